@@ -1,0 +1,122 @@
+//! Counts and times every call of a driver.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::{Intercept, Layered, Step};
+use crate::clock::Clock;
+use crate::driver::{Call, Driver, DriverError, Handle};
+
+/// A driver whose calls are counted.
+pub type Metered = Layered<Meter>;
+
+/// Calls since the beginning, by kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CallCounts([CallCount; Call::ALL.len()]);
+
+/// Calls of one kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CallCount {
+    /// Calls made.
+    pub calls: u64,
+    /// How many of them failed.
+    pub failures: u64,
+    /// Time in all of them together.
+    pub time: Duration,
+}
+
+impl CallCounts {
+    /// Calls of one kind.
+    pub fn of(&self, call: Call) -> CallCount {
+        self.0[call.index()]
+    }
+
+    /// Calls that change memory or addresses.
+    pub fn memory_calls(&self) -> u64 {
+        Call::ALL.into_iter().filter(|call| call.is_memory()).map(|call| self.of(call).calls).sum()
+    }
+
+    /// What came since `earlier`.
+    pub fn since(&self, earlier: &CallCounts) -> CallCounts {
+        let mut counts = *self;
+        for (count, before) in counts.0.iter_mut().zip(earlier.0) {
+            count.calls -= before.calls;
+            count.failures -= before.failures;
+            count.time -= before.time;
+        }
+        counts
+    }
+}
+
+/// The counters.
+#[derive(Debug)]
+pub struct Meter {
+    clock: Arc<dyn Clock>,
+    cells: [Cell; Call::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct Cell {
+    calls: AtomicU64,
+    failures: AtomicU64,
+    nanos: AtomicU64,
+}
+
+impl Meter {
+    /// Puts a meter around `driver`.
+    pub fn around(driver: Arc<dyn Driver>, clock: Arc<dyn Clock>) -> Arc<Metered> {
+        Arc::new(Layered::new(driver, Meter { clock, cells: Default::default() }))
+    }
+
+    /// The counts now.
+    pub fn counts(&self) -> CallCounts {
+        let read = |cell: &Cell| CallCount {
+            calls: cell.calls.load(Ordering::Relaxed),
+            failures: cell.failures.load(Ordering::Relaxed),
+            time: Duration::from_nanos(cell.nanos.load(Ordering::Relaxed)),
+        };
+        CallCounts(std::array::from_fn(|at| read(&self.cells[at])))
+    }
+}
+
+impl Intercept for Meter {
+    fn around<T>(
+        &self,
+        step: Step,
+        run: impl FnOnce() -> Result<T, DriverError>,
+        _handle: impl Fn(&T) -> Option<Handle>,
+    ) -> Result<T, DriverError> {
+        let started = self.clock.now();
+        let outcome = run();
+        let nanos = self.clock.now().saturating_sub(started).as_nanos();
+        let cell = &self.cells[step.call().index()];
+        cell.calls.fetch_add(1, Ordering::Relaxed);
+        cell.failures.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
+        cell.nanos.fetch_add(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::driver::sim::{SimDriver, SimOptions};
+    use crate::ids::DeviceId;
+    use crate::units::Bytes;
+
+    #[test]
+    fn calls_and_failures_are_counted_by_kind() {
+        let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(4)])));
+        let metered = Meter::around(sim, Arc::new(SystemClock::new()));
+        let before = metered.layer().counts();
+        let handle = metered.create(DeviceId(0), Bytes::mib(4)).unwrap();
+        metered.create(DeviceId(0), Bytes::mib(2)).unwrap_err();
+        metered.release(handle).unwrap();
+        let counts = metered.layer().counts().since(&before);
+        assert_eq!((counts.of(Call::Create).calls, counts.of(Call::Create).failures), (2, 1));
+        assert_eq!((counts.of(Call::Release).calls, counts.of(Call::Release).failures), (1, 0));
+        assert_eq!(counts.memory_calls(), 3);
+    }
+}

@@ -1,0 +1,440 @@
+//! Hardware mechanism without policy: physical chunks, address ranges, mappings, streams and events of one machine's
+//! devices, behind one object-safe trait.
+//!
+//! The rules are those of the CUDA and HIP virtual memory APIs, and every driver here keeps them:
+//!
+//! * a chunk is created whole and mapped whole, from its first byte; sizes are multiples of the granularity;
+//! * addresses are reserved first; a mapping needs a reservation that is not yet mapped there;
+//! * a fresh mapping, also of a chunk that was mapped before, has no access until [`Driver::set_access`] gives it;
+//! * an export is a file descriptor that anybody may import; it cannot be taken back;
+//! * a chunk's bytes return to the device only when its last handle, mapping and descriptor, in any process, are gone.
+//!
+//! If an operation fails, the driver's state is as before the call. Everything that is multi-step is built in
+//! [`crate::memory`], with rollback.
+//!
+//! No method is `unsafe`: addresses are numbers here, and a driver holds every span against its own books before it touches
+//! memory. `unsafe` stays inside the drivers.
+
+mod books;
+#[cfg(feature = "testing")]
+pub mod conformance;
+pub mod host;
+pub mod layers;
+pub mod sim;
+mod streams;
+
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::error::ErrorKind;
+use crate::ids::{DeviceId, DeviceUuid, StreamId};
+use crate::units::{AddressSpan, Bytes, DeviceAddress};
+
+/// One machine's devices. Shared between threads; each call is one step that either happens or leaves no trace.
+pub trait Driver: Send + Sync + fmt::Debug {
+    /// The name by which users choose it.
+    fn name(&self) -> &'static str;
+
+    /// The devices, by ordinal.
+    fn devices(&self) -> Vec<DeviceDescription>;
+
+    /// What this device can do.
+    fn capabilities(&self, device: DeviceId) -> Result<Capabilities, DriverError>;
+
+    /// How much memory the device has and how much of it nobody holds.
+    fn memory(&self, device: DeviceId) -> Result<DeviceMemory, DriverError>;
+
+    /// Creates `len` bytes of physical memory: a multiple of the granularity, not zero. Its contents are zero where
+    /// [`Capabilities::clears_memory`] says so, and anybody's otherwise.
+    fn create(&self, device: DeviceId, len: Bytes) -> Result<Handle, DriverError>;
+
+    /// Lets go of a handle that [`Driver::create`] or [`Driver::import`] gave. Mappings of it stay.
+    fn release(&self, handle: Handle) -> Result<(), DriverError>;
+
+    /// A new descriptor of the chunk. Whoever has it, or a copy, can import it.
+    fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError>;
+
+    /// A new handle for the `len` bytes behind `fd`, which stays the caller's to close.
+    fn import(&self, device: DeviceId, fd: BorrowedFd<'_>, len: Bytes) -> Result<Handle, DriverError>;
+
+    /// Sets aside `len` bytes of addresses, at a multiple of `alignment` (a power of two, at least the granularity).
+    fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError>;
+
+    /// Gives back exactly what one [`Driver::reserve`] gave. Nothing may be mapped in it.
+    fn unreserve(&self, span: AddressSpan) -> Result<(), DriverError>;
+
+    /// Makes the whole chunk visible at `at`, inside one reservation, where nothing is mapped. No access yet.
+    fn map(&self, at: DeviceAddress, handle: Handle) -> Result<(), DriverError>;
+
+    /// Removes every mapping in `span`, which must be covered by whole mappings without a hole. The caller has made sure that no
+    /// queued work uses them ([`Driver::synchronize`]).
+    fn unmap(&self, span: AddressSpan) -> Result<(), DriverError>;
+
+    /// Sets who may use `span`, which must be covered by mappings without a hole.
+    fn set_access(&self, span: AddressSpan, device: DeviceId, access: Access) -> Result<(), DriverError>;
+
+    /// Copies bytes from the device. Waits for work that is queued already, as far as it can go on.
+    fn read(&self, from: DeviceAddress, into: &mut [u8]) -> Result<(), DriverError>;
+
+    /// Copies bytes to the device. Waits for work that is queued already, as far as it can go on.
+    fn write(&self, to: DeviceAddress, from: &[u8]) -> Result<(), DriverError>;
+
+    /// Queues setting every byte of `span` to `value`, after all that `stream` of `device` has queued.
+    fn fill(&self, device: DeviceId, stream: StreamId, span: AddressSpan, value: u8) -> Result<(), DriverError>;
+
+    /// A new stream of the device.
+    fn create_stream(&self, device: DeviceId) -> Result<StreamId, DriverError>;
+
+    /// Ends a stream that [`Driver::create_stream`] gave, after what it has queued.
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError>;
+
+    /// An event that completes when all that `stream` has queued until now has run.
+    fn record_event(&self, device: DeviceId, stream: StreamId) -> Result<EventId, DriverError>;
+
+    /// True once the event is complete. Never waits.
+    fn query_event(&self, event: EventId) -> Result<bool, DriverError>;
+
+    /// Makes `stream` of `device` wait for the event before it goes on.
+    fn wait_event(&self, device: DeviceId, stream: StreamId, event: EventId) -> Result<(), DriverError>;
+
+    /// Forgets an event, complete or not.
+    fn destroy_event(&self, event: EventId) -> Result<(), DriverError>;
+
+    /// Waits until everything queued on the device has run.
+    fn synchronize(&self, device: DeviceId) -> Result<(), DriverError>;
+}
+
+/// A device as the driver knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceDescription {
+    /// Its ordinal in this process.
+    pub id: DeviceId,
+    /// Its name everywhere.
+    pub uuid: DeviceUuid,
+    /// Its model.
+    pub model: String,
+    /// All its memory.
+    pub total: Bytes,
+}
+
+/// What a device can do. Where a driver lacks something, callers ask here first and choose another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Smallest size and alignment of a chunk.
+    pub granularity: Bytes,
+    /// One chunk may be mapped at two addresses, and both see the same bytes.
+    pub alias: bool,
+    /// [`Driver::read`], [`Driver::write`] and [`Driver::fill`] move real bytes.
+    pub contents: bool,
+    /// New chunks read as zero, whoever had the memory before.
+    pub clears_memory: bool,
+    /// The driver holds to [`Access::Read`]: a write through such a mapping fails.
+    pub enforces_read_only: bool,
+    /// Descriptors that the driver holds for each chunk while a handle lives.
+    pub fds_per_chunk: u64,
+    /// Mappings that this process can have at one time.
+    pub mappings_max: u64,
+}
+
+/// A device's memory at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// All of it.
+    pub total: Bytes,
+    /// What a create could still get: what nobody holds through a handle, a mapping or a descriptor.
+    pub free: Bytes,
+}
+
+/// A chunk inside its driver and process. The number means nothing elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Handle(pub u64);
+
+/// An event inside its driver and process.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct EventId(pub u64);
+
+/// Who may use a mapping, and how.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Nobody: any use faults.
+    None,
+    /// Reads only.
+    Read,
+    /// Reads and writes.
+    ReadWrite,
+}
+
+/// The kinds of driver calls, for counts, costs, faults and error messages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
+pub enum Call {
+    /// [`Driver::create`]
+    Create,
+    /// [`Driver::release`]
+    Release,
+    /// [`Driver::reserve`]
+    Reserve,
+    /// [`Driver::unreserve`]
+    Unreserve,
+    /// [`Driver::map`]
+    Map,
+    /// [`Driver::unmap`]
+    Unmap,
+    /// [`Driver::set_access`]
+    SetAccess,
+    /// [`Driver::export`]
+    Export,
+    /// [`Driver::import`]
+    Import,
+    /// Recording, asking, waiting for and forgetting events; making and ending streams.
+    Event,
+    /// [`Driver::synchronize`]
+    Synchronize,
+    /// [`Driver::read`], [`Driver::write`], [`Driver::fill`]
+    Copy,
+    /// [`Driver::capabilities`], [`Driver::memory`]
+    Query,
+}
+
+impl Call {
+    /// All of them, in order of their [`Call::index`].
+    pub const ALL: [Call; 13] = [
+        Call::Create,
+        Call::Release,
+        Call::Reserve,
+        Call::Unreserve,
+        Call::Map,
+        Call::Unmap,
+        Call::SetAccess,
+        Call::Export,
+        Call::Import,
+        Call::Event,
+        Call::Synchronize,
+        Call::Copy,
+        Call::Query,
+    ];
+
+    /// Its place in [`Call::ALL`].
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// Its name in JSON, metrics and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Call::Create => "create",
+            Call::Release => "release",
+            Call::Reserve => "reserve",
+            Call::Unreserve => "unreserve",
+            Call::Map => "map",
+            Call::Unmap => "unmap",
+            Call::SetAccess => "set_access",
+            Call::Export => "export",
+            Call::Import => "import",
+            Call::Event => "event",
+            Call::Synchronize => "synchronize",
+            Call::Copy => "copy",
+            Call::Query => "query",
+        }
+    }
+
+    /// True for the calls that change physical memory or addresses: what a steady iteration should do without.
+    pub const fn is_memory(self) -> bool {
+        !matches!(self, Call::Event | Call::Synchronize | Call::Copy | Call::Query)
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A driver call that did not happen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("driver call {call} failed")]
+pub struct DriverError {
+    /// Which call.
+    pub call: Call,
+    /// Why.
+    #[source]
+    pub cause: Cause,
+}
+
+impl DriverError {
+    /// The error of `call` for `cause`.
+    pub fn new(call: Call, cause: Cause) -> DriverError {
+        DriverError { call, cause }
+    }
+
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        self.cause.kind()
+    }
+}
+
+/// Why a driver call did not happen.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Cause {
+    /// The device has too little memory left.
+    #[error("{device} has {available} of {total} left and {requested} were asked for")]
+    Exhausted {
+        /// Where.
+        device: DeviceId,
+        /// Bytes asked for.
+        requested: Bytes,
+        /// Bytes left.
+        available: Bytes,
+        /// All bytes of the device.
+        total: Bytes,
+    },
+    /// Something countable has run out.
+    #[error("all {limit} {what} are in use; {remedy}")]
+    TooMany {
+        /// What.
+        what: &'static str,
+        /// How many there may be.
+        limit: u64,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// No such device.
+    #[error("there is no {device}; this machine has {count}")]
+    NoDevice {
+        /// As asked for.
+        device: DeviceId,
+        /// How many there are.
+        count: usize,
+    },
+    /// A size or address is not what the device can use.
+    #[error("{what} {value:#x} is not a multiple of {unit}, or is zero")]
+    Misaligned {
+        /// What.
+        what: &'static str,
+        /// As asked for.
+        value: u64,
+        /// Of what it must be a multiple.
+        unit: Bytes,
+    },
+    /// A handle that this driver did not give, or that was released.
+    #[error("handle {0:?} is not one of this driver's")]
+    UnknownHandle(Handle),
+    /// An event that this driver did not give, or that was destroyed.
+    #[error("{0:?} is not one of this driver's")]
+    UnknownEvent(EventId),
+    /// A stream that is not of this driver.
+    #[error("{0} is not one of this driver's")]
+    UnknownStream(StreamId),
+    /// Addresses that no single reservation covers.
+    #[error("{0} does not lie in one reservation")]
+    NotReserved(AddressSpan),
+    /// A span that is not exactly one reservation.
+    #[error("{0} is not exactly one reservation")]
+    NotAReservation(AddressSpan),
+    /// Something is mapped there.
+    #[error("something is mapped in {0}")]
+    AlreadyMapped(AddressSpan),
+    /// The chunk is mapped elsewhere, and this driver cannot map it twice.
+    #[error("the chunk is mapped elsewhere and this device maps a chunk only once")]
+    NoAlias,
+    /// The span has a hole, or cuts through a mapping.
+    #[error("{0} is not covered by whole mappings without a hole")]
+    NotMapped(AddressSpan),
+    /// The mapping's access forbids it.
+    #[error("{0} may not be accessed this way")]
+    NoAccess(AddressSpan),
+    /// The descriptor is not a chunk of this driver.
+    #[error("the descriptor is not a chunk of {expected}: {found}")]
+    NotAChunk {
+        /// Bytes that the caller expects.
+        expected: Bytes,
+        /// What it is instead.
+        found: String,
+    },
+    /// This driver cannot do it.
+    #[error("the {driver} driver cannot do this")]
+    Unsupported {
+        /// Which driver.
+        driver: &'static str,
+    },
+    /// The operating system refused.
+    #[error("{what}")]
+    System {
+        /// The system call.
+        what: &'static str,
+        /// Its error.
+        #[source]
+        errno: rustix::io::Errno,
+    },
+    /// A test asked for this failure.
+    #[error("injected fault number {0}")]
+    Injected(u64),
+}
+
+impl Cause {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Cause::Exhausted { .. } | Cause::TooMany { .. } => ErrorKind::Exhausted,
+            Cause::NoDevice { .. } | Cause::UnknownHandle(_) | Cause::UnknownEvent(_) | Cause::UnknownStream(_) => {
+                ErrorKind::NotFound
+            }
+            Cause::Misaligned { .. }
+            | Cause::NotReserved(_)
+            | Cause::NotAReservation(_)
+            | Cause::NotAChunk { .. }
+            | Cause::NotMapped(_)
+            | Cause::NoAccess(_) => ErrorKind::Invalid,
+            Cause::AlreadyMapped(_) => ErrorKind::Conflict,
+            Cause::NoAlias | Cause::Unsupported { .. } => ErrorKind::Unsupported,
+            Cause::System { errno, .. } => match *errno {
+                rustix::io::Errno::NOMEM | rustix::io::Errno::MFILE | rustix::io::Errno::NFILE => ErrorKind::Exhausted,
+                _ => ErrorKind::Broken,
+            },
+            Cause::Injected(_) => ErrorKind::Broken,
+        }
+    }
+}
+
+/// The drivers that a user can name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DriverName {
+    /// The best driver that this machine has.
+    Auto,
+    /// Real bytes and descriptors in host memory.
+    Host,
+    /// Addresses and costs only.
+    Sim,
+}
+
+impl DriverName {
+    /// Every name with what it means, for help and error texts.
+    pub const ALL: [(&'static str, DriverName); 3] =
+        [("auto", DriverName::Auto), ("host", DriverName::Host), ("sim", DriverName::Sim)];
+}
+
+impl std::str::FromStr for DriverName {
+    type Err = UnknownDriverName;
+
+    fn from_str(text: &str) -> Result<DriverName, UnknownDriverName> {
+        DriverName::ALL
+            .iter()
+            .find(|(name, _)| *name == text)
+            .map(|(_, driver)| *driver)
+            .ok_or_else(|| UnknownDriverName(text.to_owned()))
+    }
+}
+
+/// A driver name that nobody knows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no driver '{0}'; choose auto, host or sim")]
+pub struct UnknownDriverName(String);
+
+/// Opens the driver `name` with the devices `totals`, where the driver's devices are pretended. `Auto` is the host driver:
+/// this build has no other that owns real memory.
+pub fn open(name: DriverName, totals: &[Bytes]) -> Arc<dyn Driver> {
+    match name {
+        DriverName::Auto | DriverName::Host => Arc::new(host::HostDriver::new(host::HostOptions::with_devices(totals))),
+        DriverName::Sim => Arc::new(sim::SimDriver::new(sim::SimOptions::with_devices(totals))),
+    }
+}

@@ -1,0 +1,44 @@
+//! What every error of the system can say about itself, and the one place that prints a chain of causes.
+
+use std::error::Error;
+use std::fmt::Write as _;
+
+/// What a caller can do about an error. Callers branch on this, never on text.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ErrorKind {
+    /// There is no memory (or descriptor, or export slot) left: wait, free something, or ask for less.
+    Exhausted,
+    /// The caller's own limit stands in the way.
+    OverLimit,
+    /// The request makes no sense, whatever the state of the system.
+    Invalid,
+    /// The thing named does not exist, or no longer does.
+    NotFound,
+    /// The thing is there but in a state that forbids this.
+    Conflict,
+    /// This driver, system or version cannot do it.
+    Unsupported,
+    /// The other side cannot be reached, or did not answer in time.
+    Unavailable,
+    /// Something failed that should not have.
+    Broken,
+}
+
+impl ErrorKind {
+    /// Somebody has what was asked for, or may not give more of it; anything else would be answered the same after asking for less.
+    pub fn is_lack(self) -> bool {
+        matches!(self, ErrorKind::Exhausted | ErrorKind::OverLimit)
+    }
+}
+
+/// `error` and all its causes in one line, outermost first: "cannot do this: because of that: no such file".
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        // Infallible: writing to a String.
+        let _ = write!(text, ": {next}");
+        cause = next.source();
+    }
+    text
+}

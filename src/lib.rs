@@ -1,0 +1,15 @@
+//! stitchd: the memory daemon for GPU nodes.
+//!
+//! One daemon per node owns the devices' physical memory. Training processes lease chunks of it over file descriptors, see them as contiguous
+//! ("stitched") address ranges, and run their allocations inside those ranges without asking anyone.
+//!
+
+pub mod clock;
+pub mod driver;
+pub mod error;
+pub mod ids;
+pub mod ladder;
+pub mod limits;
+pub mod memory;
+pub mod rng;
+pub mod units;

@@ -1,0 +1,57 @@
+//! Every maximum in the system, each with its reason.
+//!
+//! Whatever comes from outside (a socket, a file, a flag) is held against these before it is used.
+
+use crate::units::Bytes;
+
+/// Smallest chunk: the allocation granularity of today's data-centre GPUs. A driver with a larger one raises it.
+pub const CHUNK_LEN_MIN: Bytes = Bytes::mib(2);
+/// Largest chunk. Above this one refused create would move the budget in too large a step.
+pub const CHUNK_LEN_MAX: Bytes = Bytes::gib(4);
+/// Chunks that one daemon keeps books on: a node of eight 288 GB devices in the smallest chunks.
+pub const CHUNKS_MAX: usize = 1 << 21;
+/// Chunks in one acquire: 128 GiB in the smallest chunks.
+pub const ACQUIRE_CHUNKS_MAX: u64 = 1 << 16;
+/// Bytes in one acquire: more than any device has.
+pub const ACQUIRE_BYTES_MAX: Bytes = Bytes::gib(4096);
+/// Exports open on one machine at a time; the NVIDIA kernel driver numbers them from one range of 0x80000.
+pub const EXPORTS_MAX: u64 = 524_287;
+/// Sessions of one daemon.
+pub const SESSIONS_MAX: usize = 4096;
+/// Requests that wait for memory at one time, all sessions together.
+pub const WAITING_MAX: usize = 8192;
+/// Longest wait that an acquire may ask for, in milliseconds: an hour.
+pub const WAIT_MS_MAX: u64 = 3_600_000;
+/// Descriptors in one message of the chunk socket: the kernel's SCM_MAX_FD.
+pub const FDS_PER_MESSAGE_MAX: usize = 253;
+/// Bytes in one message of the chunk socket. A full manifest takes about 6 KiB, a full release list about 45 KiB;
+/// default socket buffers carry 200 KiB.
+pub const CHUNK_MESSAGE_LEN_MAX: usize = 64 << 10;
+/// Chunks named in one release message.
+pub const RELEASE_CHUNKS_MAX: usize = 4096;
+/// Bytes of one gRPC message; a plan of 300,000 requests takes about 12 MiB.
+pub const GRPC_MESSAGE_LEN_MAX: usize = 64 << 20;
+/// Bytes of a session's or plan's name.
+pub const NAME_LEN_MAX: usize = 128;
+/// Plans that a daemon stores.
+pub const PLANS_MAX: usize = 1024;
+/// Requests in one plan.
+pub const PLAN_ENTRIES_MAX: usize = 1 << 22;
+/// Events in one trace.
+pub const TRACE_EVENTS_MAX: usize = 1 << 27;
+/// Figures in a stats page: eight times what there are, in half a kilobyte.
+pub const COUNTERS_MAX: usize = 64;
+/// Acquires of one session that the daemon queues; a client sends one at a time.
+pub const ACQUIRES_QUEUED_MAX: usize = 16;
+/// Milliseconds that a ticket is good for.
+pub const TICKET_MS_MAX: u64 = 10_000;
+/// Smallest size that the stitching pool serves; below it the small pool does.
+pub const STITCH_LEN_MIN: Bytes = Bytes::mib(2);
+/// Alignment of every allocation, and the unit that sizes are rounded to below [`STITCH_LEN_MIN`]: what PyTorch's
+/// caching allocator gives, and what kernels have come to rely on.
+pub const ALLOCATION_ALIGNMENT: Bytes = Bytes::new(512);
+
+const _: () = assert!(CHUNK_LEN_MIN.get() <= CHUNK_LEN_MAX.get());
+const _: () = assert!(STITCH_LEN_MIN.get() >= CHUNK_LEN_MIN.get());
+const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < CHUNK_MESSAGE_LEN_MAX);
+const _: () = assert!(FDS_PER_MESSAGE_MAX * 32 < CHUNK_MESSAGE_LEN_MAX);

@@ -1,0 +1,82 @@
+//! A physical chunk: one driver handle, released once.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::{Device, MemoryError};
+use crate::driver::Handle;
+use crate::ids::ChunkId;
+use crate::units::Bytes;
+
+/// A chunk that this process created or imported. Dropping it releases the handle; mappings of it live on.
+#[derive(Debug)]
+pub struct Chunk {
+    device: Arc<Device>,
+    id: ChunkId,
+    /// Gone only inside [`Chunk::release`].
+    handle: Option<Handle>,
+    len: Bytes,
+}
+
+impl Chunk {
+    /// A new chunk of `len` bytes, called `id` by whoever keeps the books: a multiple of the device's granularity.
+    pub fn create(device: &Arc<Device>, id: ChunkId, len: Bytes) -> Result<Chunk, MemoryError> {
+        let handle = device.driver().create(device.id(), len).map_err(MemoryError::of("create a chunk of", len))?;
+        Ok(Chunk { device: Arc::clone(device), id, handle: Some(handle), len })
+    }
+
+    /// The chunk `id` of `len` bytes that somebody else exported as `fd`.
+    pub fn import(device: &Arc<Device>, id: ChunkId, fd: BorrowedFd<'_>, len: Bytes) -> Result<Chunk, MemoryError> {
+        let handle = device.driver().import(device.id(), fd, len).map_err(MemoryError::of("import a chunk of", len))?;
+        Ok(Chunk { device: Arc::clone(device), id, handle: Some(handle), len })
+    }
+
+    /// A descriptor for another process. A bearer right: nobody can take it back.
+    pub fn export(&self) -> Result<OwnedFd, MemoryError> {
+        self.device.driver().export(self.handle()).map_err(MemoryError::of("export a chunk of", self.len))
+    }
+
+    /// Its name in the books of whoever owns it.
+    pub fn id(&self) -> ChunkId {
+        self.id
+    }
+
+    /// Its size.
+    pub fn len(&self) -> Bytes {
+        self.len
+    }
+
+    /// A chunk is never empty; here because clippy asks for it beside `len`.
+    pub fn is_empty(&self) -> bool {
+        self.len.is_zero()
+    }
+
+    /// Where it lives.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        self.handle.expect("a chunk has its handle until it is released")
+    }
+
+    /// Lets go of the handle and says whether the driver took it back. A chunk that it did not take back is quarantined.
+    pub fn release(mut self) -> Result<(), MemoryError> {
+        self.let_go()
+    }
+
+    fn let_go(&mut self) -> Result<(), MemoryError> {
+        let Some(handle) = self.handle.take() else { return Ok(()) };
+        self.device.driver().release(handle).map_err(|error| {
+            self.device.note_quarantined(self.len, &error);
+            MemoryError::of("release a chunk of", self.len)(error)
+        })
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // Counted and logged inside; there is nobody to return it to.
+        let _ = self.let_go();
+    }
+}
