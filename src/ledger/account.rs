@@ -1,0 +1,278 @@
+//! One device in the ledger: its budget, its bytes by state, and the shelves on which its idle chunks lie.
+//!
+//! Invariant: [`DeviceBytes`] and the shelves say exactly what the chunk records say ([`super::Ledger::invariants`] counts it again).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::State;
+use super::queue::QueueKey;
+use crate::ids::{ChunkId, DeviceId, PlanId, SessionId};
+use crate::units::Bytes;
+
+/// Bytes of a device by the state of the chunks that they are in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceBytes {
+    /// Promised, being created.
+    pub creating: Bytes,
+    /// Set aside for a request whose other chunks are being created.
+    pub claimed: Bytes,
+    /// With the daemon, for whoever asks.
+    pub idle: Bytes,
+    /// With the daemon, for the job of a plan.
+    pub reserved: Bytes,
+    /// With a session.
+    pub leased: Bytes,
+    /// On the way back to the driver.
+    pub destroying: Bytes,
+    /// In quarantine for good: the driver did not take them back.
+    pub quarantined: Bytes,
+}
+
+impl DeviceBytes {
+    /// All of them: what counts against the budget.
+    pub fn promised(&self) -> Bytes {
+        self.creating + self.claimed + self.idle + self.reserved + self.leased + self.destroying + self.quarantined
+    }
+
+    fn of(&mut self, state: State) -> &mut Bytes {
+        match state {
+            State::Creating { .. } => &mut self.creating,
+            State::Claimed { .. } => &mut self.claimed,
+            State::Idle { .. } => &mut self.idle,
+            State::Reserved { .. } => &mut self.reserved,
+            State::Leased { .. } => &mut self.leased,
+            State::Quarantined { failed: false } => &mut self.destroying,
+            State::Quarantined { failed: true } => &mut self.quarantined,
+        }
+    }
+}
+
+/// A device as the ledger sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AccountView {
+    /// Which.
+    pub device: DeviceId,
+    /// All its memory.
+    pub total: Bytes,
+    /// What may be promised: the total less what others hold, and less what the driver refused.
+    pub budget: Bytes,
+    /// What others hold: contexts, foreign processes, and chunks that were given back while somebody still maps them.
+    pub foreign: Bytes,
+    /// Bytes by state.
+    pub bytes: DeviceBytes,
+    /// Requests that wait here.
+    pub waiting: usize,
+    /// Creates that the driver refused.
+    pub refused_creates: u64,
+    /// Most bytes that were leased at one time.
+    pub peak_leased: Bytes,
+    /// Chunks in quarantine for good.
+    pub quarantined_chunks: u64,
+}
+
+impl AccountView {
+    /// What a new request could get at most, once idle chunks are given up for it.
+    pub fn available(&self) -> Bytes {
+        self.budget.saturating_sub(self.bytes.promised()) + self.bytes.idle + self.bytes.destroying
+    }
+}
+
+/// Where a chunk that is with the daemon lies.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Shelf {
+    /// Nobody could have imported it.
+    Pristine,
+    /// This session could have.
+    Used(SessionId),
+    /// For the job of this plan.
+    Reserved(PlanId),
+}
+
+impl Shelf {
+    fn of(state: State) -> Option<Shelf> {
+        match state {
+            State::Idle { used_by: None, .. } => Some(Shelf::Pristine),
+            State::Idle { used_by: Some(session), .. } => Some(Shelf::Used(session)),
+            State::Reserved { plan } => Some(Shelf::Reserved(plan)),
+            State::Creating { .. } | State::Claimed { .. } | State::Leased { .. } | State::Quarantined { .. } => None,
+        }
+    }
+}
+
+/// A device's account.
+#[derive(Debug)]
+pub(super) struct Account {
+    total: Bytes,
+    foreign: Bytes,
+    /// What the driver turned out to have, until it says something else.
+    ceiling: Option<Bytes>,
+    bytes: DeviceBytes,
+    peak_leased: Bytes,
+    shelves: BTreeMap<Shelf, BTreeMap<Bytes, BTreeSet<ChunkId>>>,
+    /// Idle chunks (not reserved ones), those that have been idle longest first.
+    by_age: BTreeMap<u64, (ChunkId, Bytes, Shelf)>,
+    waiting: BTreeSet<QueueKey>,
+    refused_creates: u64,
+    quarantined_chunks: u64,
+}
+
+impl Account {
+    pub(super) fn new(total: Bytes) -> Account {
+        Account {
+            total,
+            foreign: Bytes::ZERO,
+            ceiling: None,
+            bytes: DeviceBytes::default(),
+            peak_leased: Bytes::ZERO,
+            shelves: BTreeMap::new(),
+            by_age: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            refused_creates: 0,
+            quarantined_chunks: 0,
+        }
+    }
+
+    pub(super) fn total(&self) -> Bytes {
+        self.total
+    }
+
+    pub(super) fn budget(&self) -> Bytes {
+        let known = self.total.saturating_sub(self.foreign);
+        self.ceiling.map_or(known, |ceiling| ceiling.min(known))
+    }
+
+    /// What can be promised now, without giving up anything idle.
+    pub(super) fn available(&self) -> Bytes {
+        self.budget().saturating_sub(self.bytes.promised())
+    }
+
+    pub(super) fn bytes(&self) -> &DeviceBytes {
+        &self.bytes
+    }
+
+    /// A chunk comes into `state`.
+    pub(super) fn enter(&mut self, chunk: ChunkId, len: Bytes, state: State) {
+        *self.bytes.of(state) += len;
+        self.peak_leased = self.peak_leased.max(self.bytes.leased);
+        self.quarantined_chunks += u64::from(state == State::Quarantined { failed: true });
+        if let Some(shelf) = Shelf::of(state) {
+            self.shelves.entry(shelf).or_default().entry(len).or_default().insert(chunk);
+            if let State::Idle { since, .. } = state {
+                self.by_age.insert(since, (chunk, len, shelf));
+            }
+        }
+    }
+
+    /// A chunk leaves `state`.
+    pub(super) fn leave(&mut self, chunk: ChunkId, len: Bytes, state: State) {
+        *self.bytes.of(state) -= len;
+        self.quarantined_chunks -= u64::from(state == State::Quarantined { failed: true });
+        let Some(shelf) = Shelf::of(state) else { return };
+        let lens = self.shelves.get_mut(&shelf).expect("a chunk lies on the shelf of its state");
+        let chunks = lens.get_mut(&len).expect("a chunk lies among those of its size");
+        assert!(chunks.remove(&chunk), "a chunk lies on the shelf of its state");
+        if chunks.is_empty() {
+            lens.remove(&len);
+            if lens.is_empty() {
+                self.shelves.remove(&shelf);
+            }
+        }
+        if let State::Idle { since, .. } = state {
+            self.by_age.remove(&since);
+        }
+    }
+
+    /// Chunks of `len` on a shelf.
+    pub(super) fn on_shelf(&self, shelf: Shelf, len: Bytes) -> impl Iterator<Item = ChunkId> + '_ {
+        self.shelves.get(&shelf).and_then(|lens| lens.get(&len)).into_iter().flatten().copied()
+    }
+
+    /// How many of them.
+    pub(super) fn count_on_shelf(&self, shelf: Shelf, len: Bytes) -> u64 {
+        self.shelves.get(&shelf).and_then(|lens| lens.get(&len)).map_or(0, |chunks| chunks.len() as u64)
+    }
+
+    fn all_on_shelf(&self, shelf: Shelf) -> Vec<ChunkId> {
+        self.shelves.get(&shelf).into_iter().flat_map(|lens| lens.values().flatten()).copied().collect()
+    }
+
+    /// Idle chunks that this session could have imported, or with `None` those that nobody could.
+    pub(super) fn idle_of(&self, session: Option<SessionId>) -> Vec<ChunkId> {
+        self.all_on_shelf(session.map_or(Shelf::Pristine, Shelf::Used))
+    }
+
+    pub(super) fn reserved_of(&self, plan: PlanId) -> Vec<ChunkId> {
+        self.all_on_shelf(Shelf::Reserved(plan))
+    }
+
+    /// Idle chunks, those that have been idle longest first.
+    pub(super) fn oldest_idle(&self) -> impl Iterator<Item = (ChunkId, Bytes, Shelf)> + '_ {
+        self.by_age.values().copied()
+    }
+
+    /// The driver says how much nobody holds. It counts only while nothing is on its way in or out: otherwise the driver and this account speak
+    /// of different moments.
+    pub(super) fn observe(&mut self, free: Bytes) {
+        if self.bytes.creating.is_zero() && self.bytes.destroying.is_zero() {
+            self.foreign = self.total.saturating_sub(free).saturating_sub(self.bytes.promised());
+            self.ceiling = None;
+        }
+    }
+
+    pub(super) fn note_refused_create(&mut self, exhausted: bool) {
+        self.refused_creates += 1;
+        if exhausted {
+            // The driver has no more than what exists already.
+            self.ceiling = Some(self.bytes.promised().saturating_sub(self.bytes.creating));
+        }
+    }
+
+    /// A create of `len` came through, while the chunk still counts as being created.
+    pub(super) fn note_created(&mut self, len: Bytes) {
+        if let Some(ceiling) = &mut self.ceiling {
+            *ceiling = (*ceiling).max(self.bytes.promised().saturating_sub(self.bytes.creating) + len);
+        }
+    }
+
+    pub(super) fn waiting(&self) -> &BTreeSet<QueueKey> {
+        &self.waiting
+    }
+
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub(super) fn enqueue(&mut self, key: QueueKey) {
+        self.waiting.insert(key);
+    }
+
+    pub(super) fn dequeue(&mut self, key: &QueueKey) {
+        assert!(self.waiting.remove(key), "a waiting request stands in the queue of its device");
+    }
+
+    pub(super) fn view(&self, device: DeviceId) -> AccountView {
+        AccountView {
+            device,
+            total: self.total,
+            budget: self.budget(),
+            foreign: self.foreign,
+            bytes: self.bytes,
+            waiting: self.waiting.len(),
+            refused_creates: self.refused_creates,
+            peak_leased: self.peak_leased,
+            quarantined_chunks: self.quarantined_chunks,
+        }
+    }
+
+    /// What lies on the shelves, for the audit.
+    pub(super) fn shelved(&self) -> impl Iterator<Item = (Shelf, Bytes, ChunkId)> + '_ {
+        self.shelves.iter().flat_map(|(shelf, lens)| {
+            lens.iter().flat_map(move |(len, chunks)| chunks.iter().map(move |chunk| (*shelf, *len, *chunk)))
+        })
+    }
+
+    /// How many idle chunks the order by age knows, for the audit.
+    pub(super) fn aged(&self) -> usize {
+        self.by_age.len()
+    }
+}

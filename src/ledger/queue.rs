@@ -1,0 +1,451 @@
+//! Requests: from asking, over waiting and creating, to a grant or a refusal.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::account::Shelf;
+use super::{Effect, Holder, Holding, Ledger, LedgerError, Refusal, State};
+use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
+use crate::ladder::Part;
+use crate::limits;
+use crate::units::Bytes;
+
+/// One acquire on its way.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) holder: Holder,
+    pub(super) device: DeviceId,
+    parts: Vec<Part>,
+    pub(super) bytes: Bytes,
+    plan: Option<PlanId>,
+    asked_ms: u64,
+    deadline_ms: u64,
+    /// Times that the driver refused to create its chunks.
+    refused_creates: u32,
+    pub(super) phase: Phase,
+}
+
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Nothing is promised; it stands in its device's queue.
+    Waiting(QueueKey),
+    /// Everything is promised; chunks are being created.
+    Creating { missing: u64, ready: Vec<ChunkId>, failure: Option<Failure> },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Failure {
+    Exhausted,
+    Broken,
+}
+
+/// The place in a queue: high priority first, then those who hold memory already, then the older.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct QueueKey {
+    priority: Reverse<u32>,
+    is_starting: bool,
+    pub(super) request: RequestId,
+}
+
+/// Creates of one request that the driver may refuse before the request is: the budget was corrected each time, so a third refusal
+/// means that it cannot be known.
+const REFUSED_CREATES_MAX: u32 = 3;
+
+impl Request {
+    pub(super) fn new(
+        holder: Holder,
+        device: DeviceId,
+        parts: Vec<Part>,
+        plan: Option<PlanId>,
+        now_ms: u64,
+        wait_ms: u64,
+    ) -> Result<Request, LedgerError> {
+        let mut bytes = Bytes::ZERO;
+        let mut chunks = 0_u64;
+        for part in &parts {
+            let is_chunk = part.len >= limits::CHUNK_LEN_MIN && part.len <= limits::CHUNK_LEN_MAX && part.count > 0;
+            let sum = part.bytes().filter(|_| is_chunk).and_then(|more| bytes.checked_add(more));
+            bytes = sum.filter(|sum| *sum <= limits::ACQUIRE_BYTES_MAX).ok_or(LedgerError::Parts)?;
+            chunks = chunks.checked_add(part.count).ok_or(LedgerError::Parts)?;
+        }
+        let distinct: BTreeSet<_> = parts.iter().map(|part| part.len).collect();
+        if chunks == 0 || chunks > limits::ACQUIRE_CHUNKS_MAX || distinct.len() != parts.len() {
+            return Err(LedgerError::Parts);
+        }
+        let deadline_ms = now_ms.saturating_add(wait_ms.min(limits::WAIT_MS_MAX));
+        let phase = Phase::Creating { missing: 0, ready: Vec::new(), failure: None };
+        Ok(Request { holder, device, parts, bytes, plan, asked_ms: now_ms, deadline_ms, refused_creates: 0, phase })
+    }
+
+    /// The shelves that its chunks may come from, in the order in which they are used.
+    fn shelves(&self) -> impl Iterator<Item = Shelf> {
+        let used = match self.holder {
+            Holder::Session(session) => Some(Shelf::Used(session)),
+            Holder::Plan(_) => None,
+        };
+        self.plan.map(Shelf::Reserved).into_iter().chain(used).chain([Shelf::Pristine])
+    }
+}
+
+impl Ledger {
+    pub(super) fn acquire(
+        &mut self,
+        request: RequestId,
+        wanted: Request,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), LedgerError> {
+        if self.requests.contains_key(&request) {
+            return Err(LedgerError::RequestExists(request));
+        }
+        let account = self.devices.get(&wanted.device).ok_or(LedgerError::NoDevice(wanted.device))?;
+        let (holder, device, bytes) = (wanted.holder, wanted.device, wanted.bytes);
+        if let Holder::Session(session) = holder {
+            let asking = self.sessions.get(&session).ok_or(LedgerError::NoSession(session))?;
+            if !asking.is_attached {
+                return Err(LedgerError::Detached(session));
+            }
+        }
+        if self.requests.len() >= limits::WAITING_MAX {
+            return Err(LedgerError::TooMany { what: "waiting requests", limit: limits::WAITING_MAX });
+        }
+        let chunks: u64 = wanted.parts.iter().map(|part| part.count).sum();
+        if self.chunks.len() as u64 + chunks > limits::CHUNKS_MAX as u64 {
+            return Err(LedgerError::TooMany { what: "chunks of this daemon", limit: limits::CHUNKS_MAX });
+        }
+        let refusal = if bytes > account.total() {
+            Some(Refusal::OverBudget { device, requested: bytes, budget: account.budget() })
+        } else {
+            self.over_limit(holder, bytes)
+        };
+        if let Some(refusal) = refusal {
+            effects.push(Effect::Refuse { request, holder, refusal });
+            return Ok(());
+        }
+        self.requests.insert(request, wanted);
+        self.enqueue(request);
+        self.serve(device, effects);
+        Ok(())
+    }
+
+    fn over_limit(&self, holder: Holder, requested: Bytes) -> Option<Refusal> {
+        let Holder::Session(session) = holder else { return None };
+        let asking = self.sessions.get(&session)?;
+        let fits = asking.held.checked_add(requested).is_some_and(|sum| sum <= asking.limit);
+        (!fits).then_some(Refusal::OverLimit { requested, held: asking.held, limit: asking.limit })
+    }
+
+    fn enqueue(&mut self, request: RequestId) {
+        let waiting = self.requests.get_mut(&request).expect("the caller has the request");
+        let (priority, is_starting) = match waiting.holder {
+            Holder::Session(session) => {
+                let asking = &self.sessions[&session];
+                (asking.priority, !asking.holds_on(waiting.device))
+            }
+            Holder::Plan(_) => (0, true),
+        };
+        let key = QueueKey { priority: Reverse(priority), is_starting, request };
+        waiting.phase = Phase::Waiting(key);
+        self.devices.get_mut(&waiting.device).expect("the request has its device").enqueue(key);
+    }
+
+    /// Grants what can be granted, in order; then refuses what has no more time, and breaks up circles.
+    pub(super) fn serve(&mut self, device: DeviceId, effects: &mut Vec<Effect>) {
+        loop {
+            while let Some(key) = self.devices[&device].waiting().first().copied() {
+                if !self.try_promise(key.request, effects) {
+                    break;
+                }
+            }
+            if !self.refuse_overdue(device, effects) && !self.break_deadlock(device, effects) {
+                return;
+            }
+            // Somebody left the queue: whoever stood behind may be served now.
+        }
+    }
+
+    /// Promises all that the request needs, if it is there. If it is not, but idle chunks could make room, gives those up and says no for now.
+    fn try_promise(&mut self, request: RequestId, effects: &mut Vec<Effect>) -> bool {
+        let wanted = &self.requests[&request];
+        if let Some(refusal) = self.over_limit(wanted.holder, wanted.bytes) {
+            self.refuse(request, refusal, effects);
+            return true;
+        }
+        let account = &self.devices[&wanted.device];
+        let mut to_create = Bytes::ZERO;
+        for part in &wanted.parts {
+            let there: u64 = wanted.shelves().map(|shelf| account.count_on_shelf(shelf, part.len)).sum();
+            let missing = Part { count: part.count.saturating_sub(there), ..*part };
+            to_create += missing.bytes().expect("checked when it was asked for");
+        }
+        if to_create > account.available() {
+            self.make_room(request, to_create, effects);
+            return false;
+        }
+        self.promise_all(request, effects);
+        true
+    }
+
+    fn promise_all(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        let wanted = self.requests.get_mut(&request).expect("the caller has the request");
+        let (holder, device, bytes) = (wanted.holder, wanted.device, wanted.bytes);
+        let (parts, shelves) = (wanted.parts.clone(), wanted.shelves().collect::<Vec<_>>());
+        self.leave_queue(request);
+        if let Holder::Session(session) = holder {
+            self.sessions.get_mut(&session).expect("a request ends with its session").take(device, bytes);
+        }
+        let mut ready = Vec::new();
+        let mut missing = 0;
+        for part in parts {
+            let mut left = part.count;
+            for shelf in &shelves {
+                let account = &self.devices[&device];
+                let found: Vec<_> = account.on_shelf(*shelf, part.len).take(left as usize).collect();
+                left -= found.len() as u64;
+                for chunk in found {
+                    self.claim(chunk, request, *shelf);
+                    ready.push(chunk);
+                }
+            }
+            missing += left;
+            for _ in 0..left {
+                self.promise(device, part.len, Some(request), effects);
+            }
+        }
+        let wanted = self.requests.get_mut(&request).expect("still there");
+        wanted.phase = Phase::Creating { missing, ready, failure: None };
+        self.finish_if_complete(request, effects);
+    }
+
+    /// Sets a chunk aside for a request.
+    fn claim(&mut self, chunk: ChunkId, request: RequestId, from: Shelf) {
+        if let Shelf::Reserved(plan) = from {
+            self.note_unreserved(plan, self.chunks[&chunk].len);
+        }
+        self.set_state(chunk, State::Claimed { request, from });
+    }
+
+    /// Puts a chunk that was set aside back to where it lay.
+    fn unclaim(&mut self, chunk: ChunkId) {
+        let State::Claimed { from, .. } = self.chunks[&chunk].state else { panic!("only a claimed chunk is put back") };
+        match from {
+            Shelf::Pristine => self.make_idle(chunk, None),
+            Shelf::Used(session) => self.make_idle(chunk, Some(session)),
+            Shelf::Reserved(plan) => self.reserve(chunk, plan),
+        }
+    }
+
+    fn reserve(&mut self, chunk: ChunkId, plan: PlanId) {
+        *self.plans.entry(plan).or_default() += self.chunks[&chunk].len;
+        self.set_state(chunk, State::Reserved { plan });
+    }
+
+    fn note_unreserved(&mut self, plan: PlanId, len: Bytes) {
+        let reserved = self.plans.get_mut(&plan).expect("reserved chunks are on record");
+        *reserved -= len;
+        if reserved.is_zero() {
+            self.plans.remove(&plan);
+        }
+    }
+
+    /// Gives idle chunks up, the longest idle first, until `to_create` bytes can be promised. Gives up none where even all would not do.
+    fn make_room(&mut self, request: RequestId, to_create: Bytes, effects: &mut Vec<Effect>) {
+        let wanted = &self.requests[&request];
+        let account = &self.devices[&wanted.device];
+        let coming = account.available() + account.bytes().destroying;
+        let mut lacking = to_create.saturating_sub(coming);
+        // Chunks that the request itself will use must stay; more of that size than it needs may go.
+        let mut spare: BTreeMap<Bytes, u64> = BTreeMap::new();
+        for part in &wanted.parts {
+            let there: u64 = wanted.shelves().map(|shelf| account.count_on_shelf(shelf, part.len)).sum();
+            spare.insert(part.len, there.saturating_sub(part.count));
+        }
+        let shelves: Vec<_> = wanted.shelves().collect();
+        let mut given_up = Vec::new();
+        for (chunk, len, shelf) in account.oldest_idle() {
+            if lacking.is_zero() {
+                break;
+            }
+            if shelves.contains(&shelf)
+                && let Some(spare) = spare.get_mut(&len)
+            {
+                if *spare == 0 {
+                    continue;
+                }
+                *spare -= 1;
+            }
+            lacking = lacking.saturating_sub(len);
+            given_up.push(chunk);
+        }
+        if lacking.is_zero() {
+            for chunk in given_up {
+                self.destroy(chunk, effects);
+            }
+        }
+    }
+
+    /// A chunk that was created for a request: claims it.
+    pub(super) fn chunk_ready(&mut self, request: RequestId, chunk: ChunkId, effects: &mut Vec<Effect>) {
+        self.claim(chunk, request, Shelf::Pristine);
+        self.note_answer(request, |ready, _| ready.push(chunk));
+        self.finish_if_complete(request, effects);
+    }
+
+    /// A chunk of a request could not be created.
+    pub(super) fn chunk_missing(&mut self, request: RequestId, exhausted: bool, effects: &mut Vec<Effect>) {
+        let why = if exhausted { Failure::Exhausted } else { Failure::Broken };
+        self.note_answer(request, |_, failure| *failure = Some(why));
+        self.finish_if_complete(request, effects);
+    }
+
+    fn note_answer(&mut self, request: RequestId, note: impl FnOnce(&mut Vec<ChunkId>, &mut Option<Failure>)) {
+        let creating = self.requests.get_mut(&request).expect("the caller has the request");
+        let Phase::Creating { missing, ready, failure } = &mut creating.phase else {
+            panic!("only a request that creates gets an answer");
+        };
+        *missing -= 1;
+        note(ready, failure);
+    }
+
+    fn finish_if_complete(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        let Phase::Creating { missing: 0, ready, failure } = &self.requests[&request].phase else { return };
+        let (ready, failure) = (ready.clone(), *failure);
+        let Some(failure) = failure else {
+            let granted = self.requests.remove(&request).expect("looked up above");
+            for chunk in &ready {
+                match granted.holder {
+                    Holder::Session(session) => self.lease(*chunk, session),
+                    Holder::Plan(plan) => self.reserve(*chunk, plan),
+                }
+            }
+            let chunks = self.in_order(&granted.parts, &ready);
+            effects.push(Effect::Grant { request, holder: granted.holder, chunks });
+            return;
+        };
+        self.take_back(request, &ready);
+        let failed = self.requests.get_mut(&request).expect("looked up above");
+        failed.refused_creates += 1;
+        let device = failed.device;
+        if failure == Failure::Exhausted && failed.refused_creates < REFUSED_CREATES_MAX {
+            // The budget is corrected by now: back to the queue, and to whoever stands before it.
+            self.enqueue(request);
+            self.serve(device, effects);
+        } else if failure == Failure::Exhausted {
+            let refusal = self.exhausted(request);
+            self.refuse(request, refusal, effects);
+        } else {
+            self.refuse(request, Refusal::Driver { device }, effects);
+        }
+    }
+
+    fn in_order(&self, parts: &[Part], chunks: &[ChunkId]) -> Vec<(ChunkId, Bytes)> {
+        let mut chunks: Vec<_> = chunks.iter().map(|chunk| (*chunk, self.chunks[chunk].len)).collect();
+        let place = |len: Bytes| parts.iter().position(|part| part.len == len);
+        chunks.sort_by_key(|(chunk, len)| (place(*len), *chunk));
+        chunks
+    }
+
+    /// Undoes the promise to a request whose chunks did not all come. None of them was handed out.
+    fn take_back(&mut self, request: RequestId, ready: &[ChunkId]) {
+        let failed = &self.requests[&request];
+        if let Holder::Session(session) = failed.holder {
+            let asking = self.sessions.get_mut(&session).expect("a request ends with its session");
+            asking.untake(failed.device, failed.bytes);
+        }
+        for chunk in ready {
+            self.unclaim(*chunk);
+        }
+    }
+
+    /// Takes a request out of whatever it is in and answers it with a refusal.
+    fn refuse(&mut self, request: RequestId, refusal: Refusal, effects: &mut Vec<Effect>) {
+        self.leave_queue(request);
+        let refused = self.requests.remove(&request).expect("the caller has the request");
+        effects.push(Effect::Refuse { request, holder: refused.holder, refusal });
+    }
+
+    fn leave_queue(&mut self, request: RequestId) {
+        let waiting = &self.requests[&request];
+        if let Phase::Waiting(key) = &waiting.phase {
+            self.devices.get_mut(&waiting.device).expect("the request has its device").dequeue(key);
+        }
+    }
+
+    pub(super) fn cancel(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        let Some(given_up) = self.requests.get(&request) else { return };
+        let device = given_up.device;
+        if let Phase::Creating { ready, .. } = &given_up.phase {
+            let ready = ready.clone();
+            self.take_back(request, &ready);
+        }
+        self.refuse(request, Refusal::Cancelled, effects);
+        self.serve(device, effects);
+    }
+
+    /// Gives up every request of a holder. Says whether there was one.
+    pub(super) fn drop_requests_of(&mut self, holder: Holder, effects: &mut Vec<Effect>) -> bool {
+        let of_holder = |(_, request): &(&RequestId, &Request)| request.holder == holder;
+        let requests: Vec<_> = self.requests.iter().filter(of_holder).map(|(request, _)| *request).collect();
+        for request in &requests {
+            self.cancel(*request, effects);
+        }
+        !requests.is_empty()
+    }
+
+    fn exhausted(&self, request: RequestId) -> Refusal {
+        let waiting = &self.requests[&request];
+        let view = self.devices[&waiting.device].view(waiting.device);
+        Refusal::Exhausted {
+            device: waiting.device,
+            requested: waiting.bytes,
+            available: view.available(),
+            budget: view.budget,
+            holders: self.holders(waiting.device),
+            waited_ms: self.now_ms - waiting.asked_ms,
+            ahead: self.devices[&waiting.device].waiting().iter().take_while(|key| key.request != request).count(),
+        }
+    }
+
+    /// Refuses requests whose time is up. While room is being made nobody's is: the answer is on its way.
+    pub(super) fn refuse_overdue(&mut self, device: DeviceId, effects: &mut Vec<Effect>) -> bool {
+        let account = &self.devices[&device];
+        if !account.bytes().destroying.is_zero() {
+            return false;
+        }
+        let is_overdue = |request: &RequestId| self.requests[request].deadline_ms <= self.now_ms;
+        let overdue: Vec<_> = account.waiting().iter().map(|key| key.request).filter(is_overdue).collect();
+        for request in &overdue {
+            let refusal = self.exhausted(*request);
+            self.refuse(*request, refusal, effects);
+        }
+        !overdue.is_empty()
+    }
+
+    /// Where every session that holds memory waits for more, nobody will release any: the youngest such request is refused.
+    fn break_deadlock(&mut self, device: DeviceId, effects: &mut Vec<Effect>) -> bool {
+        let account = &self.devices[&device];
+        if !account.has_waiting() || !account.bytes().destroying.is_zero() || !account.bytes().creating.is_zero() {
+            return false;
+        }
+        let mut waiting: BTreeMap<SessionId, RequestId> = BTreeMap::new();
+        for key in account.waiting() {
+            if let Holder::Session(session) = self.requests[&key.request].holder {
+                let youngest = waiting.entry(session).or_insert(key.request);
+                *youngest = (*youngest).max(key.request);
+            }
+        }
+        let mut holders =
+            self.sessions.iter().filter(|(_, session)| session.holds_on(device)).map(|(id, _)| *id).peekable();
+        if holders.peek().is_none() || !holders.all(|session| waiting.contains_key(&session)) {
+            return false;
+        }
+        let held = |session: &SessionId| self.sessions[session].held_by_device.get(&device).copied();
+        let cycle: Vec<_> = waiting
+            .keys()
+            .filter_map(|session| held(session).map(|held| Holding { session: *session, held }))
+            .collect();
+        let youngest = cycle.iter().map(|holding| waiting[&holding.session]).max();
+        let youngest = youngest.expect("there is at least one holder, and all of them wait");
+        self.refuse(youngest, Refusal::Deadlock { device, cycle }, effects);
+        true
+    }
+}

@@ -1,0 +1,391 @@
+//! One node's memory: the ledger that decides and the store that does, put together. It takes a request, steps the ledger, carries the effects
+//! out on the store, tells the ledger how that went, and answers whoever asked.
+//!
+//! Not for: sockets and sessions' processes (the daemon), or policy (the ledger).
+//!
+//! ## Who may touch what, when
+//!
+//! * The ledger has one owner: whoever holds the core's lock. Steps are short and make no driver calls but the cheap question how much
+//!   memory is free.
+//! * Creates and destroys are *work*: done without the lock, by whatever [`Spawn`] is given. Their answers are steps again.
+//! * Answers to requests are given without the lock, after the step that decided them.
+//! * A panic inside a step leaves the ledger in no known state. Then the process aborts: better a restart than two holders of one
+//!   chunk.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::clock::Clock;
+use crate::error::chain;
+use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
+use crate::ladder::Part;
+use crate::ledger::{
+    AccountView, Command, Effect, EndReason, Holder, Ledger, LedgerError, Refusal, ReturnedBytes, SessionView,
+};
+use crate::store::{Store, StoreError};
+use crate::units::Bytes;
+
+/// Runs a piece of work, now or soon, on this thread or another.
+pub type Spawn = Box<dyn Fn(Box<dyn FnOnce() + Send>) + Send + Sync>;
+
+/// How a request ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// These chunks are the session's, in the order of the parts asked for.
+    Granted(Vec<(ChunkId, Bytes)>),
+    /// Why not.
+    Refused(Refusal),
+}
+
+type Reply = Box<dyn FnOnce(Answer) + Send>;
+
+/// What to ask for.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// For whom.
+    pub holder: Holder,
+    /// Where.
+    pub device: DeviceId,
+    /// Which chunks.
+    pub parts: Vec<Part>,
+    /// The plan whose reserved chunks may be used.
+    pub plan: Option<PlanId>,
+    /// How long it may wait, in milliseconds.
+    pub wait_ms: u64,
+}
+
+/// One node's memory.
+pub struct Steward {
+    core: Mutex<Core>,
+    store: Store,
+    clock: Arc<dyn Clock>,
+    spawn: Spawn,
+}
+
+#[derive(Default)]
+struct Core {
+    ledger: Ledger,
+    replies: HashMap<RequestId, Reply>,
+    next_session: u64,
+    next_request: u64,
+}
+
+/// What a step wants done, sorted by who does it.
+#[derive(Default)]
+struct Todo {
+    work: Vec<Effect>,
+    answers: Vec<(Reply, Answer)>,
+}
+
+impl std::fmt::Debug for Steward {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Steward").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    fn step(&mut self, command: Command, todo: &mut Todo) -> Result<(), LedgerError> {
+        let effects = self.ledger.step(command)?;
+        #[cfg(debug_assertions)]
+        if let Err(wrong) = self.ledger.invariants() {
+            panic!("the ledger is wrong: {wrong}");
+        }
+        for effect in effects {
+            match effect {
+                Effect::Create { .. } | Effect::Destroy { .. } => todo.work.push(effect),
+                Effect::Grant { request, chunks, .. } => self.answer(request, Answer::Granted(chunks), todo),
+                Effect::Refuse { request, refusal, .. } => self.answer(request, Answer::Refused(refusal), todo),
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, request: RequestId, answer: Answer, todo: &mut Todo) {
+        let reply = self.replies.remove(&request).expect("every request has somebody who waits for its answer");
+        todo.answers.push((reply, answer));
+    }
+}
+
+impl Steward {
+    /// The memory of the devices in `store`, whose work `spawn` runs.
+    pub fn new(store: Store, clock: Arc<dyn Clock>, spawn: Spawn) -> Result<Arc<Steward>, StoreError> {
+        let steward = Steward { core: Mutex::default(), store, clock, spawn };
+        for device in steward.store.devices() {
+            let memory = steward.store.memory(device.id())?;
+            let mut core = steward.lock();
+            let add = Command::AddDevice { device: device.id(), total: memory.total };
+            core.step(add, &mut Todo::default()).map_err(|_| StoreError::NoDevice(device.id()))?;
+            core.step(Command::Observe { device: device.id(), free: memory.free }, &mut Todo::default())
+                .map_err(|_| StoreError::NoDevice(device.id()))?;
+        }
+        Ok(Arc::new(steward))
+    }
+
+    /// One whose work is done on the thread that causes it: for replay, benches and tests.
+    pub fn inline(store: Store, clock: Arc<dyn Clock>) -> Result<Arc<Steward>, StoreError> {
+        Steward::new(store, clock, Box::new(|work| work()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock().unwrap_or_else(|_| {
+            tracing::error!("a step of the ledger panicked; who holds what is not known any more");
+            std::process::abort()
+        })
+    }
+
+    fn step(self: &Arc<Self>, command: Command) -> Result<(), LedgerError> {
+        let mut todo = Todo::default();
+        let outcome = self.lock().step(command, &mut todo);
+        self.follow(todo);
+        outcome
+    }
+
+    /// Gives the answers and starts the work.
+    fn follow(self: &Arc<Self>, todo: Todo) {
+        for (reply, answer) in todo.answers {
+            reply(answer);
+        }
+        if !todo.work.is_empty() {
+            let steward = Arc::clone(self);
+            (self.spawn)(Box::new(move || steward.work(todo.work)));
+        }
+    }
+
+    fn work(self: Arc<Self>, work: Vec<Effect>) {
+        let outcomes: Vec<_> = work.into_iter().filter_map(|effect| self.carry_out(effect)).collect();
+        let mut todo = Todo::default();
+        {
+            let mut core = self.lock();
+            for outcome in outcomes {
+                core.step(outcome, &mut todo).expect("the answer to an effect is always taken");
+            }
+        }
+        self.follow(todo);
+    }
+
+    fn carry_out(&self, effect: Effect) -> Option<Command> {
+        match effect {
+            Effect::Create { chunk, device, len } => Some(match self.store.create(chunk, device, len) {
+                Ok(()) => Command::Created { chunk },
+                Err(error) => {
+                    let exhausted = Store::is_exhaustion(&error);
+                    if !exhausted {
+                        tracing::error!(%chunk, %device, error = %chain(&error), "cannot create a chunk");
+                    }
+                    Command::CreateFailed { chunk, exhausted }
+                }
+            }),
+            Effect::Destroy { chunk } => Some(match self.store.destroy(chunk) {
+                Ok(()) => Command::Destroyed { chunk },
+                Err(error) => {
+                    tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk: it stays in quarantine");
+                    Command::DestroyFailed { chunk }
+                }
+            }),
+            Effect::Grant { .. } | Effect::Refuse { .. } => None,
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.clock.now().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Begins a session.
+    pub fn open(self: &Arc<Self>, limit: Bytes, priority: u32) -> Result<SessionId, LedgerError> {
+        let mut core = self.lock();
+        core.next_session += 1;
+        let session = SessionId(core.next_session);
+        core.step(Command::Open { session, limit, priority }, &mut Todo::default())?;
+        Ok(session)
+    }
+
+    /// The session's connection is gone; what it holds stays its own until its process is gone too.
+    pub fn detach(self: &Arc<Self>, session: SessionId) -> Result<(), LedgerError> {
+        self.step(Command::Detach { session })
+    }
+
+    /// The session is over. Says how many bytes it left behind.
+    pub fn end(self: &Arc<Self>, session: SessionId, reason: EndReason) -> Result<Bytes, LedgerError> {
+        let mut todo = Todo::default();
+        let left_behind = {
+            let mut core = self.lock();
+            let before = core.ledger.returned();
+            core.step(Command::End { session, reason }, &mut todo)?;
+            let after = core.ledger.returned();
+            after.release + after.death - before.release - before.death
+        };
+        self.follow(todo);
+        Ok(left_behind)
+    }
+
+    /// Asks for memory. `reply` is called exactly once, perhaps before this returns, unless this is an error.
+    pub fn acquire(
+        self: &Arc<Self>,
+        ask: Ask,
+        reply: impl FnOnce(Answer) + Send + 'static,
+    ) -> Result<RequestId, LedgerError> {
+        let mut todo = Todo::default();
+        let now_ms = self.now_ms();
+        let request = {
+            let mut core = self.lock();
+            core.step(Command::Tick { now_ms }, &mut todo)?;
+            core.next_request += 1;
+            let request = RequestId(core.next_request);
+            core.replies.insert(request, Box::new(reply));
+            let Ask { holder, device, parts, plan, wait_ms } = ask;
+            let command = Command::Acquire { request, holder, device, parts, plan, wait_ms };
+            if let Err(error) = core.step(command, &mut todo) {
+                core.replies.remove(&request);
+                drop(core);
+                self.follow(todo);
+                return Err(error);
+            }
+            request
+        };
+        self.follow(todo);
+        Ok(request)
+    }
+
+    /// [`Steward::acquire`] for callers whose work is done inline: the answer itself.
+    pub fn acquire_now(self: &Arc<Self>, ask: Ask) -> Result<Answer, LedgerError> {
+        let (send, receive) = std::sync::mpsc::channel();
+        let request = self.acquire(Ask { wait_ms: 0, ..ask }, move |answer| {
+            // The receiver is gone only if the caller is.
+            let _ = send.send(answer);
+        })?;
+        let unanswered = || Answer::Refused(Refusal::Cancelled);
+        let answer = receive.try_recv().unwrap_or_else(|_| unanswered());
+        if answer == unanswered() {
+            self.cancel(request);
+        }
+        Ok(answer)
+    }
+
+    /// Nobody waits for this request any more. Its reply is called if it was not yet.
+    pub fn cancel(self: &Arc<Self>, request: RequestId) {
+        self.step(Command::Cancel { request }).expect("cancelling is always taken");
+    }
+
+    /// A session gives chunks back: all of them or, on error, none.
+    pub fn release(self: &Arc<Self>, session: SessionId, chunks: Vec<ChunkId>) -> Result<(), LedgerError> {
+        self.step(Command::Release { session, chunks })
+    }
+
+    /// A plan's reserved chunks are for everybody again.
+    pub fn unreserve(self: &Arc<Self>, plan: PlanId) -> Result<(), LedgerError> {
+        self.step(Command::Unreserve { plan })
+    }
+
+    /// Creates chunks ahead of need, where there is room.
+    pub fn warm(self: &Arc<Self>, device: DeviceId, part: Part) -> Result<(), LedgerError> {
+        self.step(Command::Warm { device, part })
+    }
+
+    /// Time has passed: requests time out, and the driver is asked what others hold.
+    pub fn tick(self: &Arc<Self>) {
+        let mut todo = Todo::default();
+        let now_ms = self.now_ms();
+        {
+            let mut core = self.lock();
+            core.step(Command::Tick { now_ms }, &mut todo).expect("time is always taken");
+            for view in core.ledger.devices() {
+                // While chunks come or go the driver and the ledger speak of different moments.
+                if !view.bytes.creating.is_zero() || !view.bytes.destroying.is_zero() {
+                    continue;
+                }
+                if let Ok(memory) = self.store.memory(view.device) {
+                    let observe = Command::Observe { device: view.device, free: memory.free };
+                    core.step(observe, &mut todo).expect("the device is the ledger's own");
+                }
+            }
+        }
+        self.follow(todo);
+    }
+
+    /// A descriptor of a chunk, for the process that it was leased to.
+    pub fn descriptor(&self, chunk: ChunkId) -> Result<OwnedFd, StoreError> {
+        self.store.descriptor(chunk)
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Every device with its bytes by state.
+    pub fn devices(&self) -> Vec<AccountView> {
+        self.lock().ledger.devices()
+    }
+
+    /// Every session with what it holds.
+    pub fn sessions(&self) -> Vec<SessionView> {
+        self.lock().ledger.sessions()
+    }
+
+    /// Bytes reserved per plan.
+    pub fn reserved(&self) -> Vec<(PlanId, Bytes)> {
+        self.lock().ledger.reserved()
+    }
+
+    /// Requests that wait or are being created.
+    pub fn request_count(&self) -> usize {
+        self.lock().ledger.request_count()
+    }
+
+    /// Bytes that came back from sessions, by how.
+    pub fn returned(&self) -> ReturnedBytes {
+        self.lock().ledger.returned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::driver::sim::{SimDriver, SimOptions};
+    use crate::memory::Device;
+
+    const DEVICE: DeviceId = DeviceId(0);
+
+    fn steward(mib: u64) -> (Arc<SimDriver>, Arc<Steward>) {
+        let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(mib)])));
+        let device = Device::open(Arc::clone(&sim) as Arc<dyn crate::driver::Driver>, DEVICE).unwrap();
+        let steward = Steward::inline(Store::new(vec![device]), Arc::new(ManualClock::default())).unwrap();
+        (sim, steward)
+    }
+
+    fn ask(session: SessionId, count: u64) -> Ask {
+        let parts = vec![Part { len: Bytes::mib(2), count }];
+        Ask { holder: Holder::Session(session), device: DEVICE, parts, plan: None, wait_ms: 0 }
+    }
+
+    #[test]
+    fn what_is_granted_exists_and_what_ends_is_gone() {
+        let (sim, steward) = steward(64);
+        let session = steward.open(Bytes::gib(1), 0).unwrap();
+        let Answer::Granted(chunks) = steward.acquire_now(ask(session, 8)).unwrap() else { panic!() };
+        assert_eq!(sim.counts().0, 8);
+        assert!(steward.descriptor(chunks[0].0).is_ok());
+        assert_eq!(steward.end(session, EndReason::Died), Ok(Bytes::mib(16)));
+        assert_eq!(sim.counts().0, 0);
+        assert_eq!(steward.devices()[0].available(), Bytes::mib(64));
+    }
+
+    #[test]
+    fn memory_that_somebody_still_holds_is_foreign_until_it_returns() {
+        let (_sim, steward) = steward(16);
+        let one = steward.open(Bytes::gib(1), 0).unwrap();
+        let Answer::Granted(chunks) = steward.acquire_now(ask(one, 8)).unwrap() else { panic!() };
+        let kept = steward.descriptor(chunks[0].0).unwrap();
+        steward.end(one, EndReason::Died).unwrap();
+        let two = steward.open(Bytes::gib(1), 0).unwrap();
+        let Answer::Refused(refusal) = steward.acquire_now(ask(two, 8)).unwrap() else { panic!("granted twice") };
+        assert!(matches!(refusal, Refusal::Exhausted { available, .. } if available == Bytes::mib(14)), "{refusal}");
+        steward.tick();
+        assert_eq!(steward.devices()[0].foreign, Bytes::mib(2));
+        drop(kept);
+        steward.tick();
+        assert!(matches!(steward.acquire_now(ask(two, 8)), Ok(Answer::Granted(_))));
+    }
+}

@@ -1,0 +1,168 @@
+//! The chunk store: the driver handles of every chunk that this process owns, by [`ChunkId`], and the one descriptor that each was exported
+//! as.
+//!
+//! A chunk is exported once; whoever needs a descriptor gets a duplicate of that one, because exports are finite on the whole machine
+//! ([`limits::EXPORTS_MAX`]).
+//!
+//! Not for: who may have a chunk. The ledger decides, the store does.
+//!
+//! Threads: every method may be called from any thread. Driver calls are made without the lock, so a slow create delays nobody else.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::driver::{Cause, DeviceMemory};
+use crate::error::ErrorKind;
+use crate::ids::{ChunkId, DeviceId};
+use crate::limits;
+use crate::memory::{Chunk, Device, MemoryError};
+use crate::units::Bytes;
+
+/// The chunks of this process.
+#[derive(Debug)]
+pub struct Store {
+    devices: Vec<Arc<Device>>,
+    shelf: Mutex<Shelf>,
+}
+
+#[derive(Debug, Default)]
+struct Shelf {
+    chunks: HashMap<ChunkId, Stored>,
+    /// How many of them have an exported descriptor.
+    exported: u64,
+}
+
+#[derive(Debug)]
+struct Stored {
+    chunk: Arc<Chunk>,
+    exported: Option<OwnedFd>,
+}
+
+/// Why the store could not do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The store has no such chunk.
+    #[error("{0} is not in the store")]
+    NoChunk(ChunkId),
+    /// The store has no such device.
+    #[error("there is no {0}")]
+    NoDevice(DeviceId),
+    /// A chunk of that name is there already.
+    #[error("{0} is in the store already")]
+    Exists(ChunkId),
+    /// A kind of descriptor has run out.
+    #[error("all {limit} exports of this machine are in use; use larger chunks")]
+    Exports {
+        /// How many there may be.
+        limit: u64,
+    },
+    /// The chunk is still used inside this process.
+    #[error("{0} is in use in this process")]
+    InUse(ChunkId),
+    /// The driver refused.
+    #[error("the driver refused")]
+    Memory(#[from] MemoryError),
+    /// The system has no descriptor left.
+    #[error("cannot duplicate a descriptor: {0}; raise the limit of open files (ulimit -n)")]
+    Descriptors(rustix::io::Errno),
+}
+
+impl StoreError {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            StoreError::NoChunk(_) | StoreError::NoDevice(_) => ErrorKind::NotFound,
+            StoreError::Exists(_) | StoreError::InUse(_) => ErrorKind::Conflict,
+            StoreError::Exports { .. } | StoreError::Descriptors(_) => ErrorKind::Exhausted,
+            StoreError::Memory(error) => error.kind(),
+        }
+    }
+}
+
+impl Store {
+    /// An empty store over `devices`, by their ordinal.
+    pub fn new(devices: Vec<Arc<Device>>) -> Store {
+        Store { devices, shelf: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().expect("nothing panics while it holds this lock")
+    }
+
+    /// The devices.
+    pub fn devices(&self) -> &[Arc<Device>] {
+        &self.devices
+    }
+
+    fn device(&self, id: DeviceId) -> Result<&Arc<Device>, StoreError> {
+        self.devices.iter().find(|device| device.id() == id).ok_or(StoreError::NoDevice(id))
+    }
+
+    /// How much memory a device has, and how much of it nobody holds.
+    pub fn memory(&self, device: DeviceId) -> Result<DeviceMemory, StoreError> {
+        let error = |source| {
+            StoreError::Memory(MemoryError::Driver { action: "ask for the free memory of", len: Bytes::ZERO, source })
+        };
+        self.device(device)?.driver().memory(device).map_err(error)
+    }
+
+    /// Creates a chunk and keeps it as `id`.
+    pub fn create(&self, id: ChunkId, device: DeviceId, len: Bytes) -> Result<(), StoreError> {
+        if self.lock().chunks.contains_key(&id) {
+            return Err(StoreError::Exists(id));
+        }
+        let chunk = Arc::new(Chunk::create(self.device(device)?, id, len)?);
+        self.lock().chunks.insert(id, Stored { chunk, exported: None });
+        Ok(())
+    }
+
+    /// Gives a chunk back to the driver: its exported descriptor, then its handle. What others hold of it lives on with them.
+    pub fn destroy(&self, id: ChunkId) -> Result<(), StoreError> {
+        let stored = {
+            let mut shelf = self.lock();
+            let stored = shelf.chunks.remove(&id).ok_or(StoreError::NoChunk(id))?;
+            shelf.exported -= u64::from(stored.exported.is_some());
+            stored
+        };
+        drop(stored.exported);
+        let chunk = Arc::try_unwrap(stored.chunk).map_err(|_| StoreError::InUse(id))?;
+        Ok(chunk.release()?)
+    }
+
+    /// A descriptor of a chunk, for a process that it was leased to.
+    pub fn descriptor(&self, id: ChunkId) -> Result<OwnedFd, StoreError> {
+        let mut shelf = self.lock();
+        let Shelf { chunks, exported: count } = &mut *shelf;
+        let stored = chunks.get_mut(&id).ok_or(StoreError::NoChunk(id))?;
+        let exported = match &stored.exported {
+            Some(exported) => exported,
+            None if *count >= limits::EXPORTS_MAX => return Err(StoreError::Exports { limit: limits::EXPORTS_MAX }),
+            None => {
+                let fd = stored.exported.insert(stored.chunk.export()?);
+                *count += 1;
+                fd
+            }
+        };
+        rustix::io::fcntl_dupfd_cloexec(exported, 3).map_err(StoreError::Descriptors)
+    }
+
+    /// A chunk, to be used inside this process.
+    pub fn chunk(&self, id: ChunkId) -> Result<Arc<Chunk>, StoreError> {
+        self.lock().chunks.get(&id).map(|stored| Arc::clone(&stored.chunk)).ok_or(StoreError::NoChunk(id))
+    }
+
+    /// Chunks, and how many of them were exported.
+    pub fn counts(&self) -> (u64, u64) {
+        let shelf = self.lock();
+        (shelf.chunks.len() as u64, shelf.exported)
+    }
+
+    /// True where a failed create means that the device has no more memory, false where something is broken.
+    pub fn is_exhaustion(error: &StoreError) -> bool {
+        match error {
+            StoreError::Memory(error) => matches!(error.cause(), Some(Cause::Exhausted { .. } | Cause::TooMany { .. })),
+            other => other.kind() == ErrorKind::Exhausted,
+        }
+    }
+}
