@@ -1,0 +1,256 @@
+//! Plan files: written compactly, read strictly.
+//!
+//! ```text
+//!   "STPLAN"  2 bytes version  8 bytes length of the body  body  4 bytes CRC-32 of all before
+//! ```
+//!
+//! The body is a row of unsigned LEB128 numbers: pool length, entries, start of the cycle, provenance (iteration, lower bound, dynamic requests, work units, length
+//! and bytes of the solver's name), then per entry bytes, offset in units of allocation, stream, context, start of its lifetime less the one before
+//! (zigzag), ticks, and 0 or 1 with the same for its second lifetime. Fixed numbers are little-endian.
+//!
+//! A reader takes exactly what the writer gives: numbers in their shortest form, nothing left over, and a plan that passes
+//! [`super::validate`]. A version that it does not know is refused by number.
+
+use super::validate::{self, Wrong};
+use super::{Entry, Plan, Provenance};
+use crate::error::ErrorKind;
+use crate::ids::{PlanId, StreamId};
+use crate::limits;
+use crate::trace::ContextKey;
+use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
+
+const MAGIC: &[u8; 6] = b"STPLAN";
+/// The version that this build writes, and the only one it reads.
+pub const VERSION: u16 = 1;
+const HEADER_LEN: usize = MAGIC.len() + 2 + 8;
+const CHECKSUM_LEN: usize = 4;
+
+/// Why bytes are not a plan.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FormatError {
+    /// It does not begin as a plan does.
+    #[error("this is not a plan file")]
+    NotAPlan,
+    /// Another version wrote it.
+    #[error(
+        "the plan is of version {found}, and this build reads version {VERSION}; make it again with `stitchd plan`"
+    )]
+    Version {
+        /// Its version.
+        found: u16,
+    },
+    /// It is shorter or longer than it says.
+    #[error("the plan should have {expected} bytes and has {found}")]
+    Length {
+        /// What it says.
+        expected: u64,
+        /// What it has.
+        found: u64,
+    },
+    /// Its contents were changed.
+    #[error("the plan's checksum is {found:08x} and should be {expected:08x}: the file is damaged")]
+    Checksum {
+        /// As computed from the contents.
+        expected: u32,
+        /// As written.
+        found: u32,
+    },
+    /// A number is impossible where it stands.
+    #[error("byte {at} of the plan: {what}")]
+    Body {
+        /// Where.
+        at: usize,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The plan itself is wrong.
+    #[error("the plan contradicts itself")]
+    Wrong(#[from] Wrong),
+}
+
+impl FormatError {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            FormatError::Version { .. } => ErrorKind::Unsupported,
+            _ => ErrorKind::Invalid,
+        }
+    }
+}
+
+/// The plan as bytes.
+pub fn write(plan: &Plan) -> Vec<u8> {
+    let mut body = Vec::with_capacity(plan.entries.len() * 24);
+    let Plan { pool_len, entries, cycle_start, provenance } = plan;
+    for number in [
+        pool_len.get(),
+        entries.len() as u64,
+        *cycle_start as u64,
+        u64::from(provenance.iteration),
+        provenance.lower_bound.get(),
+        provenance.dynamic_requests,
+        provenance.work_units,
+        provenance.solver.len() as u64,
+    ] {
+        put(&mut body, number);
+    }
+    body.extend_from_slice(provenance.solver.as_bytes());
+    let mut before = 0;
+    for entry in entries {
+        put(&mut body, entry.bytes.get());
+        put(&mut body, entry.offset.get() / limits::ALLOCATION_ALIGNMENT.get());
+        put(&mut body, entry.stream.0);
+        put(&mut body, entry.context.0);
+        put_lifetime(&mut body, entry.lifetime, before);
+        before = entry.lifetime.start.0;
+        put(&mut body, u64::from(entry.again.is_some()));
+        if let Some(again) = entry.again {
+            put_lifetime(&mut body, again, before);
+        }
+    }
+    let mut bytes = Vec::with_capacity(HEADER_LEN + body.len() + CHECKSUM_LEN);
+    bytes.extend_from_slice(MAGIC);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&body);
+    let checksum = crc32fast::hash(&bytes);
+    bytes.extend_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+/// The name of the plan that these bytes are: FNV-1a, 64 bits, over all of them.
+pub(super) fn id(bytes: &[u8]) -> PlanId {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    PlanId(bytes.iter().fold(0xcbf2_9ce4_8422_2325, step))
+}
+
+/// The plan in `bytes`, all of them.
+pub fn read(bytes: &[u8]) -> Result<Plan, FormatError> {
+    let version = bytes.strip_prefix(MAGIC).and_then(|rest| rest.first_chunk::<2>()).ok_or(FormatError::NotAPlan)?;
+    let found = u16::from_le_bytes(*version);
+    if found != VERSION {
+        return Err(FormatError::Version { found });
+    }
+    let len = bytes.get(MAGIC.len() + 2..).and_then(|rest| rest.first_chunk::<8>()).ok_or(FormatError::NotAPlan)?;
+    let expected = u64::from_le_bytes(*len).saturating_add((HEADER_LEN + CHECKSUM_LEN) as u64);
+    if expected != bytes.len() as u64 {
+        return Err(FormatError::Length { expected, found: bytes.len() as u64 });
+    }
+    let (contents, checksum) = bytes.split_last_chunk::<CHECKSUM_LEN>().expect("the length was checked");
+    let (expected, found) = (crc32fast::hash(contents), u32::from_le_bytes(*checksum));
+    if expected != found {
+        return Err(FormatError::Checksum { expected, found });
+    }
+    let plan = Reader { bytes: contents, at: HEADER_LEN }.plan()?;
+    validate::check(&plan)?;
+    Ok(plan)
+}
+
+fn put(body: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        body.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    body.push(number as u8);
+}
+
+/// Signed differences as unsigned numbers, small ones staying small.
+fn put_difference(body: &mut Vec<u8>, from: u64, to: u64) {
+    let difference = to.wrapping_sub(from) as i64;
+    put(body, ((difference << 1) ^ (difference >> 63)) as u64);
+}
+
+fn put_lifetime(body: &mut Vec<u8>, lifetime: Lifetime, before: u64) {
+    put_difference(body, before, lifetime.start.0);
+    put(body, lifetime.ticks());
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn error(&self, what: &'static str) -> FormatError {
+        FormatError::Body { at: self.at, what }
+    }
+
+    fn number(&mut self) -> Result<u64, FormatError> {
+        let mut number = 0_u64;
+        for shift in (0..).step_by(7) {
+            let byte = *self.bytes.get(self.at).ok_or_else(|| self.error("the plan ends in the middle"))?;
+            let bits = u64::from(byte & 0x7f);
+            // The tenth byte holds one bit; a last byte of 0 means that a shorter form exists.
+            if shift > 63 || (shift == 63 && bits > 1) || (shift > 0 && byte == 0) {
+                return Err(self.error("a number is not in its shortest form"));
+            }
+            number |= bits << shift;
+            self.at += 1;
+            if byte < 0x80 {
+                return Ok(number);
+            }
+        }
+        unreachable!("the loop ends at the tenth byte")
+    }
+
+    fn bounded(&mut self, max: u64, what: &'static str) -> Result<u64, FormatError> {
+        let before = self.at;
+        let number = self.number()?;
+        if number > max { Err(FormatError::Body { at: before, what }) } else { Ok(number) }
+    }
+
+    fn bytes_number(&mut self) -> Result<Bytes, FormatError> {
+        self.bounded(Bytes::MAX.get(), "a size is impossible").map(Bytes::new)
+    }
+
+    fn lifetime(&mut self, before: u64) -> Result<Lifetime, FormatError> {
+        let zigzag = self.number()?;
+        let difference = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
+        let start = before.checked_add_signed(difference).ok_or_else(|| self.error("a tick is impossible"))?;
+        let ticks = self.number()?;
+        let end = start.checked_add(ticks).ok_or_else(|| self.error("a tick is impossible"))?;
+        Ok(Lifetime { start: Tick(start), end: Tick(end) })
+    }
+
+    fn plan(mut self) -> Result<Plan, FormatError> {
+        let pool_len = self.bytes_number()?;
+        let count = self.bounded(limits::PLAN_ENTRIES_MAX as u64, "there are too many entries")? as usize;
+        let cycle_start = self.bounded(count as u64, "the cycle begins behind the last entry")? as usize;
+        let iteration = self.bounded(u64::from(u32::MAX), "an iteration is impossible")? as u32;
+        let lower_bound = self.bytes_number()?;
+        let dynamic_requests = self.number()?;
+        let work_units = self.number()?;
+        let name_len = self.bounded(limits::NAME_LEN_MAX as u64, "a name is too long")? as usize;
+        let name =
+            self.bytes.get(self.at..self.at + name_len).ok_or_else(|| self.error("the plan ends in the middle"))?;
+        let solver = std::str::from_utf8(name).map_err(|_| self.error("a name is not UTF-8"))?.to_owned();
+        self.at += name_len;
+        // An entry takes at least seven bytes: never reserve more than the file could fill.
+        let mut entries = Vec::with_capacity(count.min(self.bytes.len() / 7));
+        let mut before = 0;
+        for _ in 0..count {
+            let entry = self.entry(before)?;
+            before = entry.lifetime.start.0;
+            entries.push(entry);
+        }
+        if self.at != self.bytes.len() {
+            return Err(self.error("something stands behind the last entry"));
+        }
+        let provenance = Provenance { iteration, solver, lower_bound, dynamic_requests, work_units };
+        Ok(Plan { pool_len, entries, cycle_start, provenance })
+    }
+
+    fn entry(&mut self, before: u64) -> Result<Entry, FormatError> {
+        let bytes = self.bytes_number()?;
+        let unit = limits::ALLOCATION_ALIGNMENT.get();
+        let offset = self.bounded(Bytes::MAX.get() / unit, "an offset is impossible")? * unit;
+        let stream = StreamId(self.number()?);
+        let context = ContextKey(self.number()?);
+        let lifetime = self.lifetime(before)?;
+        let again = match self.bounded(1, "neither one lifetime nor two")? {
+            0 => None,
+            _ => Some(self.lifetime(lifetime.start.0)?),
+        };
+        Ok(Entry { bytes, offset: PlanOffset::new(offset), stream, context, lifetime, again })
+    }
+}

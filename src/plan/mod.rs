@@ -1,0 +1,163 @@
+//! From a trace to a plan: addresses for every request that repeats, made ahead of time.
+//!
+//! `trace → problem → plan`: [`problem`] says which requests are planned and when each is live, [`solve`] gives each an offset, [`validate`] checks
+//! the result without knowing how it was found, [`mod@format`] writes and reads it.
+//!
+//! Not for: serving. A plan is a hint; the planned pool trusts nothing in it but its own checks.
+//!
+//! Invariant of a [`Plan`] that this module gives: no two entries that can be live together share a byte, entries of different streams never
+//! do, and every entry lies inside the pool, aligned.
+
+pub mod format;
+mod lower_bound;
+mod problem;
+mod reuse_order;
+pub mod solve;
+pub mod validate;
+
+pub use lower_bound::lower_bound;
+pub use problem::{Buffer, Problem};
+pub use reuse_order::ReuseOrder;
+
+use crate::ids::{PlanId, StreamId};
+use crate::limits;
+use crate::trace::{ContextKey, Trace};
+use crate::units::{Bytes, Lifetime, PlanOffset, PlanSpan, Span};
+
+/// Addresses for the requests of a job: those of its first iteration once, then those of one later iteration again and again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Bytes that all entries together span: what is reserved for it.
+    pub pool_len: Bytes,
+    /// The entries in the order in which they are asked for.
+    pub entries: Vec<Entry>,
+    /// Entries before this one belong to the prologue and come once; the others come again in every iteration.
+    pub cycle_start: usize,
+    /// How it came to be.
+    pub provenance: Provenance,
+}
+
+/// One planned request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// Bytes as asked for.
+    pub bytes: Bytes,
+    /// Where it lies in the pool.
+    pub offset: PlanOffset,
+    /// On which stream it is used.
+    pub stream: StreamId,
+    /// From where in the job it is asked for.
+    pub context: ContextKey,
+    /// When it is live, in ticks of the plan's own time ([`Problem`]).
+    pub lifetime: Lifetime,
+    /// When it is live again, for what lives on into the next iteration.
+    pub again: Option<Lifetime>,
+}
+
+/// How a plan came to be.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Provenance {
+    /// The iteration that repeats.
+    pub iteration: u32,
+    /// The solver that found it.
+    pub solver: String,
+    /// Bytes below which no plan for these requests can go.
+    pub lower_bound: Bytes,
+    /// Requests of the iterations it was made from that vary and are not in it.
+    pub dynamic_requests: u64,
+    /// Work that went into it: buffers placed, over all tries. The same for the same problem on every machine.
+    pub work_units: u64,
+}
+
+/// Why there is no plan.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The trace does not have this iteration.
+    #[error("there is no iteration {wanted}; the trace has {iterations}")]
+    NoIteration {
+        /// As asked for.
+        wanted: u32,
+        /// How many there are.
+        iterations: u32,
+    },
+    /// Nothing in the trace repeats.
+    #[error("no request of the trace can be planned: all are marked as varying")]
+    NothingStatic,
+    /// More requests than a plan can have.
+    #[error("{0} requests are more than a plan can have, {max}", max = limits::PLAN_ENTRIES_MAX)]
+    TooManyRequests(usize),
+    /// The requests together are larger than any machine.
+    #[error("the requests together are larger than any machine")]
+    TooLarge,
+    /// The solver's answer did not pass the validator: a bug here, and the plan is not used.
+    #[error("the {solver} solver gave a plan that is wrong")]
+    Wrong {
+        /// Which solver.
+        solver: &'static str,
+        /// What is wrong.
+        #[source]
+        source: validate::Wrong,
+    },
+}
+
+impl Entry {
+    /// The bytes of the pool that are its own while it is live: rounded to the unit of allocation.
+    pub fn span(&self) -> PlanSpan {
+        let len =
+            problem::rounded(self.bytes).expect("the size of an entry was checked when the plan was made or read");
+        Span::new(self.offset, len).expect("the place of an entry was checked when the plan was made or read")
+    }
+
+    /// Every stretch of ticks in which it is live.
+    pub fn lifetimes(&self) -> impl Iterator<Item = Lifetime> {
+        [Some(self.lifetime), self.again].into_iter().flatten()
+    }
+}
+
+impl Plan {
+    /// Plans the job of `trace` from its first iteration and `iteration`, without looking at anything that comes later.
+    pub fn from_trace(trace: &Trace, iteration: u32) -> Result<Plan, PlanError> {
+        let problem = Problem::from_trace(trace, iteration)?;
+        let solution = solve::solve(&problem)?;
+        Plan::of(&problem, solution, iteration)
+    }
+
+    /// The same by one solver alone.
+    pub fn from_trace_with(trace: &Trace, iteration: u32, order: solve::Order) -> Result<Plan, PlanError> {
+        let problem = Problem::from_trace(trace, iteration)?;
+        let solution = solve::solve_in(&problem, order)?;
+        Plan::of(&problem, solution, iteration)
+    }
+
+    fn of(problem: &Problem, solution: solve::Solution, iteration: u32) -> Result<Plan, PlanError> {
+        let placed = problem.buffers.iter().zip(&solution.offsets);
+        let plan = Plan {
+            pool_len: solution.peak,
+            entries: placed.map(|(buffer, offset)| buffer.placed_at(*offset)).collect(),
+            cycle_start: problem.cycle_start,
+            provenance: Provenance {
+                iteration,
+                solver: solution.solver.to_owned(),
+                lower_bound: lower_bound(problem),
+                dynamic_requests: problem.dynamic_requests,
+                work_units: solution.work_units,
+            },
+        };
+        validate::check(&plan).map_err(|source| PlanError::Wrong { solver: solution.solver, source })?;
+        Ok(plan)
+    }
+
+    /// The name of this plan: the same contents have the same name.
+    pub fn id(&self) -> PlanId {
+        format::id(&format::write(self))
+    }
+
+    /// How far the pool is above the lower bound: 0 for none.
+    pub fn gap(&self) -> f64 {
+        let bound = self.provenance.lower_bound.get().max(1) as f64;
+        self.pool_len.get() as f64 / bound - 1.0
+    }
+}
+
+#[cfg(test)]
+mod tests;

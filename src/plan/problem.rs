@@ -1,0 +1,235 @@
+//! Which requests of a trace are planned, and when each is live.
+//!
+//! ## Time
+//!
+//! A job asks once for what its first iteration needs (the *prologue*) and then, iteration after iteration, for the same things again (the
+//! *cycle*). An address that works in every pass works for ever, so the time of a problem is
+//!
+//! ```text
+//!   | prologue (iteration 0) | cycle, first pass | cycle, a later pass |
+//!   0                        P                   P+C                   P+2C
+//! ```
+//!
+//! with one tick per event of the trace. What the prologue leaves live reaches into the first pass, or to the end when it is never freed. A
+//! request of the cycle is live at the same place in both passes; one that is freed only in the next iteration (a gradient, say) is live
+//! from its place in the first pass into the second, and from its place in the second to the end. Later passes look like the
+//! second, so nothing is gained by drawing them.
+
+use std::collections::HashMap;
+
+use super::{Entry, PlanError};
+use crate::ids::StreamId;
+use crate::limits;
+use crate::trace::{Context, ContextKey, EventKind, Phase, Trace};
+use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
+
+/// Requests with their lifetimes, to be given addresses.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Problem {
+    /// In the order in which they are asked for.
+    pub buffers: Vec<Buffer>,
+    /// Buffers before this one belong to the prologue.
+    pub cycle_start: usize,
+    /// Requests that vary and were left out.
+    pub dynamic_requests: u64,
+}
+
+/// One request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    /// Bytes as asked for.
+    pub bytes: Bytes,
+    /// Bytes that it occupies.
+    pub len: Bytes,
+    /// On which stream it is used.
+    pub stream: StreamId,
+    /// From where in the job it is asked for.
+    pub context: ContextKey,
+    /// When it is live.
+    pub lifetime: Lifetime,
+    /// When it is live again.
+    pub again: Option<Lifetime>,
+}
+
+/// What a request of so many bytes occupies. A request for nothing occupies one unit, so that its address is its own.
+pub(super) fn rounded(bytes: Bytes) -> Option<Bytes> {
+    bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT)
+}
+
+impl Buffer {
+    /// Every stretch of ticks in which it is live.
+    pub fn lifetimes(&self) -> impl Iterator<Item = Lifetime> {
+        [Some(self.lifetime), self.again].into_iter().flatten()
+    }
+
+    pub(super) fn placed_at(&self, offset: PlanOffset) -> Entry {
+        let Buffer { bytes, stream, context, lifetime, again, .. } = *self;
+        Entry { bytes, offset, stream, context, lifetime, again }
+    }
+}
+
+/// A static allocation of the iterations that are looked at.
+struct Allocation {
+    bytes: Bytes,
+    stream: StreamId,
+    context: ContextKey,
+    iteration: u32,
+    /// Its place among the events of its iteration.
+    at: u64,
+    /// The iteration of its free and the place there.
+    freed: Option<(u32, u64)>,
+}
+
+impl Problem {
+    /// The requests of the first iteration and of `iteration`, from what the trace says up to the end of `iteration`: what comes later is
+    /// not known when a job is planned.
+    ///
+    /// A request of the cycle that is still live then is taken to be freed where the same request of the iteration before was freed; if that
+    /// is not known either, it is left out, as a varying one.
+    pub fn from_trace(trace: &Trace, iteration: u32) -> Result<Problem, PlanError> {
+        let iterations = trace.iterations();
+        if iteration >= iterations {
+            return Err(PlanError::NoIteration { wanted: iteration, iterations });
+        }
+        // A job that was seen for one iteration only: what comes before its first step is the prologue, the step itself the cycle.
+        let is_first = iteration == 0;
+        let iteration = iteration.max(1);
+        let Seen { allocations, lens, dynamic } = Seen::collect(trace, iteration, is_first);
+        let (prologue_len, cycle_len) = (lens[0], lens[iteration as usize]);
+        let of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
+        let habits = Habits::of(of(iteration - 1));
+
+        let mut problem = Problem { dynamic_requests: dynamic, ..Problem::default() };
+        let end = prologue_len + 2 * cycle_len;
+        for one in of(0) {
+            let end = match one.freed {
+                None => end,
+                Some((0, at)) => at,
+                // Freed in a later iteration: all of those before the cycle look like its first pass.
+                Some((_, at)) => prologue_len + at.min(cycle_len),
+            };
+            problem.push(one, Lifetime::new(one.at, end), None)?;
+        }
+        problem.cycle_start = problem.buffers.len();
+        let mut nth = HashMap::new();
+        for one in of(iteration) {
+            let habit = habits.freed(one, &mut nth).map(|(freed_in, at)| (freed_in + 1, at));
+            let freed = one.freed.or(habit);
+            let start = prologue_len + one.at;
+            match freed {
+                Some((freed_in, at)) if freed_in == iteration => {
+                    let lifetime = Lifetime::new(start, prologue_len + at);
+                    problem.push(one, lifetime, Some(later_pass(lifetime, cycle_len)))?;
+                }
+                // Freed in the next iteration, before it is asked for again.
+                Some((freed_in, at)) if freed_in == iteration + 1 && at <= one.at => {
+                    let lifetime = Lifetime::new(start, prologue_len + cycle_len + at);
+                    problem.push(one, lifetime, Some(Lifetime::new(start + cycle_len, end)))?;
+                }
+                // One iteration was seen: what it does not free is there for good.
+                None if is_first => problem.push(one, Lifetime::new(start, end), None)?,
+                // Live for more than an iteration: every pass would need another address.
+                _ => problem.dynamic_requests += 1,
+            }
+        }
+        if problem.buffers.is_empty() {
+            return Err(PlanError::NothingStatic);
+        }
+        Ok(problem)
+    }
+
+    fn push(&mut self, one: &Allocation, lifetime: Lifetime, again: Option<Lifetime>) -> Result<(), PlanError> {
+        if self.buffers.len() >= limits::PLAN_ENTRIES_MAX {
+            return Err(PlanError::TooManyRequests(self.buffers.len() + 1));
+        }
+        let Allocation { bytes, stream, context, .. } = *one;
+        let len = rounded(bytes).ok_or(PlanError::TooLarge)?;
+        self.buffers.push(Buffer { bytes, len, stream, context, lifetime, again });
+        Ok(())
+    }
+
+    /// One more than the last tick.
+    pub fn end(&self) -> Tick {
+        self.buffers.iter().flat_map(Buffer::lifetimes).map(|lifetime| lifetime.end).max().unwrap_or_default()
+    }
+}
+
+fn later_pass(lifetime: Lifetime, cycle_len: u64) -> Lifetime {
+    Lifetime::new(lifetime.start.0 + cycle_len, lifetime.end.0 + cycle_len)
+}
+
+/// Where the requests of an iteration were freed, for those of the next that were not yet.
+struct Habits(HashMap<(Bytes, ContextKey, u32), Option<(u32, u64)>>);
+
+/// How many requests of a size and context came before.
+type Nth = HashMap<(Bytes, ContextKey), u32>;
+
+impl Allocation {
+    /// Its name in its iteration: size, context, and the how-manieth of them it is. Other requests that come or go do not change it.
+    fn name(&self, nth: &mut Nth) -> (Bytes, ContextKey, u32) {
+        let count = nth.entry((self.bytes, self.context)).or_default();
+        *count += 1;
+        (self.bytes, self.context, *count)
+    }
+}
+
+impl Habits {
+    fn of<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Habits {
+        let mut nth = Nth::new();
+        Habits(allocations.map(|one| (one.name(&mut nth), one.freed)).collect())
+    }
+
+    fn freed(&self, one: &Allocation, nth: &mut Nth) -> Option<(u32, u64)> {
+        self.0.get(&one.name(nth)).copied().flatten()
+    }
+}
+
+/// What a trace says up to the end of some iteration.
+struct Seen {
+    /// Those that do not vary.
+    allocations: Vec<Allocation>,
+    /// Events of each iteration.
+    lens: Vec<u64>,
+    /// Requests of the first and the last iteration that vary.
+    dynamic: u64,
+}
+
+impl Seen {
+    /// Looks at the iterations up to `last`; `is_first` counts what comes before the first step as iteration 0 and the step as 1.
+    fn collect(trace: &Trace, last: u32, is_first: bool) -> Seen {
+        let mut seen = Seen { allocations: Vec::new(), lens: vec![0; last as usize + 1], dynamic: 0 };
+        let mut live: HashMap<u64, usize> = HashMap::new();
+        let mut keys: HashMap<Context, ContextKey> = HashMap::new();
+        for event in &trace.events {
+            let iteration = match event.iteration {
+                0 if is_first => u32::from(event.context.phase != Phase::Init),
+                _ if is_first => continue,
+                iteration => iteration,
+            };
+            let Some(place) = seen.lens.get_mut(iteration as usize) else { continue };
+            match event.kind {
+                EventKind::Alloc if event.is_dynamic => seen.dynamic += u64::from(iteration == 0 || iteration == last),
+                EventKind::Alloc => {
+                    live.insert(event.id, seen.allocations.len());
+                    seen.allocations.push(Allocation {
+                        bytes: event.bytes,
+                        stream: event.stream,
+                        context: *keys.entry(event.context).or_insert_with(|| trace.key(&event.context)),
+                        iteration,
+                        at: *place,
+                        freed: None,
+                    });
+                }
+                // Bytes can be used again at the later of the two.
+                EventKind::Free | EventKind::FreeCompleted => {
+                    if let Some(one) = live.get(&event.id) {
+                        seen.allocations[*one].freed = Some((iteration, *place));
+                    }
+                }
+                EventKind::RecordStream | EventKind::Enter | EventKind::Exit | EventKind::Mark => continue,
+            }
+            *place += 1;
+        }
+        seen
+    }
+}

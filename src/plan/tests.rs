@@ -1,0 +1,272 @@
+//! Plans of small problems against brute force, of real traces against their bounds, and of broken files.
+
+use super::solve::{Order, solve, solve_in};
+use super::validate::{Wrong, check};
+use super::*;
+use crate::rng::Rng;
+use crate::trace::{Context, Event, EventKind, Phase};
+use crate::units::Tick;
+
+fn buffer(bytes: u64, lifetime: Lifetime, again: Option<Lifetime>) -> Buffer {
+    let bytes = Bytes::new(bytes);
+    let len = problem::rounded(bytes).unwrap();
+    Buffer { bytes, len, stream: StreamId(0), context: ContextKey::UNKNOWN, lifetime, again }
+}
+
+fn plan_of(problem: &Problem, solution: &solve::Solution) -> Plan {
+    let placed = problem.buffers.iter().zip(&solution.offsets);
+    Plan {
+        pool_len: solution.peak,
+        entries: placed.map(|(buffer, offset)| buffer.placed_at(*offset)).collect(),
+        cycle_start: problem.cycle_start,
+        provenance: Provenance::default(),
+    }
+}
+
+/// Whether two entries can be live together and share bytes, said the slow way.
+fn clash(a: &Entry, b: &Entry) -> bool {
+    let live_together = a.lifetimes().any(|one| b.lifetimes().any(|other| one.overlaps(other)));
+    (live_together || a.stream != b.stream) && a.span().overlaps(b.span())
+}
+
+fn random_problem(rng: &mut Rng, count: usize) -> Problem {
+    let mut problem = Problem::default();
+    for _ in 0..count {
+        let start = rng.below(30);
+        let end = start + 1 + rng.below(12);
+        let again = rng.chance(200).then(|| Lifetime::new(end + rng.below(5), end + 6 + rng.below(9)));
+        let mut one = buffer(1 + rng.below(5000), Lifetime::new(start, end), again);
+        one.stream = StreamId(rng.below(8) / 7);
+        problem.buffers.push(one);
+    }
+    problem
+}
+
+#[test]
+fn every_order_gives_a_plan_without_a_clash() {
+    for seed in 0..200 {
+        let mut rng = Rng::new(seed);
+        let count = 1 + rng.index(60);
+        let problem = random_problem(&mut rng, count);
+        let bound = lower_bound(&problem);
+        for order in Order::ALL {
+            let plan = plan_of(&problem, &solve_in(&problem, order).unwrap());
+            assert!(plan.pool_len >= bound, "seed {seed}, {order:?}: {} is below the bound {bound}", plan.pool_len);
+            assert_eq!(check(&plan), Ok(()), "seed {seed}, {order:?}");
+            for (at, one) in plan.entries.iter().enumerate() {
+                assert!(!plan.entries[..at].iter().any(|other| clash(one, other)), "seed {seed}, {order:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_validator_agrees_with_comparing_all_pairs() {
+    let (mut right, mut wrong) = (0, 0);
+    for seed in 0..2000 {
+        let mut rng = Rng::new(seed);
+        let count = 2 + rng.index(5);
+        let problem = random_problem(&mut rng, count);
+        let mut plan = plan_of(&problem, &solve(&problem).unwrap());
+        // Move one entry somewhere else inside the pool.
+        let moved = rng.index(plan.entries.len());
+        let room = plan.pool_len - plan.entries[moved].span().len();
+        plan.entries[moved].offset = PlanOffset::new(rng.below(room.get() / 512 + 1) * 512);
+        let clashes =
+            plan.entries.iter().enumerate().any(|(at, one)| plan.entries[..at].iter().any(|two| clash(one, two)));
+        assert_eq!(check(&plan).is_err(), clashes, "seed {seed}: {:?}", check(&plan));
+        if clashes { wrong += 1 } else { right += 1 }
+    }
+    assert!(right > 100 && wrong > 100, "{right} right, {wrong} wrong");
+}
+
+/// The lowest peak of all placements in all orders, each buffer at the lowest free offset: for so few buffers one of them is optimal.
+fn brute_force(problem: &Problem) -> u64 {
+    fn go(buffers: &[Buffer], placed: &mut Vec<(usize, u64)>, best: &mut u64) {
+        if placed.len() == buffers.len() {
+            let peak = placed.iter().map(|(at, offset)| offset + buffers[*at].len.get()).max().unwrap_or(0);
+            *best = peak.min(*best);
+            return;
+        }
+        for at in (0..buffers.len()).filter(|at| !placed.iter().any(|(there, _)| there == at)).collect::<Vec<_>>() {
+            let overlaps = |other: usize| {
+                buffers[at].lifetimes().any(|one| buffers[other].lifetimes().any(|two| one.overlaps(two)))
+            };
+            let mut offset = 0;
+            while let Some((there, low)) = placed.iter().find(|(there, low)| {
+                overlaps(*there) && *low < offset + buffers[at].len.get() && offset < low + buffers[*there].len.get()
+            }) {
+                offset = low + buffers[*there].len.get();
+            }
+            placed.push((at, offset));
+            go(buffers, placed, best);
+            placed.pop();
+        }
+    }
+    let mut best = u64::MAX;
+    go(&problem.buffers, &mut Vec::new(), &mut best);
+    best
+}
+
+#[test]
+fn small_plans_lie_between_the_bound_and_twice_the_optimum() {
+    let mut optimal = 0;
+    const SEEDS: u64 = 300;
+    for seed in 0..SEEDS {
+        let mut rng = Rng::new(seed);
+        let count = 1 + rng.index(6);
+        let mut problem = random_problem(&mut rng, count);
+        problem.buffers.iter_mut().for_each(|buffer| buffer.stream = StreamId(0));
+        let best = brute_force(&problem);
+        let found = solve(&problem).unwrap().peak.get();
+        assert!(lower_bound(&problem).get() <= best && best <= found && found < 2 * best, "seed {seed}");
+        optimal += u64::from(found == best);
+    }
+    assert!(optimal * 10 >= SEEDS * 9, "only {optimal} of {SEEDS} are optimal");
+}
+
+fn event(id: u64, kind: EventKind, bytes: u64, iteration: u32, phase: Phase) -> Event {
+    Event {
+        tick: Tick(0),
+        kind,
+        id,
+        bytes: Bytes::new(bytes),
+        stream: StreamId(0),
+        iteration,
+        context: Context { phase, ..Context::default() },
+        is_dynamic: false,
+        device: 0,
+        thread: 0,
+    }
+}
+
+/// A job with a parameter, an activation and a gradient that lives into the next iteration.
+fn small_job(iterations: u32) -> Trace {
+    let mut events = vec![event(0, EventKind::Alloc, 1000, 0, Phase::Init)];
+    for iteration in 0..iterations {
+        let id = u64::from(iteration) * 10;
+        if iteration > 0 {
+            events.push(event(id - 8, EventKind::Free, 0, iteration, Phase::Forward));
+        }
+        events.push(event(id + 1, EventKind::Alloc, 2000, iteration, Phase::Forward));
+        events.push(event(id + 2, EventKind::Alloc, 3000, iteration, Phase::Backward));
+        events.push(event(id + 1, EventKind::Free, 0, iteration, Phase::Backward));
+    }
+    Trace { events, modules: vec![String::new()] }
+}
+
+#[test]
+fn a_request_that_lives_into_the_next_iteration_is_live_in_two_stretches() {
+    let problem = Problem::from_trace(&small_job(3), 1).unwrap();
+    assert_eq!(problem.cycle_start, 3);
+    let lives: Vec<_> = problem.buffers.iter().map(|buffer| (buffer.lifetime, buffer.again)).collect();
+    let (life, passes) = (Lifetime::new, |a, b, c, d| (Lifetime::new(a, b), Some(Lifetime::new(c, d))));
+    // Four events in the prologue, four in each pass.
+    let expected = [
+        (life(0, 12), None),
+        (life(1, 3), None),
+        // The first gradient is freed at the beginning of the first pass.
+        (life(2, 4), None),
+        passes(5, 7, 9, 11),
+        // The gradient of the cycle: it is not freed before the end of iteration 1, so it is taken to be freed where the one before it was.
+        passes(6, 8, 10, 12),
+    ];
+    assert_eq!(lives, expected);
+    assert_eq!(problem.dynamic_requests, 0);
+    // The gradients of prologue and cycle are never live together, so they can share.
+    assert_eq!(solve(&problem).unwrap().peak.get(), 1024 + 2048 + 3072);
+}
+
+#[test]
+fn one_iteration_is_enough_for_a_plan() {
+    let problem = Problem::from_trace(&small_job(1), 0).unwrap();
+    assert_eq!((problem.cycle_start, problem.buffers.len()), (1, 3));
+    assert!(matches!(Plan::from_trace(&small_job(1), 1), Err(PlanError::NoIteration { wanted: 1, iterations: 1 })));
+}
+
+#[test]
+fn a_job_in_which_everything_varies_has_no_plan() {
+    let mut trace = small_job(2);
+    trace.events.iter_mut().for_each(|event| event.is_dynamic = true);
+    assert_eq!(Plan::from_trace(&trace, 1), Err(PlanError::NothingStatic));
+}
+
+#[test]
+fn predecessors_are_the_last_holders_of_each_byte() {
+    let entry = |offset, bytes| Entry {
+        bytes: Bytes::new(bytes),
+        offset: PlanOffset::new(offset),
+        stream: StreamId(0),
+        context: ContextKey::UNKNOWN,
+        lifetime: Lifetime::new(0, 1),
+        again: None,
+    };
+    // Offsets in units of 512:  0: [0,4)   1: [0,2)   2: [1,4)   3: [0,1)
+    let entries = vec![entry(0, 2048), entry(0, 1024), entry(512, 1536), entry(0, 512)];
+    let plan = Plan { pool_len: Bytes::kib(2), entries, cycle_start: 1, provenance: Provenance::default() };
+    let order = ReuseOrder::of(&plan);
+    // In a later pass entry 1 comes after 3 (its first unit) and 2 (its second).
+    assert_eq!(order.predecessors(0), [0u32; 0]);
+    assert_eq!(order.predecessors(1), [0, 2, 3]);
+    assert_eq!(order.predecessors(2), [0, 1, 2].into_iter().filter(|n| *n != 2).collect::<Vec<u32>>());
+    assert_eq!(order.predecessors(3), [1]);
+    assert_eq!(order.successors(1), [2, 3]);
+}
+
+#[test]
+fn a_plan_survives_being_written_and_read() {
+    let plan = Plan::from_trace(&small_job(3), 1).unwrap();
+    let bytes = format::write(&plan);
+    assert_eq!(format::read(&bytes), Ok(plan.clone()));
+    assert_eq!(plan.id(), format::read(&bytes).unwrap().id());
+}
+
+#[test]
+fn a_broken_plan_file_is_refused_wherever_it_is_broken() {
+    let plan = Plan::from_trace(&small_job(3), 1).unwrap();
+    let bytes = format::write(&plan);
+    for len in 0..bytes.len() {
+        format::read(&bytes[..len]).unwrap_err();
+    }
+    for at in 0..bytes.len() {
+        for flip in [1, 0x80] {
+            let mut broken = bytes.clone();
+            broken[at] ^= flip;
+            format::read(&broken).unwrap_err();
+        }
+    }
+    let mut longer = bytes.clone();
+    longer.push(0);
+    assert!(matches!(format::read(&longer), Err(format::FormatError::Length { .. })));
+    let mut newer = bytes;
+    newer[6] = 2;
+    assert_eq!(format::read(&newer), Err(format::FormatError::Version { found: 2 }));
+}
+
+/// With its checksum made right again, a body that says something impossible is refused for that.
+#[test]
+fn a_plan_file_that_lies_is_refused() {
+    let mut plan = Plan::from_trace(&small_job(3), 1).unwrap();
+    plan.entries[0].offset = plan.entries[1].offset;
+    let error = format::read(&format::write(&plan)).unwrap_err();
+    assert!(matches!(error, format::FormatError::Wrong(Wrong::Overlap { first: 0, second: 1, .. })), "{error:?}");
+
+    let good = format::write(&Plan::from_trace(&small_job(3), 1).unwrap());
+    let (mut refused, mut lies) = (0, 0);
+    for at in 16..good.len() - 4 {
+        for value in [0, 1, 0x7f, 0x80, 0xff] {
+            let mut lie = good.clone();
+            lie[at] = value;
+            lies += u32::from(lie != good);
+            let body_end = lie.len() - 4;
+            let checksum = crc32fast::hash(&lie[..body_end]);
+            lie[body_end..].copy_from_slice(&checksum.to_le_bytes());
+            // Whatever is read must be a plan that holds together; most lies are none.
+            match format::read(&lie) {
+                Ok(read) => assert_eq!(check(&read), Ok(())),
+                Err(_) => refused += 1,
+            }
+        }
+    }
+    assert!(refused * 4 > lies, "only {refused} of {lies} lies were refused");
+}

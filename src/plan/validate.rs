@@ -1,0 +1,153 @@
+//! Checks a plan without knowing how it was made: it shares only the vocabulary with the solvers.
+
+use std::collections::BTreeMap;
+
+use super::{Entry, Plan, problem::rounded};
+use crate::limits;
+use crate::units::{Bytes, Lifetime, Place, Tick};
+
+/// What is wrong with a plan.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Wrong {
+    /// An entry's size is impossible.
+    #[error("entry {entry}: {bytes:?} is not a possible size")]
+    Size {
+        /// Which.
+        entry: usize,
+        /// Its size.
+        bytes: Bytes,
+    },
+    /// An entry's place is not aligned.
+    #[error("entry {entry} lies at {offset:#x}, which is not a multiple of {}", limits::ALLOCATION_ALIGNMENT)]
+    Alignment {
+        /// Which.
+        entry: usize,
+        /// Where it lies.
+        offset: u64,
+    },
+    /// An entry lies outside the pool.
+    #[error("entry {entry} ends at {end:#x} and the pool at {pool:#x}")]
+    Outside {
+        /// Which.
+        entry: usize,
+        /// Where it ends.
+        end: u64,
+        /// Where the pool ends.
+        pool: u64,
+    },
+    /// An entry is live for no time, or its times overlap.
+    #[error("entry {entry} is live at impossible times")]
+    Lifetime {
+        /// Which.
+        entry: usize,
+    },
+    /// Two entries that are live together share bytes.
+    #[error("entries {first} and {second} are both live at tick {tick} and share bytes at {offset:#x}")]
+    Overlap {
+        /// One.
+        first: usize,
+        /// The other.
+        second: usize,
+        /// When.
+        tick: u64,
+        /// Where.
+        offset: u64,
+    },
+    /// Two entries of different streams share bytes.
+    #[error("entries {first} and {second} are of different streams and share bytes at {offset:#x}")]
+    Streams {
+        /// One.
+        first: usize,
+        /// The other.
+        second: usize,
+        /// Where.
+        offset: u64,
+    },
+    /// The cycle does not begin inside the plan.
+    #[error("the cycle begins at entry {start} of {count}")]
+    Cycle {
+        /// Where it says it begins.
+        start: usize,
+        /// Entries there are.
+        count: usize,
+    },
+}
+
+/// Says the first thing that is wrong, if anything is.
+pub fn check(plan: &Plan) -> Result<(), Wrong> {
+    if plan.cycle_start > plan.entries.len() {
+        return Err(Wrong::Cycle { start: plan.cycle_start, count: plan.entries.len() });
+    }
+    for (number, entry) in plan.entries.iter().enumerate() {
+        check_entry(plan, number, entry)?;
+    }
+    check_streams(plan)?;
+    check_overlaps(plan)
+}
+
+fn check_entry(plan: &Plan, entry: usize, of: &Entry) -> Result<(), Wrong> {
+    let offset = of.offset.raw();
+    let Some(len) = rounded(of.bytes) else { return Err(Wrong::Size { entry, bytes: of.bytes }) };
+    if !offset.is_multiple_of(limits::ALLOCATION_ALIGNMENT.get()) {
+        return Err(Wrong::Alignment { entry, offset });
+    }
+    let end = offset.saturating_add(len.get());
+    if end > plan.pool_len.get() {
+        return Err(Wrong::Outside { entry, end, pool: plan.pool_len.get() });
+    }
+    let is_time = |lifetime: Lifetime| lifetime.start < lifetime.end;
+    let times_fit =
+        is_time(of.lifetime) && of.again.is_none_or(|again| is_time(again) && again.start >= of.lifetime.end);
+    if times_fit { Ok(()) } else { Err(Wrong::Lifetime { entry }) }
+}
+
+/// Sweeps over the pool: at every byte there is only one stream.
+fn check_streams(plan: &Plan) -> Result<(), Wrong> {
+    let mut by_place: Vec<_> = plan.entries.iter().enumerate().collect();
+    by_place.sort_by_key(|(number, entry)| (entry.offset, *number));
+    // For each stream seen so far, the entry that reaches furthest.
+    let mut furthest: BTreeMap<_, (u64, usize)> = BTreeMap::new();
+    for (number, entry) in by_place {
+        let (start, end) = (entry.span().start().get(), entry.span().end().get());
+        for (stream, (reach, other)) in &furthest {
+            if *stream != entry.stream && *reach > start {
+                return Err(Wrong::Streams { first: *other, second: number, offset: start });
+            }
+        }
+        let reach = furthest.entry(entry.stream).or_insert((end, number));
+        if end > reach.0 {
+            *reach = (end, number);
+        }
+    }
+    Ok(())
+}
+
+/// Sweeps over time with the set of live spans: whoever comes must not touch its neighbours.
+fn check_overlaps(plan: &Plan) -> Result<(), Wrong> {
+    let mut changes: Vec<(Tick, bool, usize)> = Vec::with_capacity(plan.entries.len() * 4);
+    for (number, entry) in plan.entries.iter().enumerate() {
+        for lifetime in entry.lifetimes() {
+            changes.push((lifetime.start, true, number));
+            changes.push((lifetime.end, false, number));
+        }
+    }
+    // At one tick whoever leaves goes first: lifetimes are half-open.
+    changes.sort_unstable();
+    let mut live: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
+    for (tick, comes, number) in changes {
+        let span = plan.entries[number].span();
+        let (start, end) = (span.start().get(), span.end().get());
+        if !comes {
+            live.remove(&start);
+            continue;
+        }
+        let before = live.range(..start).next_back().filter(|(_, (reach, _))| *reach > start);
+        let inside = live.range(start..end).next();
+        if let Some((offset, (_, other))) = before.or(inside) {
+            let offset = start.max(*offset);
+            return Err(Wrong::Overlap { first: *other, second: number, tick: tick.0, offset });
+        }
+        live.insert(start, (end, number));
+    }
+    Ok(())
+}

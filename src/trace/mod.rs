@@ -1,0 +1,159 @@
+//! Recorded sequences of allocations and frees, as a job made them.
+//!
+//! Not for: what an allocator makes of them. A trace knows sizes, order and context; addresses come later.
+//!
+//! Invariant of every [`Trace`] that a reader gives: ticks never go back, an id is allocated before it is used and freed at most once.
+
+#[cfg(feature = "daemon")]
+pub mod csv;
+mod summary;
+
+pub use summary::Summary;
+
+use crate::ids::StreamId;
+use crate::rng::mix;
+use crate::units::{Bytes, Tick};
+
+/// A whole trace.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// In the order in which they happened.
+    pub events: Vec<Event>,
+    /// Names of modules; events point here. The first is the empty name.
+    pub modules: Vec<String>,
+}
+
+/// One event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Event {
+    /// When, in operations. Several events may share a tick; their order decides.
+    pub tick: Tick,
+    /// What.
+    pub kind: EventKind,
+    /// Of which allocation; 0 where the kind has none.
+    pub id: u64,
+    /// Bytes as asked for; zero where the kind has none.
+    pub bytes: Bytes,
+    /// On which stream.
+    pub stream: StreamId,
+    /// In which iteration, counted from 0.
+    pub iteration: u32,
+    /// In what context.
+    pub context: Context,
+    /// The request came from a module whose sizes vary at run time.
+    pub is_dynamic: bool,
+    /// On which device of the job.
+    pub device: u32,
+    /// From which thread.
+    pub thread: u32,
+}
+
+/// What an event is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum EventKind {
+    /// Bytes were asked for.
+    Alloc,
+    /// They were given back.
+    Free,
+    /// They could be used again, once the streams that used them had passed.
+    FreeCompleted,
+    /// Another stream uses the allocation, too.
+    RecordStream,
+    /// A module begins.
+    Enter,
+    /// A module ends.
+    Exit,
+    /// An iteration ends here.
+    Mark,
+}
+
+impl EventKind {
+    /// Every kind with its name in files.
+    pub const ALL: [(&'static str, EventKind); 7] = [
+        ("alloc", EventKind::Alloc),
+        ("free", EventKind::Free),
+        ("free_completed", EventKind::FreeCompleted),
+        ("record_stream", EventKind::RecordStream),
+        ("enter", EventKind::Enter),
+        ("exit", EventKind::Exit),
+        ("mark", EventKind::Mark),
+    ];
+}
+
+/// A named part of an iteration.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub enum Phase {
+    /// Before the first step.
+    Init,
+    /// Forward pass.
+    Forward,
+    /// Backward pass.
+    Backward,
+    /// Forward pass made again for the backward pass.
+    Recompute,
+    /// Optimizer step.
+    Optimizer,
+    /// Anything else.
+    #[default]
+    Other,
+}
+
+impl Phase {
+    /// Every phase with its name in files.
+    pub const ALL: [(&'static str, Phase); 6] = [
+        ("init", Phase::Init),
+        ("forward", Phase::Forward),
+        ("backward", Phase::Backward),
+        ("recompute", Phase::Recompute),
+        ("optimizer", Phase::Optimizer),
+        ("other", Phase::Other),
+    ];
+}
+
+/// Where in a job a request comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Context {
+    /// Part of the iteration.
+    pub phase: Phase,
+    /// Micro-batch.
+    pub microbatch: Option<u32>,
+    /// Model chunk of a virtual pipeline.
+    pub chunk: Option<u32>,
+    /// Index into [`Trace::modules`].
+    pub module: u32,
+}
+
+/// A context as the request matcher compares it: equal contexts have equal keys, in every process and version.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub struct ContextKey(pub u64);
+
+impl ContextKey {
+    /// The caller does not say where it is; matches any context.
+    pub const UNKNOWN: ContextKey = ContextKey(0);
+
+    /// The key of a context in the module called `module`.
+    pub fn of(context: &Context, module: &str) -> ContextKey {
+        // FNV-1a over the name, then each field mixed in; +1 keeps "none" apart from 0.
+        let mut hash = module
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+        let phase = Phase::ALL.iter().position(|(_, phase)| *phase == context.phase).map_or(0, |at| at as u64);
+        let number = |n: Option<u32>| n.map_or(0, |n| u64::from(n) + 1);
+        for field in [phase, number(context.microbatch), number(context.chunk)] {
+            hash = mix(hash ^ field.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        }
+        ContextKey(hash | 1)
+    }
+}
+
+impl Trace {
+    /// The matcher's key of every module context, computed once per distinct context by the caller's cache.
+    pub fn key(&self, context: &Context) -> ContextKey {
+        ContextKey::of(context, self.modules.get(context.module as usize).map_or("", String::as_str))
+    }
+
+    /// One more than the highest iteration of any event.
+    pub fn iterations(&self) -> u32 {
+        self.events.iter().map(|event| event.iteration + 1).max().unwrap_or(0)
+    }
+}
