@@ -1,0 +1,40 @@
+//! Policy: who gets which bytes of what this process holds.
+//!
+//! Three pools, asked in this order: [`planned`] serves the requests that a plan foresaw, [`stitching`] serves the rest from 2 MiB up,
+//! [`small`] serves what is smaller from slabs of the stitching pool.
+//!
+//! Not for: getting memory (the runtime does, and hands it over) or events and threads (the runtime again). Pools are plain data behind one
+//! lock.
+//!
+//! Invariant of every pool, and of all together: two live allocations never share a byte.
+
+mod address_map;
+pub mod planned;
+pub mod small;
+pub mod stitching;
+
+pub use address_map::AddressMap;
+
+use crate::ids::StreamId;
+use crate::trace::ContextKey;
+use crate::units::Bytes;
+
+/// What somebody asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// Bytes, not zero.
+    pub bytes: Bytes,
+    /// The stream on which they are used first.
+    pub stream: StreamId,
+    /// From where in the job, or [`ContextKey::UNKNOWN`].
+    pub context: ContextKey,
+    /// The request varies from iteration to iteration: no plan has it.
+    pub is_dynamic: bool,
+}
+
+impl Request {
+    /// A request on the default stream by somebody who says nothing else.
+    pub fn of(bytes: Bytes) -> Request {
+        Request { bytes, stream: StreamId::DEFAULT, context: ContextKey::UNKNOWN, is_dynamic: false }
+    }
+}

@@ -1,0 +1,186 @@
+//! Where in the plan the job is.
+//!
+//! The cursor stands at the entry that should be asked for next. When something else is asked for:
+//!
+//! * it may be an entry that was *missed*: skipped over a moment ago. Two of those in a row, one after the other in the plan, show that the skip was
+//!   wrong, and the cursor goes back;
+//! * it may be an entry a little *ahead*: the cursor skips to it, and what lies between is missed;
+//! * after a few requests that are neither, the last four are looked up in the whole plan;
+//! * else the plan does not have it, and the cursor waits.
+//!
+//! So one request too many, too few, or out of turn costs itself and nothing that follows.
+//!
+//! Not for: whether an entry may be served, which the pool checks.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::{Planned, Request};
+use crate::rng::mix;
+
+/// How far ahead a request is looked for, and how many missed entries are remembered, when its context is known.
+pub(super) const WINDOW: usize = 64;
+/// The same for a request without context: sizes alone agree by chance too often.
+const WINDOW_WITHOUT_CONTEXT: usize = 8;
+/// Requests in a row by which a place in the plan is recognised.
+const GRAM: usize = 4;
+
+#[derive(Debug)]
+pub(super) struct Matcher {
+    cursor: u32,
+    count: u32,
+    cycle_start: u32,
+    missed: VecDeque<u32>,
+    /// The entry that was missed and served last, if nothing was served in order since.
+    last_late: Option<u32>,
+    /// The last requests that did not agree with the cursor, in a row.
+    strays: VecDeque<Request>,
+    /// Where each run of sizes ends, by its hash.
+    grams: HashMap<u64, Vec<u32>>,
+}
+
+impl Matcher {
+    pub(super) fn new(entries: &[Planned], cycle_start: u32) -> Matcher {
+        let mut grams: HashMap<u64, Vec<u32>> = HashMap::new();
+        for (at, run) in entries.windows(GRAM).enumerate() {
+            let hash = gram_hash(run.iter().map(|entry| entry.bytes.get()));
+            grams.entry(hash).or_default().push((at + GRAM - 1) as u32);
+        }
+        Matcher {
+            cursor: 0,
+            count: entries.len() as u32,
+            cycle_start,
+            missed: VecDeque::new(),
+            last_late: None,
+            strays: VecDeque::new(),
+            grams,
+        }
+    }
+
+    #[inline]
+    pub(super) fn cursor(&self) -> u32 {
+        self.cursor
+    }
+
+    pub(super) fn at_cycle_start(&self) -> bool {
+        self.cursor == self.cycle_start
+    }
+
+    /// The entry behind `entry`. Without a cycle the plan is over behind its last one.
+    fn next(&self, entry: u32) -> u32 {
+        behind(entry, self.count, self.cycle_start)
+    }
+
+    /// Moves the cursor on by one.
+    #[inline]
+    fn advance(&mut self) {
+        self.cursor += 1;
+        if self.cursor >= self.count && self.cycle_start < self.count {
+            self.cursor = self.cycle_start;
+            // From here on [`Matcher::since`] would not see all that came after an entry of the prologue.
+            self.missed.retain(|entry| *entry >= self.cycle_start);
+        }
+    }
+
+    /// The entry at the cursor was asked for.
+    #[inline]
+    pub(super) fn step(&mut self) {
+        self.advance();
+        if self.last_late.is_some() || !self.strays.is_empty() {
+            self.last_late = None;
+            self.strays.clear();
+        }
+    }
+
+    /// The entry at the cursor was not asked for.
+    pub(super) fn skip(&mut self) {
+        if self.missed.len() == WINDOW {
+            self.missed.pop_front();
+        }
+        self.missed.push_back(self.cursor);
+        self.advance();
+    }
+
+    /// A request came that does not agree with the cursor.
+    pub(super) fn note(&mut self, request: &Request) {
+        if self.strays.len() == GRAM {
+            self.strays.pop_front();
+        }
+        self.strays.push_back(*request);
+    }
+
+    /// The missed entry that agrees with the request: the one right behind the last, else the oldest.
+    pub(super) fn find_missed(&self, agrees: impl Fn(u32) -> bool) -> Option<u32> {
+        let following = self.last_late.map(|last| self.next(last));
+        let at = following
+            .and_then(|next| self.missed.iter().position(|entry| *entry == next))
+            .filter(|at| agrees(self.missed[*at]))
+            .or_else(|| self.missed.iter().position(|entry| agrees(*entry)))?;
+        Some(self.missed[at])
+    }
+
+    /// A missed entry was asked for after all.
+    pub(super) fn forget_missed(&mut self, entry: u32) {
+        self.missed.retain(|missed| *missed != entry);
+    }
+
+    /// Entries from behind the cursor on, as far as it makes sense for this request.
+    pub(super) fn look_ahead(&self, request: &Request) -> impl Iterator<Item = u32> + use<> {
+        let window = if request.context.0 == 0 { WINDOW_WITHOUT_CONTEXT } else { WINDOW };
+        let (cursor, count, cycle_start) = (self.cursor, self.count, self.cycle_start);
+        let next = move |entry| behind(entry, count, cycle_start);
+        std::iter::successors(Some(next(cursor)), move |entry| Some(next(*entry)))
+            .take(window)
+            .take_while(move |entry| *entry < count && *entry != cursor)
+    }
+
+    /// The place in the whole plan that the last strays agree with, the next one after the cursor: where the last of them is.
+    pub(super) fn find_again(&self, agrees: impl Fn(u32, &Request) -> bool) -> Option<u32> {
+        if self.strays.len() < GRAM {
+            return None;
+        }
+        let hash = gram_hash(self.strays.iter().map(|request| request.bytes.get()));
+        let fits = |end: &&u32| {
+            let start = **end + 1 - GRAM as u32;
+            (start..).zip(&self.strays).all(|(entry, request)| agrees(entry, request))
+        };
+        let ends = self.grams.get(&hash)?;
+        let behind = ends.partition_point(|end| *end <= self.cursor);
+        // The prologue comes once: from inside the cycle there is no way back to it.
+        let from = if self.cursor >= self.cycle_start { self.cycle_start } else { self.cursor };
+        let around = ends[..behind].iter().filter(|end| **end >= from && **end != self.cursor);
+        ends[behind..].iter().chain(around).find(fits).copied()
+    }
+
+    /// Entries behind `entry` up to the cursor, which were passed since it was missed.
+    pub(super) fn since(&self, entry: u32) -> impl Iterator<Item = u32> + use<> {
+        let (cursor, count, cycle_start) = (self.cursor, self.count, self.cycle_start);
+        let next = move |entry| behind(entry, count, cycle_start);
+        std::iter::successors(Some(next(entry)), move |entry| Some(next(*entry)))
+            .take(count as usize)
+            .take_while(move |entry| *entry != cursor && *entry < count)
+    }
+
+    /// `entry` was missed and is served now. True when the one before it was, too, so that the job seems to be there and not at the cursor.
+    pub(super) fn is_behind(&mut self, entry: u32) -> bool {
+        let follows = self.last_late.is_some_and(|last| self.next(last) == entry);
+        self.last_late = Some(entry);
+        follows
+    }
+
+    /// The cursor goes back to right behind `entry`; nothing from there on was missed.
+    pub(super) fn rewind_behind(&mut self, entry: u32) {
+        let ahead: Vec<u32> = self.since(entry).collect();
+        self.missed.retain(|missed| !ahead.contains(missed));
+        self.cursor = self.next(entry);
+        self.last_late = None;
+        self.strays.clear();
+    }
+}
+
+fn behind(entry: u32, count: u32, cycle_start: u32) -> u32 {
+    if entry + 1 >= count && cycle_start < count { cycle_start } else { entry + 1 }
+}
+
+fn gram_hash(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, |hash, size| mix(hash ^ size))
+}

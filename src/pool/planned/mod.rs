@@ -1,0 +1,540 @@
+//! The planned pool: serves requests at the addresses that a plan gives them, as long as that is safe.
+//!
+//! A plan is a hint. The matcher ([`matcher`]) holds a cursor into it; when a request agrees with the entry there and the entry's span is free, the
+//! answer is `base + offset`, in constant time.
+//!
+//! ## When a span is free
+//!
+//! Live allocations of the pool are of two kinds.
+//!
+//! * *Orderly* ones were served at the cursor, and nothing that overlaps them has been passed by the cursor since. For these a
+//!   count is enough: an entry's *pending* count says how many of its predecessors ([`ReuseOrder`]) are orderly and live. Whoever is orderly, live
+//!   and overlaps the entry at the cursor must be a predecessor of it: nothing that overlaps it came in between.
+//! * *Tenants* ([`tenants`]) are all others: served out of order, freed later than the plan says, or unknown to the plan. Their spans are kept
+//!   exactly, with a count per 2 MiB so that the exact look-up is rare.
+//!
+//! So an entry is free when its pending count is zero and no tenant overlaps it. When the cursor passes an entry, whether it was served, refused or never
+//! asked for, the orderly ones that overlap it become tenants first. That is the whole argument why two live allocations never overlap,
+//! whatever the plan says and however late a free comes; [`PlannedPool::invariants`] checks it.
+
+mod matcher;
+mod tenants;
+
+use std::collections::HashMap;
+
+use self::matcher::Matcher;
+use self::tenants::Tenants;
+use super::Request;
+use crate::ids::StreamId;
+use crate::limits;
+use crate::plan::{Plan, ReuseOrder};
+use crate::units::{AddressSpan, Bytes, DeviceAddress, Place, PlanOffset, PlanSpan, Span};
+
+/// The planned pool of one device.
+#[derive(Debug)]
+pub struct PlannedPool {
+    span: AddressSpan,
+    entries: Box<[Planned]>,
+    cycle_start: u32,
+    order: ReuseOrder,
+    /// For each entry how many of its predecessors are orderly and live.
+    pending: Box<[u32]>,
+    places: Places,
+    tenants: Tenants,
+    matcher: Matcher,
+    streams: Streams,
+    counts: PlannedCounts,
+    live_allocations: u64,
+}
+
+/// What the pool has served and what it has not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PlannedCounts {
+    /// Requests served at the cursor.
+    pub hits: u64,
+    /// Requests served for an entry that the cursor had skipped.
+    pub late: u64,
+    /// Bytes of both, as asked for.
+    pub bytes: Bytes,
+    /// Requests that agreed with an entry whose span was not free.
+    pub blocked: u64,
+    /// Requests that agree with no entry near the cursor.
+    pub unplanned: u64,
+    /// Entries that the cursor went over without a request.
+    pub skipped: u64,
+    /// Times that the cursor was set anew, far away.
+    pub resynchronised: u64,
+}
+
+impl PlannedCounts {
+    /// Requests that the plan did not serve although it might have, and entries that nobody asked for.
+    pub fn deviations(&self) -> u64 {
+        self.late + self.blocked + self.unplanned + self.skipped
+    }
+}
+
+/// What the pool does with a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Served {
+    /// It is served here.
+    At(DeviceAddress),
+    /// Another pool must serve it.
+    Elsewhere,
+}
+
+/// An entry as the matcher and the guard need it: half a cache line.
+#[derive(Clone, Copy, Debug)]
+struct Planned {
+    bytes: Bytes,
+    context: u64,
+    /// In units of allocation.
+    offset: u32,
+    /// Its place in [`Places`].
+    place: u32,
+    /// Index into [`Streams`].
+    stream: u32,
+}
+
+/// Who is at an offset.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Occupant {
+    Nobody,
+    /// An orderly allocation, served for this entry.
+    Entry(u32),
+    Tenant,
+}
+
+const NOBODY: u32 = u32::MAX;
+const TENANT: u32 = u32::MAX - 1;
+const NO_KEY: u32 = u32::MAX;
+
+/// Who is at each offset of the plan: an open-addressed table with linear probing, made once. The key is the offset in units of allocation.
+#[derive(Debug)]
+struct Places {
+    cells: Box<[(u32, u32)]>,
+    shift: u32,
+}
+
+impl Places {
+    fn new(offsets: impl Iterator<Item = u32> + Clone) -> Places {
+        let count = offsets.clone().collect::<std::collections::BTreeSet<_>>().len();
+        let len = (count * 2).next_power_of_two().max(2);
+        let mut places =
+            Places { cells: vec![(NO_KEY, NOBODY); len].into_boxed_slice(), shift: 32 - len.trailing_zeros() };
+        for offset in offsets {
+            let at = places.probe(offset);
+            places.cells[at].0 = offset;
+        }
+        places
+    }
+
+    /// The cell of `offset`, or the empty one where it would go.
+    fn probe(&self, offset: u32) -> usize {
+        let mut at = (offset.wrapping_mul(0x9e37_79b1) >> self.shift) as usize;
+        while self.cells[at].0 != offset && self.cells[at].0 != NO_KEY {
+            at = (at + 1) & (self.cells.len() - 1);
+        }
+        at
+    }
+
+    fn find(&self, offset: u32) -> Option<u32> {
+        let at = self.probe(offset);
+        (self.cells[at].0 == offset).then_some(at as u32)
+    }
+
+    fn at(&self, place: u32) -> Occupant {
+        match self.cells[place as usize].1 {
+            NOBODY => Occupant::Nobody,
+            TENANT => Occupant::Tenant,
+            entry => Occupant::Entry(entry),
+        }
+    }
+
+    fn set(&mut self, place: u32, occupant: Occupant) {
+        self.cells[place as usize].1 = match occupant {
+            Occupant::Nobody => NOBODY,
+            Occupant::Tenant => TENANT,
+            Occupant::Entry(entry) => entry,
+        };
+    }
+}
+
+/// Which stream of this process each stream of the plan is. Raw stream handles differ between runs, so they are bound when they are first
+/// seen; the default stream is always itself.
+#[derive(Debug)]
+struct Streams(Vec<(StreamId, Option<StreamId>)>);
+
+impl Streams {
+    fn agree(&self, planned: u32, asked: StreamId) -> bool {
+        match self.0[planned as usize].1 {
+            Some(bound) => bound == asked,
+            None => asked != StreamId::DEFAULT && !self.0.iter().any(|(_, bound)| *bound == Some(asked)),
+        }
+    }
+
+    fn bind(&mut self, planned: u32, asked: StreamId) {
+        self.0[planned as usize].1 = Some(asked);
+    }
+}
+
+/// A plan that this pool cannot serve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum InstallError {
+    /// The addresses are fewer than the plan needs.
+    #[error("the plan needs {needed} and got {given}")]
+    TooSmall {
+        /// Bytes of the plan.
+        needed: Bytes,
+        /// Bytes of the addresses.
+        given: Bytes,
+    },
+    /// The pool is larger than offsets of 32 bits reach, in units of allocation.
+    #[error("a planned pool of {0} is too large")]
+    TooLarge(Bytes),
+}
+
+impl PlannedPool {
+    /// The pool of `plan` at `span`, which is mapped and stays so while the pool lives.
+    pub fn new(plan: &Plan, span: AddressSpan) -> Result<PlannedPool, InstallError> {
+        if plan.pool_len > span.len() {
+            return Err(InstallError::TooSmall { needed: plan.pool_len, given: span.len() });
+        }
+        let unit = limits::ALLOCATION_ALIGNMENT.get();
+        if plan.pool_len.get() / unit >= u64::from(NO_KEY) {
+            return Err(InstallError::TooLarge(plan.pool_len));
+        }
+        let units = |offset: PlanOffset| (offset.get() / unit) as u32;
+        let places = Places::new(plan.entries.iter().map(|entry| units(entry.offset)));
+        let mut streams = Streams(Vec::new());
+        let mut stream_of: HashMap<StreamId, u32> = HashMap::new();
+        let entries = plan
+            .entries
+            .iter()
+            .map(|entry| Planned {
+                bytes: entry.bytes,
+                context: entry.context.0,
+                offset: units(entry.offset),
+                place: places.find(units(entry.offset)).expect("every offset was entered"),
+                stream: *stream_of.entry(entry.stream).or_insert_with(|| {
+                    let bound = (entry.stream == StreamId::DEFAULT).then_some(StreamId::DEFAULT);
+                    streams.0.push((entry.stream, bound));
+                    streams.0.len() as u32 - 1
+                }),
+            })
+            .collect::<Box<[_]>>();
+        Ok(PlannedPool {
+            span,
+            pending: vec![0; entries.len()].into_boxed_slice(),
+            cycle_start: plan.cycle_start as u32,
+            order: ReuseOrder::of(plan),
+            places,
+            tenants: Tenants::new(span.len()),
+            matcher: Matcher::new(&entries, plan.cycle_start as u32),
+            entries,
+            streams,
+            counts: PlannedCounts::default(),
+            live_allocations: 0,
+        })
+    }
+
+    /// The addresses of the pool.
+    pub fn span(&self) -> AddressSpan {
+        self.span
+    }
+
+    /// What it has served.
+    pub fn counts(&self) -> PlannedCounts {
+        self.counts
+    }
+
+    /// Allocations that are live here.
+    pub fn live_allocations(&self) -> u64 {
+        self.live_allocations
+    }
+
+    /// Serves a request, or says that another pool must.
+    #[inline]
+    pub fn alloc(&mut self, request: &Request) -> Served {
+        if request.is_dynamic {
+            return Served::Elsewhere;
+        }
+        let cursor = self.matcher.cursor();
+        if (cursor as usize) < self.entries.len() && self.agrees(cursor, request) {
+            self.matcher.step();
+            return self.serve_in_order(cursor, request);
+        }
+        self.alloc_elsewhere_in_the_plan(request)
+    }
+
+    #[inline]
+    fn agrees(&self, entry: u32, request: &Request) -> bool {
+        let planned = &self.entries[entry as usize];
+        planned.bytes == request.bytes
+            && (request.context.0 == 0 || planned.context == request.context.0)
+            && self.streams.agree(planned.stream, request.stream)
+    }
+
+    /// The cursor has just stepped over `entry`, whose turn it is.
+    #[inline]
+    fn serve_in_order(&mut self, entry: u32, request: &Request) -> Served {
+        let planned = self.entries[entry as usize];
+        let is_free = self.pending[entry as usize] == 0
+            && self.places.at(planned.place) == Occupant::Nobody
+            && self.tenants.is_clear(self.offsets_of(entry));
+        if !is_free {
+            self.pass(entry);
+            self.counts.blocked += 1;
+            return Served::Elsewhere;
+        }
+        self.places.set(planned.place, Occupant::Entry(entry));
+        for successor in self.order.successors(entry) {
+            self.pending[*successor as usize] += 1;
+        }
+        self.streams.bind(planned.stream, request.stream);
+        self.counts.hits += 1;
+        self.counts.bytes += request.bytes;
+        self.live_allocations += 1;
+        Served::At(self.address(planned.offset))
+    }
+
+    fn address(&self, offset: u32) -> DeviceAddress {
+        let offset = Bytes::new(u64::from(offset) * limits::ALLOCATION_ALIGNMENT.get());
+        self.span.start().checked_add(offset).expect("every offset lies in the pool")
+    }
+
+    /// The bytes of the pool that an entry occupies.
+    fn offsets_of(&self, entry: u32) -> PlanSpan {
+        let planned = &self.entries[entry as usize];
+        let start = PlanOffset::new(u64::from(planned.offset) * limits::ALLOCATION_ALIGNMENT.get());
+        let len = planned.bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT);
+        Span::new(start, len.expect("checked when the plan was made")).expect("checked when the plan was made")
+    }
+
+    /// A request that does not agree with the entry at the cursor: one that was skipped before, one ahead, or one that the plan does not have.
+    #[cold]
+    fn alloc_elsewhere_in_the_plan(&mut self, request: &Request) -> Served {
+        self.matcher.note(request);
+        if let Some(entry) = self.matcher.find_missed(|entry| self.agrees(entry, request)) {
+            self.matcher.forget_missed(entry);
+            return self.serve_late(entry, request);
+        }
+        let found = self
+            .matcher
+            .look_ahead(request)
+            .find(|entry| self.agrees(*entry, request))
+            .or_else(|| self.matcher.find_again(|entry, asked| self.agrees(entry, asked)));
+        let Some(entry) = found else {
+            self.counts.unplanned += 1;
+            return Served::Elsewhere;
+        };
+        self.skip_to(entry);
+        self.matcher.step();
+        self.serve_in_order(entry, request)
+    }
+
+    /// Moves the cursor to `entry` over all that lies between.
+    fn skip_to(&mut self, entry: u32) {
+        let mut skipped = 0;
+        while self.matcher.cursor() != entry {
+            let over = self.matcher.cursor();
+            self.matcher.skip();
+            self.pass(over);
+            skipped += 1;
+        }
+        self.counts.skipped += skipped;
+        self.counts.resynchronised += u64::from(skipped > matcher::WINDOW as u64);
+    }
+
+    /// The cursor goes over `entry` without an orderly allocation there: whoever is orderly and overlaps it becomes a tenant.
+    fn pass(&mut self, entry: u32) {
+        if self.places.at(self.entries[entry as usize].place) == Occupant::Entry(entry) {
+            self.make_tenant(entry);
+        }
+        if self.pending[entry as usize] == 0 {
+            // An orderly allocation at the very same offset is a predecessor, and there is none.
+            return;
+        }
+        for at in 0..self.order.predecessors(entry).len() {
+            let predecessor = self.order.predecessors(entry)[at];
+            if self.is_orderly(predecessor) {
+                self.make_tenant(predecessor);
+            }
+        }
+        debug_assert_eq!(self.pending[entry as usize], 0, "every pending predecessor became a tenant");
+    }
+
+    fn is_orderly(&self, entry: u32) -> bool {
+        self.places.at(self.entries[entry as usize].place) == Occupant::Entry(entry)
+    }
+
+    fn make_tenant(&mut self, entry: u32) {
+        self.places.set(self.entries[entry as usize].place, Occupant::Tenant);
+        self.tenants.insert(self.offsets_of(entry), self.entries[entry as usize].bytes);
+        self.release_successors(entry);
+    }
+
+    #[inline]
+    fn release_successors(&mut self, entry: u32) {
+        for successor in self.order.successors(entry) {
+            self.pending[*successor as usize] -= 1;
+        }
+    }
+
+    /// Serves an entry that the cursor has gone over already, if nobody is there now.
+    fn serve_late(&mut self, entry: u32, request: &Request) -> Served {
+        let span = self.offsets_of(entry);
+        let planned = self.entries[entry as usize];
+        // Whoever was orderly and overlapped the entry when it was passed is a tenant since; whoever came after lies between it and the cursor.
+        let overlaps_since =
+            self.matcher.since(entry).any(|other| self.is_orderly(other) && self.offsets_of(other).overlaps(span));
+        if overlaps_since || self.places.at(planned.place) != Occupant::Nobody || !self.tenants.is_clear(span) {
+            self.counts.blocked += 1;
+            return Served::Elsewhere;
+        }
+        self.places.set(planned.place, Occupant::Tenant);
+        self.tenants.insert(span, request.bytes);
+        self.streams.bind(planned.stream, request.stream);
+        self.counts.late += 1;
+        self.counts.bytes += request.bytes;
+        self.live_allocations += 1;
+        if self.matcher.is_behind(entry) {
+            self.rewind_behind(entry);
+        }
+        Served::At(self.address(planned.offset))
+    }
+
+    /// The job is not where the cursor is but just behind `entry`: the cursor goes back, and what was served ahead of it is no longer orderly.
+    fn rewind_behind(&mut self, entry: u32) {
+        let ahead: Vec<_> = self.matcher.since(entry).collect();
+        for other in ahead {
+            if self.is_orderly(other) {
+                self.make_tenant(other);
+            }
+        }
+        self.matcher.rewind_behind(entry);
+    }
+
+    /// Takes an allocation back, and says how many bytes had been asked for. `None` if it is not one of this pool's.
+    #[inline]
+    pub fn free(&mut self, address: DeviceAddress) -> Option<Bytes> {
+        let offset = self.offset_of(address)?;
+        let place = self.places.find(offset)?;
+        let bytes = match self.places.at(place) {
+            Occupant::Nobody => return None,
+            Occupant::Entry(entry) => {
+                self.release_successors(entry);
+                self.entries[entry as usize].bytes
+            }
+            Occupant::Tenant => self.tenants.remove(self.plan_offset(offset)),
+        };
+        self.places.set(place, Occupant::Nobody);
+        self.live_allocations -= 1;
+        Some(bytes)
+    }
+
+    fn plan_offset(&self, units: u32) -> PlanOffset {
+        PlanOffset::new(u64::from(units) * limits::ALLOCATION_ALIGNMENT.get())
+    }
+
+    /// Where `address` lies in the pool, in units of allocation.
+    #[inline]
+    fn offset_of(&self, address: DeviceAddress) -> Option<u32> {
+        let distance = address.checked_distance(self.span.start())?.get();
+        let unit = limits::ALLOCATION_ALIGNMENT.get();
+        (distance < self.span.len().get() && distance.is_multiple_of(unit)).then_some((distance / unit) as u32)
+    }
+
+    /// Bytes that an allocation at `address` has, if it is a live one of this pool's.
+    pub fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
+        let offset = self.offset_of(address)?;
+        match self.places.at(self.places.find(offset)?) {
+            Occupant::Nobody => None,
+            Occupant::Entry(entry) => Some(self.offsets_of(entry).len()),
+            Occupant::Tenant => self.tenants.len_at(self.plan_offset(offset)),
+        }
+    }
+
+    /// Gives a part of the pool to somebody whom the plan does not know, if nobody has it now. The plan's own requests stay away from it.
+    pub fn occupy(&mut self, span: AddressSpan) -> bool {
+        let Some(start) = span.start().checked_distance(self.span.start()) else { return false };
+        let Some(offsets) = Span::new(PlanOffset::new(start.get()), span.len()) else { return false };
+        if !self.span.contains_span(span) || span.is_empty() || !self.is_free_now(offsets) {
+            return false;
+        }
+        self.tenants.insert(offsets, offsets.len());
+        if let Some(place) = self.offset_of(span.start()).and_then(|offset| self.places.find(offset)) {
+            self.places.set(place, Occupant::Tenant);
+        }
+        self.live_allocations += 1;
+        true
+    }
+
+    /// Takes back what [`PlannedPool::occupy`] gave.
+    pub fn vacate(&mut self, address: DeviceAddress) -> bool {
+        if self.free(address).is_some() {
+            return true;
+        }
+        let Some(start) = address.checked_distance(self.span.start()) else { return false };
+        let gone = self.tenants.len_at(PlanOffset::new(start.get())).is_some();
+        if gone {
+            self.tenants.remove(PlanOffset::new(start.get()));
+            self.live_allocations -= 1;
+        }
+        gone
+    }
+
+    /// Nobody is there, looked up the slow way: over every live allocation.
+    fn is_free_now(&self, span: PlanSpan) -> bool {
+        self.tenants.is_clear(span)
+            && (0..self.entries.len() as u32)
+                .all(|entry| !self.is_orderly(entry) || !self.offsets_of(entry).overlaps(span))
+    }
+
+    /// An iteration ends: the next request is the first of the cycle.
+    pub fn mark_iteration(&mut self) {
+        if self.matcher.at_cycle_start() || self.cycle_start as usize >= self.entries.len() {
+            return;
+        }
+        self.skip_to(self.cycle_start);
+    }
+
+    /// Says what is wrong with the pool; nothing, unless this module has a bug. Takes time proportional to everything there is.
+    pub fn invariants(&self) -> Result<(), String> {
+        let orderly: Vec<u32> = (0..self.entries.len() as u32).filter(|entry| self.is_orderly(*entry)).collect();
+        let mut spans: Vec<PlanSpan> = orderly.iter().map(|entry| self.offsets_of(*entry)).collect();
+        spans.extend(self.tenants.spans());
+        spans.sort_unstable_by_key(|span| span.start());
+        if let Some(pair) = spans.windows(2).find(|pair| pair[0].overlaps(pair[1])) {
+            return Err(format!("live allocations overlap: {pair:?}"));
+        }
+        if spans.len() as u64 != self.live_allocations {
+            return Err(format!("{} allocations are live and {} are counted", spans.len(), self.live_allocations));
+        }
+        for entry in 0..self.entries.len() as u32 {
+            let live = self.order.predecessors(entry).iter().filter(|other| self.is_orderly(**other)).count();
+            if self.pending[entry as usize] as usize != live {
+                return Err(format!(
+                    "entry {entry} says {} predecessors are live: {live} are",
+                    self.pending[entry as usize]
+                ));
+            }
+        }
+        // What makes the count enough: whoever is orderly and overlaps the entry at the cursor is its predecessor, or itself.
+        let cursor = self.matcher.cursor();
+        if (cursor as usize) < self.entries.len() {
+            let span = self.offsets_of(cursor);
+            for entry in orderly {
+                let is_known = entry == cursor || self.order.predecessors(cursor).contains(&entry);
+                if self.offsets_of(entry).overlaps(span) && !is_known {
+                    return Err(format!(
+                        "entry {entry} is live, overlaps entry {cursor}, and is none of its predecessors"
+                    ));
+                }
+            }
+        }
+        self.tenants.invariants()
+    }
+}
+
+#[cfg(test)]
+mod tests;

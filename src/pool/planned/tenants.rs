@@ -1,0 +1,140 @@
+//! Allocations inside the planned pool that the plan's own order says nothing about, kept exactly.
+
+use std::collections::BTreeMap;
+
+use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
+
+/// Bytes in one cell.
+const CELL: u64 = 2 << 20;
+
+/// Spans that are taken, with a count per cell in front: a look-up touches the exact spans only where a cell is not empty.
+#[derive(Debug)]
+pub(super) struct Tenants {
+    /// The end of each by its start, and the bytes that were asked for.
+    spans: BTreeMap<u64, (u64, Bytes)>,
+    /// Tenants that touch each cell.
+    counts: Box<[u32]>,
+    /// One bit per cell: whether the count is not zero. A gigabyte is eight words.
+    busy: Box<[u64]>,
+}
+
+impl Tenants {
+    pub(super) fn new(len: Bytes) -> Tenants {
+        let cells = len.get().div_ceil(CELL) as usize;
+        Tenants {
+            spans: BTreeMap::new(),
+            counts: vec![0; cells].into_boxed_slice(),
+            busy: vec![0; cells.div_ceil(64)].into_boxed_slice(),
+        }
+    }
+
+    /// Nobody has a byte of `span`.
+    #[inline]
+    pub(super) fn is_clear(&self, span: PlanSpan) -> bool {
+        self.spans.is_empty() || self.is_clear_among(span)
+    }
+
+    fn is_clear_among(&self, span: PlanSpan) -> bool {
+        let (start, end) = (span.start().get(), span.end().get());
+        if !self.touches_busy_cell(start, end) {
+            return true;
+        }
+        let before = self.spans.range(..=start).next_back();
+        before.is_none_or(|(_, (reach, _))| *reach <= start) && self.spans.range(start..end).next().is_none()
+    }
+
+    fn touches_busy_cell(&self, start: u64, end: u64) -> bool {
+        let (first, last) = ((start / CELL) as usize, ((end - 1) / CELL) as usize);
+        (first / 64..=last / 64).any(|word| {
+            let mut bits = self.busy[word];
+            if word == first / 64 {
+                bits &= u64::MAX << (first % 64);
+            }
+            if word == last / 64 {
+                bits &= u64::MAX >> (63 - last % 64);
+            }
+            bits != 0
+        })
+    }
+
+    pub(super) fn insert(&mut self, span: PlanSpan, bytes: Bytes) {
+        assert!(self.is_clear(span), "two tenants never overlap");
+        self.spans.insert(span.start().get(), (span.end().get(), bytes));
+        for cell in cells(span) {
+            self.counts[cell] += 1;
+            self.busy[cell / 64] |= 1 << (cell % 64);
+        }
+    }
+
+    /// Takes out the tenant that begins at `start`, and says how many bytes it had asked for.
+    pub(super) fn remove(&mut self, start: PlanOffset) -> Bytes {
+        let (end, bytes) = self.spans.remove(&start.get()).expect("the caller knows of this tenant");
+        let len = Bytes::new(end - start.get());
+        for cell in cells(Span::new(start, len).expect("it was inserted")) {
+            self.counts[cell] -= 1;
+            if self.counts[cell] == 0 {
+                self.busy[cell / 64] &= !(1 << (cell % 64));
+            }
+        }
+        bytes
+    }
+
+    /// Bytes of the tenant that begins at `start`.
+    pub(super) fn len_at(&self, start: PlanOffset) -> Option<Bytes> {
+        self.spans.get(&start.get()).map(|(end, _)| Bytes::new(end - start.get()))
+    }
+
+    pub(super) fn spans(&self) -> impl Iterator<Item = PlanSpan> + '_ {
+        let span = |(start, (end, _)): (&u64, &(u64, Bytes))| {
+            Span::new(PlanOffset::new(*start), Bytes::new(end - start)).expect("it was inserted")
+        };
+        self.spans.iter().map(span)
+    }
+
+    pub(super) fn invariants(&self) -> Result<(), String> {
+        let mut counts = vec![0_u32; self.counts.len()];
+        self.spans().flat_map(cells).for_each(|cell| counts[cell] += 1);
+        let busy = |cell: usize| self.busy[cell / 64] >> (cell % 64) & 1 == 1;
+        let wrong =
+            (0..counts.len()).find(|cell| counts[*cell] != self.counts[*cell] || busy(*cell) != (counts[*cell] > 0));
+        wrong.map_or(Ok(()), |cell| Err(format!("cell {cell} counts {} and has {}", self.counts[cell], counts[cell])))
+    }
+}
+
+fn cells(span: PlanSpan) -> std::ops::RangeInclusive<usize> {
+    (span.start().get() / CELL) as usize..=((span.end().get() - 1) / CELL) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    #[test]
+    fn look_ups_agree_with_a_plain_list() {
+        let mut rng = Rng::new(1);
+        let mut tenants = Tenants::new(Bytes::mib(400));
+        let mut list: Vec<PlanSpan> = Vec::new();
+        let mut clear = 0;
+        for _ in 0..20_000 {
+            let start = rng.below(300 << 11) * 512;
+            let shift = 10 + rng.below(16);
+            let len = 512 + rng.below(1 << shift) / 512 * 512;
+            let span = Span::new(PlanOffset::new(start), Bytes::new(len)).unwrap();
+            let expected = !list.iter().any(|other| other.overlaps(span));
+            assert_eq!(tenants.is_clear(span), expected, "{span}");
+            if expected {
+                clear += 1;
+                tenants.insert(span, span.len());
+                list.push(span);
+            }
+            if list.len() > 20 {
+                let gone = list.swap_remove(rng.index(list.len()));
+                assert_eq!(tenants.len_at(gone.start()), Some(gone.len()));
+                assert_eq!(tenants.remove(gone.start()), gone.len());
+            }
+        }
+        tenants.invariants().unwrap();
+        assert!(clear > 1000);
+    }
+}

@@ -1,0 +1,437 @@
+//! The stitching pool: everything from 2 MiB up that no plan foresaw (GMLake, ASPLOS'24, sections 3 and 4).
+//!
+//! A **PBlock** is a stretch of whole chunks, contiguous in a range of addresses; PBlocks together are exactly what the pool holds. An **SBlock** is a run
+//! of addresses over chunks that PBlocks own; it owns no memory. A block serves one allocation at a time, and an SBlock only while none of its
+//! PBlocks serves another.
+//!
+//! A request is served in the first of these ways that can:
+//!
+//! | way | what happens | driver calls |
+//! |---|---|---|
+//! | **S1** | a PBlock or SBlock of exactly this size is idle | none |
+//! | **S2** | a larger PBlock is split in place; the whole stays known as an SBlock, so that its old size is matched again | none |
+//! | | neighbouring PBlocks that are idle together are large enough | none |
+//! | **S4** | within the soft budget: the pool grows by exactly this | acquire, map |
+//! | **S3** | under pressure: idle PBlocks are stitched into an SBlock at new addresses | map |
+//! | **S4** | under pressure: the pool grows by what is missing, and stitches | acquire, map |
+//! | **S5** | out of memory | |
+//!
+//! S1 to S3 are this pool's ([`StitchingPool::alloc`], [`StitchingPool::stitch`]); growing is the runtime's, which hands chunks over
+//! ([`StitchingPool::grow`]). The paper splits by remapping; here a split keeps addresses, so it costs nothing, and so does its extra stitch. Idle SBlocks
+//! are kept: a job that repeats itself finds the same sizes again, and after a few iterations only S1 is left.
+//!
+//! Where the device cannot map a chunk twice ([`crate::driver::Capabilities::alias`]), stitching *moves* chunks: they leave their old addresses and become one
+//! PBlock at new ones.
+//!
+//! ## Streams
+//!
+//! Bytes that one stream used last are another's only once the first has *passed*: the pool numbers its frees, and is told up to which number a stream is
+//! known to be done ([`StitchingPool::note_passed`]).
+
+mod audit;
+mod blocks;
+mod cut;
+mod stitch;
+mod trim;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use slab::Slab;
+
+use self::blocks::{BlockId, Class, PBlock, PBlockId, Range, SBlock};
+pub use self::stitch::{Effort, Stitched};
+use super::AddressMap;
+use crate::ids::StreamId;
+use crate::memory::{Chunk, Device, Mapping, MemoryError};
+use crate::units::{Bytes, DeviceAddress, Place as _};
+
+/// How much a stitching pool may do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StitchConfig {
+    /// Blocks smaller than this are not stitched, and requests smaller than this are not served by stitching, unless the alternative is to be out of memory:
+    /// it would cost more calls than it saves memory.
+    pub fragmentation_limit: Bytes,
+    /// Addresses that idle and live stitched blocks may take together; above it the least recently used idle ones go.
+    pub stitch_limit: Bytes,
+    /// SBlocks that cost nothing (in place) to remember.
+    pub remembered_max: usize,
+}
+
+impl Default for StitchConfig {
+    fn default() -> StitchConfig {
+        StitchConfig { fragmentation_limit: Bytes::mib(8), stitch_limit: Bytes::gib(1024), remembered_max: 4096 }
+    }
+}
+
+/// How requests were served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StitchCounts {
+    /// S1: exactly this size was idle.
+    pub exact: u64,
+    /// S2: one larger block was split.
+    pub split: u64,
+    /// S2: idle neighbours were put together in place.
+    pub joined: u64,
+    /// S3: blocks were stitched at new addresses.
+    pub stitched: u64,
+    /// Bytes served by S3, where no contiguous block could.
+    pub stitched_bytes: Bytes,
+    /// Ranges that the pool grew by.
+    pub grown: u64,
+    /// Stitched blocks that were dropped to stay within the limit.
+    pub evicted: u64,
+}
+
+/// What the pool holds now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StitchUse {
+    /// Bytes of all its chunks.
+    pub held: Bytes,
+    /// Bytes of live blocks.
+    pub live: Bytes,
+    /// The largest run of idle bytes that are contiguous in addresses already.
+    pub largest_contiguous: Bytes,
+    /// Idle bytes that can be stitched into one range.
+    pub stitchable: Bytes,
+}
+
+/// An allocation of the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StitchAllocation {
+    /// Where.
+    pub address: DeviceAddress,
+    /// Bytes that it occupies: as asked for, rounded up to whole chunks.
+    pub len: Bytes,
+}
+
+/// A live allocation.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    block: BlockId,
+    /// Bytes as asked for.
+    bytes: Bytes,
+}
+
+/// The stitching pool of one device.
+#[derive(Debug)]
+pub struct StitchingPool {
+    device: Arc<Device>,
+    /// Size of its chunks: every block is a multiple.
+    granule: Bytes,
+    granule_shift: u32,
+    config: StitchConfig,
+    /// The configured limit, or what half of the process's mappings reach.
+    stitch_limit: Bytes,
+    ranges: Slab<Range>,
+    pblocks: Slab<PBlock>,
+    sblocks: Slab<SBlock>,
+    classes: Vec<Class>,
+    class_of: BTreeMap<Bytes, u32>,
+    /// The class of each size, by granules.
+    class_index: Vec<u32>,
+    live: AddressMap<Live>,
+    /// Live blocks that are slabs of the small pool: [`StitchingPool::free`] does not know them, for the first allocation in a slab has its address.
+    lent: AddressMap<Live>,
+    streams: Passed,
+    held: Bytes,
+    live_bytes: Bytes,
+    aliased: Bytes,
+    /// Counts uses, to know which block was used least recently.
+    moment: u64,
+    /// Numbers blocks by age.
+    births: u64,
+    /// Chunks that left their place and found no other.
+    orphans: Vec<Arc<Chunk>>,
+    counts: StitchCounts,
+}
+
+/// Up to which free each stream is known to have passed.
+#[derive(Debug, Default)]
+struct Passed {
+    /// Streams in the order in which they were first seen; hardly ever more than a handful.
+    streams: Vec<(StreamId, u64)>,
+}
+
+impl Passed {
+    fn note_used(&mut self, stream: StreamId) {
+        if !self.streams.iter().any(|(known, _)| *known == stream) {
+            self.streams.push((stream, 0));
+        }
+    }
+
+    fn up_to(&self, stream: StreamId) -> u64 {
+        self.streams.iter().find(|(known, _)| *known == stream).map_or(0, |(_, moment)| *moment)
+    }
+}
+
+impl StitchingPool {
+    /// An empty pool whose chunks will be of `granule` bytes, a power of two.
+    pub fn new(device: Arc<Device>, granule: Bytes, config: StitchConfig) -> StitchingPool {
+        assert!(granule.get().is_power_of_two(), "chunk sizes are powers of two");
+        let reachable = granule.checked_mul(device.capabilities().mappings_max / 2).unwrap_or(Bytes::MAX);
+        StitchingPool {
+            device,
+            granule,
+            granule_shift: granule.get().trailing_zeros(),
+            config,
+            stitch_limit: config.stitch_limit.min(reachable),
+            ranges: Slab::new(),
+            pblocks: Slab::new(),
+            sblocks: Slab::new(),
+            classes: Vec::new(),
+            class_of: BTreeMap::new(),
+            class_index: Vec::new(),
+            live: AddressMap::default(),
+            lent: AddressMap::default(),
+            streams: Passed::default(),
+            held: Bytes::ZERO,
+            live_bytes: Bytes::ZERO,
+            aliased: Bytes::ZERO,
+            moment: 0,
+            births: 0,
+            orphans: Vec::new(),
+            counts: StitchCounts::default(),
+        }
+    }
+
+    /// What a request for `bytes` occupies; `None` where that is more than any device has.
+    pub fn block_len(&self, bytes: Bytes) -> Option<Bytes> {
+        bytes.max(Bytes::new(1)).round_up(self.granule)
+    }
+
+    /// Size of the pool's chunks.
+    pub fn granule(&self) -> Bytes {
+        self.granule
+    }
+
+    /// How requests were served.
+    pub fn counts(&self) -> StitchCounts {
+        self.counts
+    }
+
+    /// Bytes of all its chunks.
+    pub fn held(&self) -> Bytes {
+        self.held
+    }
+
+    /// Bytes of live blocks.
+    pub fn live_bytes(&self) -> Bytes {
+        self.live_bytes
+    }
+
+    /// Serves a request without a driver call: S1 or S2.
+    #[inline]
+    pub fn alloc(&mut self, bytes: Bytes, stream: StreamId) -> Option<StitchAllocation> {
+        let len = self.block_len(bytes)?;
+        let block = match self.find_exact(len, stream) {
+            Some(block) => {
+                self.counts.exact += 1;
+                block
+            }
+            None => self.cut(len, stream)?,
+        };
+        Some(self.serve(block, bytes, stream))
+    }
+
+    /// S1: the oldest block of exactly this size that is idle in all its parts.
+    #[inline]
+    fn find_exact(&self, len: Bytes, stream: StreamId) -> Option<BlockId> {
+        /// Blocks that are looked at before only PBlocks are: a look at an SBlock ends at its first part that is live.
+        const TRIES: usize = 64;
+        let ready = &self.classes[self.class(len)? as usize].ready;
+        let can_serve = |block: &BlockId| match block {
+            BlockId::P(id) => self.is_usable(*id, stream),
+            BlockId::S(id) => {
+                self.sblock(*id).parts.iter().all(|part| !self.pblock(*part).is_live && self.is_usable(*part, stream))
+            }
+        };
+        let mut blocks = ready.iter();
+        let found = blocks.by_ref().take(TRIES).find(can_serve);
+        found.or_else(|| blocks.filter(|block| matches!(block, BlockId::P(_))).take(TRIES).find(can_serve))
+    }
+
+    /// `stream` may use the idle block: it used it last, or whoever did has passed.
+    #[inline]
+    fn is_usable(&self, block: PBlockId, stream: StreamId) -> bool {
+        self.pblock(block).stream == stream || self.has_passed(block)
+    }
+
+    /// Whoever used the idle block last has passed: it is for any stream.
+    fn has_passed(&self, block: PBlockId) -> bool {
+        let block = self.pblock(block);
+        block.idle_since <= self.streams.up_to(block.stream)
+    }
+
+    /// Makes an idle block live.
+    #[inline]
+    fn serve(&mut self, block: BlockId, bytes: Bytes, stream: StreamId) -> StitchAllocation {
+        self.moment += 1;
+        let allocation = match block {
+            BlockId::P(id) => {
+                self.activate(id);
+                StitchAllocation { address: self.pblock(id).address, len: self.pblock(id).len }
+            }
+            BlockId::S(id) => {
+                let moment = self.moment;
+                self.unlist_sblock(id);
+                let block = self.sblock_mut(id);
+                block.is_live = true;
+                block.used = moment;
+                let allocation = StitchAllocation { address: block.address, len: block.len };
+                for at in 0..self.sblock(id).parts.len() {
+                    self.activate(self.sblock(id).parts[at]);
+                }
+                allocation
+            }
+        };
+        self.streams.note_used(stream);
+        self.live_bytes += allocation.len;
+        let before = self.live.insert(allocation.address, Live { block, bytes });
+        assert!(before.is_none(), "two live blocks never share an address");
+        allocation
+    }
+
+    /// Takes an allocation back that was last used on `stream`, and says how many bytes had been asked for. `None` if it is not one of this
+    /// pool's.
+    #[inline]
+    pub fn free(&mut self, address: DeviceAddress, stream: StreamId) -> Option<Bytes> {
+        let live = self.live.remove(&address)?;
+        Some(self.retire(live, stream))
+    }
+
+    /// A live block becomes a slab of another pool.
+    pub fn lend(&mut self, address: DeviceAddress) {
+        let slab = self.live.remove(&address).expect("only a live block is lent");
+        self.lent.insert(address, slab);
+    }
+
+    /// A slab comes back, which `stream` used last.
+    pub fn take_back(&mut self, address: DeviceAddress, stream: StreamId) {
+        let slab = self.lent.remove(&address).expect("only a slab that was lent comes back");
+        self.retire(slab, stream);
+    }
+
+    #[inline]
+    fn retire(&mut self, Live { block, bytes }: Live, stream: StreamId) -> Bytes {
+        self.moment += 1;
+        let len = match block {
+            BlockId::P(id) => {
+                self.deactivate(id, stream);
+                self.pblock(id).len
+            }
+            BlockId::S(id) => {
+                self.sblock_mut(id).is_live = false;
+                self.list_sblock(id);
+                for at in 0..self.sblock(id).parts.len() {
+                    self.deactivate(self.sblock(id).parts[at], stream);
+                }
+                self.sblock(id).len
+            }
+        };
+        self.live_bytes -= len;
+        bytes
+    }
+
+    /// Bytes that an allocation at `address` occupies, if it is a live one of this pool's.
+    pub fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
+        self.live.get(&address).map(|live| match live.block {
+            BlockId::P(id) => self.pblock(id).len,
+            BlockId::S(id) => self.sblock(id).len,
+        })
+    }
+
+    /// S4: maps chunks that were acquired as one idle block. On error nothing has changed, and the chunks are still the caller's.
+    pub fn grow(&mut self, chunks: &[Arc<Chunk>], stream: StreamId) -> Result<(), MemoryError> {
+        assert!(chunks.iter().all(|chunk| chunk.len() == self.granule), "the pool is made of chunks of one size");
+        let mapping = self.map(chunks)?;
+        self.add_range(mapping, stream, 0);
+        self.counts.grown += 1;
+        Ok(())
+    }
+
+    /// Takes a mapping up as one idle block. Its bytes are for any stream once `stream` has passed `idle_since`; 0 stands for bytes that nobody
+    /// has used.
+    fn add_range(&mut self, mapping: Mapping, stream: StreamId, idle_since: u64) -> PBlockId {
+        let (span, slots) = (mapping.span(), mapping.slot_count() as u32);
+        self.held += span.len();
+        self.streams.note_used(stream);
+        let range = self.ranges.insert(Range { mapping, first: None });
+        let birth = self.next_birth();
+        let block = PBlock {
+            range,
+            slots: 0..slots,
+            address: span.start(),
+            len: span.len(),
+            is_live: false,
+            stream,
+            idle_since,
+            sblocks: Vec::new(),
+            class: 0,
+            birth,
+            before: None,
+            after: None,
+        };
+        let block = self.insert_pblock(block);
+        self.ranges[range].first = Some(block);
+        block
+    }
+
+    /// The moment up to which frees have happened: what an event that is recorded now stands for.
+    pub fn moment(&self) -> u64 {
+        self.moment
+    }
+
+    /// All that `stream` had queued when the pool was at `moment` has run.
+    pub fn note_passed(&mut self, stream: StreamId, moment: u64) {
+        self.streams.note_used(stream);
+        let known = self.streams.streams.iter_mut().find(|(known, _)| *known == stream);
+        let (_, passed) = known.expect("noted just now");
+        *passed = (*passed).max(moment);
+    }
+
+    /// Other streams that used idle blocks and are not known to have passed: what stands between `stream` and their bytes.
+    pub fn unpassed_streams(&self, stream: StreamId) -> Vec<StreamId> {
+        let mut streams = Vec::new();
+        for (_, block) in &self.pblocks {
+            if !block.is_live
+                && block.stream != stream
+                && !streams.contains(&block.stream)
+                && block.idle_since > self.streams.up_to(block.stream)
+            {
+                streams.push(block.stream);
+            }
+        }
+        streams
+    }
+
+    /// What the pool holds now. Walks over all blocks.
+    pub fn usage(&self) -> StitchUse {
+        let mut usage = StitchUse { held: self.held, live: self.live_bytes, ..StitchUse::default() };
+        for (_, range) in &self.ranges {
+            let mut run = Bytes::ZERO;
+            let mut end = None;
+            for block in self.blocks_of(range) {
+                let block = self.pblock(block);
+                let is_next = end == Some(block.address);
+                run = match (block.is_live, is_next) {
+                    (true, _) => Bytes::ZERO,
+                    (false, true) => run + block.len,
+                    (false, false) => block.len,
+                };
+                end = block.address.checked_add(block.len);
+                usage.largest_contiguous = usage.largest_contiguous.max(run);
+            }
+        }
+        usage.stitchable = self.held - self.live_bytes;
+        usage
+    }
+
+    /// Live allocations, slabs apart.
+    pub fn live_allocations(&self) -> u64 {
+        self.live.len() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,325 @@
+//! One behaviour each, on real bytes: what two blocks share shows as an overwritten pattern. Long random runs are in `tests/model`.
+
+use super::*;
+use crate::driver::Driver;
+use crate::driver::host::{HostDriver, HostOptions};
+use crate::driver::layers::faulty::{Faults, Faulty};
+use crate::driver::layers::metered::{Meter, Metered};
+use crate::ids::{ChunkId, DeviceId};
+
+const STREAM: StreamId = StreamId(0);
+const OTHER: StreamId = StreamId(9);
+/// Everything may be stitched.
+const CONFIG: StitchConfig =
+    StitchConfig { fragmentation_limit: Bytes::mib(2), stitch_limit: Bytes::gib(1), remembered_max: 4096 };
+
+struct Bench {
+    host: Arc<HostDriver>,
+    faulty: Arc<Faulty>,
+    meter: Arc<Metered>,
+    device: Arc<Device>,
+    pool: StitchingPool,
+    next_chunk: u64,
+}
+
+fn mib(n: u64) -> Bytes {
+    Bytes::mib(n)
+}
+
+impl Bench {
+    fn new(alias: bool, config: StitchConfig) -> Bench {
+        let options = HostOptions { alias, ..HostOptions::with_devices(&[Bytes::gib(4)]) };
+        let host = Arc::new(HostDriver::new(options));
+        let faulty = Faults::around(Arc::clone(&host) as Arc<dyn Driver>);
+        let meter = Meter::around(Arc::clone(&faulty) as Arc<dyn Driver>, Arc::new(crate::clock::SystemClock::new()));
+        let device = Device::open(Arc::clone(&meter) as Arc<dyn Driver>, DeviceId(0)).unwrap();
+        let pool = StitchingPool::new(Arc::clone(&device), mib(2), config);
+        Bench { host, faulty, meter, device, pool, next_chunk: 0 }
+    }
+
+    fn grow(&mut self, len: u64) {
+        let chunks: Vec<_> = (0..len / 2)
+            .map(|_| {
+                self.next_chunk += 1;
+                Arc::new(Chunk::create(&self.device, ChunkId(self.next_chunk), mib(2)).unwrap())
+            })
+            .collect();
+        self.pool.grow(&chunks, STREAM).unwrap();
+        self.checked();
+    }
+
+    fn checked(&self) {
+        self.pool.invariants().unwrap();
+    }
+
+    fn alloc(&mut self, len: u64) -> Option<DeviceAddress> {
+        self.alloc_on(len, STREAM)
+    }
+
+    fn alloc_on(&mut self, len: u64, stream: StreamId) -> Option<DeviceAddress> {
+        let allocation = self.pool.alloc(mib(len), stream);
+        self.checked();
+        allocation.map(|allocation| allocation.address)
+    }
+
+    fn stitch(&mut self, len: u64) -> Stitched {
+        let stitched = self.pool.stitch(mib(len), STREAM, Effort::Usual).unwrap();
+        self.checked();
+        stitched
+    }
+
+    fn stitched(&mut self, len: u64) -> DeviceAddress {
+        match self.stitch(len) {
+            Stitched::Served(allocation) => allocation.address,
+            Stitched::Lacks(lacks) => panic!("lacks {lacks}"),
+        }
+    }
+
+    fn free(&mut self, address: DeviceAddress) {
+        assert!(self.pool.free(address, STREAM).is_some(), "it was live");
+        self.checked();
+    }
+
+    /// Memory calls that `what` makes.
+    fn calls(&mut self, what: impl FnOnce(&mut Bench)) -> u64 {
+        let before = self.meter.layer().counts();
+        what(self);
+        self.meter.layer().counts().since(&before).memory_calls()
+    }
+
+    fn write(&self, address: DeviceAddress, len: u64, value: u8) {
+        for at in 0..len {
+            self.host.write(address.checked_add(mib(at)).unwrap(), &[value]).unwrap();
+        }
+    }
+
+    fn reads(&self, address: DeviceAddress, len: u64, value: u8) -> bool {
+        (0..len).all(|at| {
+            let mut byte = [0];
+            self.host.read(address.checked_add(mib(at)).unwrap(), &mut byte).unwrap();
+            byte[0] == value
+        })
+    }
+}
+
+#[test]
+fn s1_an_idle_block_of_this_size_serves_again_without_a_call() {
+    let mut bench = Bench::new(true, CONFIG);
+    bench.grow(8);
+    let first = bench.alloc(8).unwrap();
+    bench.free(first);
+    let calls = bench.calls(|bench| assert_eq!(bench.alloc(8), Some(first)));
+    assert_eq!(calls, 0);
+    assert_eq!(bench.pool.counts().exact, 2);
+}
+
+#[test]
+fn s2_a_split_costs_no_call_and_the_old_size_is_matched_again() {
+    let mut bench = Bench::new(true, CONFIG);
+    bench.grow(8);
+    let calls = bench.calls(|bench| {
+        let front = bench.alloc(2).unwrap();
+        let back = bench.alloc(6).unwrap();
+        bench.free(front);
+        bench.free(back);
+        assert_eq!(bench.alloc(8), Some(front));
+        assert_eq!(bench.alloc(2), None, "all of it is in use");
+        bench.free(front);
+        assert_eq!(bench.alloc(2), Some(front));
+    });
+    assert_eq!(calls, 0);
+    let counts = bench.pool.counts();
+    assert_eq!((counts.split, counts.exact, counts.joined), (1, 3, 0));
+}
+
+#[test]
+fn the_smallest_larger_block_is_split() {
+    let mut bench = Bench::new(true, CONFIG);
+    bench.grow(20);
+    bench.grow(8);
+    bench.grow(12);
+    let small = bench.alloc(8).unwrap();
+    bench.free(small);
+    assert_eq!(bench.alloc(6), Some(small));
+}
+
+#[test]
+fn idle_neighbours_serve_together_without_a_call() {
+    let mut bench = Bench::new(true, CONFIG);
+    bench.grow(12);
+    let blocks: Vec<_> = (0..6).map(|_| bench.alloc(2).unwrap()).collect();
+    for block in &blocks[1..5] {
+        bench.free(*block);
+    }
+    let calls = bench.calls(|bench| {
+        assert_eq!(bench.alloc(6), Some(blocks[1]));
+        assert_eq!(bench.alloc(2), Some(blocks[4]));
+        assert_eq!(bench.alloc(2), None);
+    });
+    assert_eq!(calls, 0);
+    assert_eq!(bench.pool.counts().joined, 1);
+}
+
+#[test]
+fn s3_scattered_blocks_are_stitched_into_one_range_and_kept() {
+    for alias in [true, false] {
+        let mut bench = Bench::new(alias, CONFIG);
+        bench.grow(16);
+        let blocks: Vec<_> = (0..8).map(|_| bench.alloc(2).unwrap()).collect();
+        for at in [0, 2, 4, 6] {
+            bench.write(blocks[at + 1], 2, 0x11);
+            bench.free(blocks[at]);
+        }
+        assert_eq!(bench.alloc(6), None, "no three neighbours are idle");
+        let range = bench.stitched(6);
+        bench.write(range, 6, 0x77);
+        for at in [1, 3, 5, 7] {
+            assert!(bench.reads(blocks[at], 2, 0x11), "stitching touched a live block");
+        }
+        assert!(bench.reads(range, 6, 0x77));
+        bench.free(range);
+        let calls = bench.calls(|bench| assert_eq!(bench.alloc(6), Some(range)));
+        assert_eq!(calls, 0, "alias {alias}");
+        let counts = bench.pool.counts();
+        assert_eq!((counts.stitched, counts.stitched_bytes), (1, mib(6)));
+    }
+}
+
+#[test]
+fn a_stitched_block_is_busy_while_any_of_its_parts_is() {
+    let mut bench = Bench::new(true, CONFIG);
+    bench.grow(8);
+    let blocks: Vec<_> = (0..4).map(|_| bench.alloc(2).unwrap()).collect();
+    bench.free(blocks[0]);
+    bench.free(blocks[2]);
+    let range = bench.stitched(4);
+    bench.free(range);
+    let part = bench.alloc(2).unwrap();
+    assert!([blocks[0], blocks[2]].contains(&part));
+    assert_eq!(bench.stitch(4), Stitched::Lacks(mib(2)));
+}
+
+#[test]
+fn stitching_says_how_much_is_missing() {
+    let mut bench = Bench::new(true, CONFIG);
+    assert_eq!(bench.stitch(6), Stitched::Lacks(mib(6)));
+    bench.grow(4);
+    assert_eq!(bench.stitch(10), Stitched::Lacks(mib(6)));
+    bench.grow(6);
+    bench.stitched(10);
+}
+
+#[test]
+fn blocks_below_the_fragmentation_limit_are_not_stitched() {
+    let config = StitchConfig { fragmentation_limit: mib(4), ..CONFIG };
+    let mut bench = Bench::new(true, config);
+    bench.grow(12);
+    let blocks: Vec<_> = (0..6).map(|_| bench.alloc(2).unwrap()).collect();
+    for at in [0, 2, 4] {
+        bench.free(blocks[at]);
+    }
+    assert_eq!(bench.stitch(6), Stitched::Lacks(mib(6)));
+    let last = bench.pool.stitch(mib(6), STREAM, Effort::Last).unwrap();
+    assert!(matches!(last, Stitched::Served(_)), "unless there is no other way");
+    bench.checked();
+}
+
+#[test]
+fn what_is_asked_for_beside_idle_blocks_can_be_stitched_itself() {
+    let config = StitchConfig { fragmentation_limit: mib(8), ..CONFIG };
+    let mut bench = Bench::new(true, config);
+    bench.grow(8);
+    assert_eq!(bench.stitch(10), Stitched::Lacks(mib(8)));
+    bench.grow(8);
+    bench.stitched(10);
+}
+
+#[test]
+fn the_least_recently_used_stitched_block_goes_at_the_limit() {
+    let config = StitchConfig { stitch_limit: mib(10), ..CONFIG };
+    let mut bench = Bench::new(true, config);
+    bench.grow(16);
+    let blocks: Vec<_> = (0..8).map(|_| bench.alloc(2).unwrap()).collect();
+    for at in [0, 2, 4, 6] {
+        bench.free(blocks[at]);
+    }
+    let four = bench.stitched(4);
+    bench.free(four);
+    let six = bench.stitched(6);
+    bench.free(six);
+    assert_eq!(bench.alloc(4), Some(four));
+    bench.free(four);
+    // Ten are in use; eight more only fit when both go, six first.
+    bench.stitched(8);
+    assert_eq!(bench.pool.counts().evicted, 2);
+}
+
+#[test]
+fn bytes_of_another_stream_are_used_only_after_it_has_passed() {
+    let mut bench = Bench::new(true, CONFIG);
+    bench.grow(8);
+    let block = bench.alloc(8).unwrap();
+    bench.free(block);
+    assert_eq!(bench.alloc_on(8, OTHER), None);
+    assert_eq!(bench.pool.unpassed_streams(OTHER), [STREAM]);
+    let moment = bench.pool.moment();
+    bench.pool.note_passed(STREAM, moment - 1);
+    assert_eq!(bench.alloc_on(8, OTHER), None, "it was freed after that");
+    bench.pool.note_passed(STREAM, moment);
+    assert_eq!(bench.alloc_on(8, OTHER), Some(block));
+    assert_eq!(bench.pool.unpassed_streams(OTHER), []);
+}
+
+#[test]
+fn idle_chunks_leave_the_pool_oldest_first_and_whole() {
+    let mut bench = Bench::new(true, CONFIG);
+    bench.grow(16);
+    let blocks: Vec<_> = (0..4).map(|_| bench.alloc(4).unwrap()).collect();
+    bench.write(blocks[1], 4, 0x33);
+    for at in [3, 0, 2] {
+        bench.free(blocks[at]);
+    }
+    let gone = bench.pool.trim(mib(6));
+    bench.checked();
+    assert_eq!(gone.len(), 3);
+    assert_eq!(bench.pool.held(), mib(10));
+    drop(gone);
+    assert_eq!(bench.host.counts().0, 5);
+    assert!(bench.reads(blocks[1], 4, 0x33));
+    bench.free(blocks[1]);
+    assert_eq!(bench.pool.trim(Bytes::MAX).len(), 5);
+    bench.checked();
+    assert_eq!(bench.host.counts(), (0, 0, 0));
+}
+
+/// Every driver call of stitching fails once; afterwards the pool is sound, nothing is lost, and the next try works.
+#[test]
+fn stitching_that_fails_at_any_call_loses_nothing() {
+    for alias in [true, false] {
+        for n in 1.. {
+            let mut bench = Bench::new(alias, CONFIG);
+            bench.grow(16);
+            let blocks: Vec<_> = (0..8).map(|_| bench.alloc(2).unwrap()).collect();
+            for at in [0, 2, 4, 6] {
+                bench.free(blocks[at]);
+            }
+            bench.faulty.layer().fail_nth(n);
+            let outcome = bench.pool.stitch(mib(6), STREAM, Effort::Usual);
+            let is_over = bench.faulty.layer().injected() == 0;
+            bench.faulty.layer().fail_nth(0);
+            bench.checked();
+            let orphans = bench.pool.orphans().len() as u64;
+            if outcome.is_err() {
+                assert_eq!(bench.pool.held(), mib(16 - 2 * orphans), "call {n}, alias {alias}");
+                bench.stitched(6);
+            }
+            for at in [1, 3, 5, 7] {
+                bench.free(blocks[at]);
+            }
+            if is_over {
+                assert!(n > 5, "only {n} calls were tried");
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Giving chunks up: idle blocks leave the pool.
+
+use std::sync::Arc;
+
+use super::StitchingPool;
+use super::blocks::PBlockId;
+use crate::memory::{Chunk, MemoryError};
+use crate::units::Bytes;
+
+impl StitchingPool {
+    /// Takes idle blocks out, those that have been idle longest first, until they hold `wanted` bytes or none is left; the chunks are the caller's. What
+    /// cannot be unmapped stays.
+    pub fn trim(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let mut idle: Vec<(u64, PBlockId)> =
+            self.pblocks.iter().filter(|(_, block)| !block.is_live).map(|(id, block)| (block.idle_since, id)).collect();
+        idle.sort_unstable();
+        let mut chunks = self.orphans();
+        let mut left = wanted.saturating_sub(chunks.iter().map(|chunk| chunk.len()).sum());
+        for (_, block) in idle {
+            if left.is_zero() {
+                break;
+            }
+            if self.pblock(block).len > left {
+                let keep = left.round_up(self.granule).expect("it is less than the block");
+                if keep < self.pblock(block).len {
+                    self.split(block, keep);
+                }
+            }
+            let len = self.pblock(block).len;
+            if let Ok(taken) = self.take_out(block) {
+                chunks.extend(taken);
+                left = left.saturating_sub(len);
+            }
+        }
+        chunks
+    }
+
+    /// Every chunk that the pool has, live ones included, for the end of its life: all mappings go.
+    pub fn take_all(&mut self) -> Vec<Arc<Chunk>> {
+        let mut chunks = self.orphans();
+        self.live.clear();
+        self.lent.clear();
+        self.classes.clear();
+        self.class_of.clear();
+        self.class_index.clear();
+        self.sblocks.clear();
+        self.pblocks.clear();
+        for range in self.ranges.drain() {
+            chunks.extend((0..range.mapping.slot_count()).filter_map(|slot| range.mapping.chunk(slot).cloned()));
+        }
+        (self.held, self.live_bytes, self.aliased) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        chunks
+    }
+
+    /// Unmaps an idle block and drops every SBlock over it. On error the block is still there.
+    pub(super) fn take_out(&mut self, id: PBlockId) -> Result<Vec<Arc<Chunk>>, MemoryError> {
+        assert!(!self.pblock(id).is_live, "only an idle block leaves");
+        for of in self.pblock(id).sblocks.clone() {
+            self.remove_sblock(of);
+        }
+        let (range, slots) = (self.pblock(id).range, self.pblock(id).slots.clone());
+        let chunks = self.ranges[range].mapping.take(slots.start as usize..slots.end as usize)?;
+        self.unlist_pblock(id);
+        let block = self.pblocks.remove(id);
+        match block.before {
+            Some(before) => self.pblock_mut(before).after = block.after,
+            None => self.ranges[range].first = block.after,
+        }
+        if let Some(after) = block.after {
+            self.pblock_mut(after).before = block.before;
+        }
+        if self.ranges[range].first.is_none() {
+            self.ranges.remove(range);
+        }
+        self.held -= block.len;
+        Ok(chunks)
+    }
+}

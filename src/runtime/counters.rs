@@ -1,0 +1,124 @@
+//! The figures that a runtime keeps for others to see: plain numbers in memory that may be shared with the daemon.
+//!
+//! Each has one writer, the runtime that holds its pools' lock; anybody may read at any time and sees each number whole, though not all of one
+//! moment. Nobody decides anything by them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::limits::COUNTERS_MAX;
+use crate::units::Bytes;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident = $at:literal, $text:literal;)*) => {
+        /// What is counted. The number is its place in a stats page and never changes its meaning; new ones come behind.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(usize)]
+        pub enum Counter {
+            $($(#[$doc])* $name = $at,)*
+        }
+
+        impl Counter {
+            /// All of them with their names.
+            pub const ALL: &'static [(&'static str, Counter)] = &[$(($text, Counter::$name),)*];
+        }
+    };
+}
+
+counters! {
+    /// Requests served at the address of the plan.
+    RequestsPlanned = 0, "requests_planned";
+    /// Requests served by the stitching pool.
+    RequestsStitching = 1, "requests_stitching";
+    /// Requests served by the small pool.
+    RequestsSmall = 2, "requests_small";
+    /// Bytes of planned requests, as asked for.
+    BytesPlanned = 3, "bytes_planned";
+    /// Bytes of requests to the stitching pool.
+    BytesStitching = 4, "bytes_stitching";
+    /// Bytes of requests to the small pool.
+    BytesSmall = 5, "bytes_small";
+    /// Bytes of live allocations, as asked for.
+    LiveBytes = 6, "live_bytes";
+    /// Most live bytes.
+    PeakLiveBytes = 7, "peak_live_bytes";
+    /// Bytes of all chunks.
+    HeldBytes = 8, "held_bytes";
+    /// Most bytes held.
+    PeakHeldBytes = 9, "peak_held_bytes";
+    /// Requests that failed.
+    Failures = 10, "failures";
+    /// Iterations marked.
+    Iterations = 11, "iterations";
+    /// Idle bytes that can be stitched, when last looked at.
+    StitchableBytes = 12, "stitchable_bytes";
+    /// The largest contiguous idle run, when last looked at.
+    ContiguousBytes = 13, "contiguous_bytes";
+    /// Planned requests served late.
+    DeviationsLate = 14, "deviations_late";
+    /// Planned requests whose place was taken.
+    DeviationsBlocked = 15, "deviations_blocked";
+    /// Requests that the plan does not have.
+    DeviationsUnplanned = 16, "deviations_unplanned";
+    /// Planned requests that nobody made.
+    DeviationsSkipped = 17, "deviations_skipped";
+    /// Bytes served by stitching where no contiguous block could.
+    StitchedBytes = 18, "stitched_bytes";
+}
+
+const _: () = assert!(Counter::ALL.len() <= COUNTERS_MAX);
+
+/// The cells. They live as long as the process: in its memory, or in a page that it shares with the daemon.
+#[derive(Clone, Copy, Debug)]
+pub struct Counters(&'static [AtomicU64; COUNTERS_MAX]);
+
+impl Counters {
+    /// Cells of this process alone: 512 bytes that are never given back, one set per runtime.
+    pub fn private() -> Counters {
+        Counters(Box::leak(Box::new([const { AtomicU64::new(0) }; COUNTERS_MAX])))
+    }
+
+    /// Cells that somebody else keeps.
+    pub fn at(cells: &'static [AtomicU64; COUNTERS_MAX]) -> Counters {
+        Counters(cells)
+    }
+
+    /// Reads one.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize].load(Ordering::Relaxed)
+    }
+
+    /// Writes one.
+    #[inline]
+    pub(super) fn set(&self, counter: Counter, value: u64) {
+        self.0[counter as usize].store(value, Ordering::Relaxed);
+    }
+
+    /// Adds to one. Not a read-modify-write: there is one writer.
+    #[inline]
+    pub(super) fn add(&self, counter: Counter, value: u64) {
+        self.set(counter, self.get(counter).wrapping_add(value));
+    }
+
+    /// Writes one if that makes it larger.
+    #[inline]
+    pub(super) fn raise(&self, counter: Counter, value: u64) {
+        if value > self.get(counter) {
+            self.set(counter, value);
+        }
+    }
+
+    /// A request was served.
+    #[inline]
+    pub(super) fn served(&self, requests: Counter, bytes: Counter, served: Bytes) {
+        self.add(requests, 1);
+        self.add(bytes, served.get());
+        self.add(Counter::LiveBytes, served.get());
+        self.raise(Counter::PeakLiveBytes, self.get(Counter::LiveBytes));
+    }
+
+    /// An allocation was taken back.
+    #[inline]
+    pub(super) fn freed(&self, freed: Bytes) {
+        self.set(Counter::LiveBytes, self.get(Counter::LiveBytes).wrapping_sub(freed.get()));
+    }
+}

@@ -1,0 +1,210 @@
+//! The slow path: a request that no pool can serve as it is.
+
+use std::time::Duration;
+
+use super::{AllocError, Counter, Pools, Runtime, SourceError, Want};
+use crate::error::ErrorKind;
+use crate::ids::StreamId;
+use crate::ladder::Shape;
+use crate::pool::Request;
+use crate::pool::small::SmallPool;
+use crate::pool::stitching::{Effort, StitchAllocation, Stitched};
+use crate::units::{Bytes, DeviceAddress, Span};
+
+/// After a refusal the source is left alone for so long: a job under pressure stitches what it has instead of asking again and again.
+const REFUSAL_HOLDS: Duration = Duration::from_millis(20);
+
+/// Rounds of growing and trying again. Another thread may take what was just brought, but not for ever.
+const ROUNDS_MAX: usize = 64;
+
+impl Runtime {
+    #[cold]
+    pub(super) fn alloc_slow(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
+        let served =
+            if SmallPool::serves(request.bytes) { self.serve_small(request) } else { self.serve_block(request) };
+        if served.is_err() {
+            self.counters.add(Counter::Failures, 1);
+        }
+        served
+    }
+
+    fn serve_block(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
+        let block = self.block(request.bytes, request.stream)?;
+        let _pools = self.lock();
+        self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes);
+        Ok(block.address)
+    }
+
+    fn serve_small(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
+        for _ in 0..ROUNDS_MAX {
+            let slab_len = SmallPool::slab_len(request.bytes);
+            let slab = self.block(slab_len, request.stream)?;
+            let mut pools = self.lock();
+            let span = Span::new(slab.address, slab_len).expect("the block is at least that long");
+            pools.stitching.lend(slab.address);
+            pools.small.add_slab(span, request.bytes, request.stream);
+            if let Some(address) = pools.small.alloc(request.bytes, request.stream) {
+                self.counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes);
+                return Ok(address);
+            }
+        }
+        Err(self.out_of_memory(request.bytes, interrupted()))
+    }
+
+    /// A block of the stitching pool, by whatever way there is: S1 and S2, growing while little is idle, S3, growing by what is missing; then stitching every
+    /// idle chunk and waiting for other processes; at last waiting for our own streams.
+    fn block(&self, bytes: Bytes, stream: StreamId) -> Result<StitchAllocation, AllocError> {
+        let mut pressure = Pressure::None;
+        // A source that fails, rather than lacks memory, is not asked again for this request: it may take its patience to fail each time.
+        let mut failed: Option<SourceError> = None;
+        for _ in 0..ROUNDS_MAX {
+            let missing = {
+                let mut pools = self.lock();
+                self.finish_deferred(&mut pools);
+                if let Some(served) = self.try_idle(&mut pools, bytes, stream) {
+                    return Ok(served);
+                }
+                let len = pools.stitching.block_len(bytes).ok_or(AllocError::TooLarge { requested: bytes })?;
+                if pressure == Pressure::None && self.may_grow(&pools, len) {
+                    len
+                } else {
+                    let effort = if pressure < Pressure::Last { Effort::Usual } else { Effort::Last };
+                    match self.stitch(&mut pools, bytes, stream, effort)? {
+                        Stitched::Served(served) => return Ok(served),
+                        // Asking again would bring the same answer; first everything that is here.
+                        Stitched::Lacks(_) if effort == Effort::Usual && self.was_refused(&pools) => {
+                            pressure = Pressure::Last;
+                            continue;
+                        }
+                        Stitched::Lacks(missing) => missing,
+                    }
+                }
+            };
+            // Outside the lock: others go on.
+            let wait = if pressure < Pressure::Last { Duration::ZERO } else { self.config.wait };
+            let grown = match failed.take() {
+                None => self.grow(missing, stream, wait),
+                Some(error) => Err(GrowError::Source(error)),
+            };
+            let error = match grown {
+                Ok(()) => continue,
+                Err(GrowError::Memory(source)) => return Err(AllocError::Memory { requested: bytes, source }),
+                Err(GrowError::Source(error)) => error,
+            };
+            pressure = match pressure {
+                Pressure::None if error.kind.is_lack() => Pressure::Usual,
+                Pressure::None | Pressure::Usual => Pressure::Last,
+                Pressure::Last if self.wait_for_streams(stream) => Pressure::Waited,
+                Pressure::Last | Pressure::Waited => return Err(self.out_of_memory(bytes, error)),
+            };
+            failed = Some(error).filter(|error| !error.kind.is_lack());
+        }
+        Err(self.out_of_memory(bytes, interrupted()))
+    }
+
+    /// Waits for everything that is queued on the device, as cudaFree would: then all idle bytes are for any stream. False if the device does not
+    /// answer.
+    fn wait_for_streams(&self, stream: StreamId) -> bool {
+        if self.device.driver().synchronize(self.device.id()).is_err() {
+            return false;
+        }
+        let mut pools = self.lock();
+        self.finish_deferred(&mut pools);
+        pools.empty_small_slabs();
+        let moment = pools.stitching.moment();
+        for other in pools.stitching.unpassed_streams(stream) {
+            pools.stitching.note_passed(other, moment);
+        }
+        true
+    }
+
+    fn try_idle(&self, pools: &mut Pools, bytes: Bytes, stream: StreamId) -> Option<StitchAllocation> {
+        if let Some(served) = pools.stitching.alloc(bytes, stream) {
+            return Some(served);
+        }
+        if !self.pass_streams(pools, stream) {
+            return None;
+        }
+        pools.stitching.alloc(bytes, stream)
+    }
+
+    /// Growing comes before stitching within the soft budget and while little is idle, unless the source has just refused.
+    fn may_grow(&self, pools: &Pools, len: Bytes) -> bool {
+        let Some(after) = pools.held().checked_add(len) else { return false };
+        let slack = u128::from(after.get()) * u128::from(self.config.slack_per_mille) / 1000;
+        let is_wanted = after <= self.config.soft_budget || u128::from(pools.idle().get()) <= slack;
+        is_wanted && !self.was_refused(pools)
+    }
+
+    /// The source has refused a moment ago.
+    fn was_refused(&self, pools: &Pools) -> bool {
+        self.clock.now() < pools.refused_until
+    }
+
+    fn stitch(
+        &self,
+        pools: &mut Pools,
+        bytes: Bytes,
+        stream: StreamId,
+        effort: Effort,
+    ) -> Result<Stitched, AllocError> {
+        let stitched = pools.stitching.stitch(bytes, stream, effort);
+        let orphans = pools.stitching.orphans();
+        if !orphans.is_empty() {
+            // Only after a failing driver; a round trip under the lock is the least of it.
+            self.source.release(orphans);
+        }
+        self.note_held(pools);
+        stitched.map_err(|source| AllocError::Memory { requested: bytes, source })
+    }
+
+    /// S4: asks for `len` bytes and maps them.
+    fn grow(&self, len: Bytes, stream: StreamId, wait: Duration) -> Result<(), GrowError> {
+        let want = Want { len, shape: Shape::Uniform(self.config.granule), plan: None, wait };
+        let acquired = self.source.acquire(want);
+        let mut pools = self.lock();
+        let chunks = match acquired {
+            Ok(chunks) => chunks,
+            Err(error) => {
+                pools.refused_until = self.clock.now() + REFUSAL_HOLDS;
+                return Err(GrowError::Source(error));
+            }
+        };
+        let grown = pools.stitching.grow(&chunks, stream);
+        self.note_held(&pools);
+        drop(pools);
+        grown.map_err(|error| {
+            self.source.release(chunks);
+            GrowError::Memory(error)
+        })
+    }
+
+    fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {
+        let pools = self.lock();
+        let live = Bytes::new(self.counters.get(Counter::LiveBytes));
+        let stitchable = pools.stitching.usage().stitchable;
+        AllocError::OutOfMemory { requested, held: pools.held(), live, stitchable, source }
+    }
+}
+
+/// What has been tried and refused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Pressure {
+    /// Nothing.
+    None,
+    /// Growing by all that is wanted.
+    Usual,
+    /// Growing by what stitching within the limit lacks.
+    Last,
+    /// Everything but giving up, and our own streams are waited for.
+    Waited,
+}
+
+enum GrowError {
+    Source(SourceError),
+    Memory(crate::memory::MemoryError),
+}
+
+fn interrupted() -> SourceError {
+    SourceError { kind: ErrorKind::Exhausted, message: "other threads took all memory as it came".into() }
+}

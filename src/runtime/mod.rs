@@ -1,0 +1,532 @@
+//! The runtime of one device in one process: the three pools behind one lock, and the way to more memory when they have none. The same code runs in
+//! training processes, in the demo, and over the simulated driver.
+//!
+//! ## Who may touch what, when
+//!
+//! * The pools belong to whoever holds the lock. No driver call is made under it but the mapping of memory that is new, moved or given up; no other
+//!   process can hold it; nobody waits for the daemon under it.
+//! * Asking the daemon happens outside the lock, so other threads go on allocating and freeing meanwhile. What comes back is put into the
+//!   pools under the lock, and the request tries again: another thread may have been faster.
+//! * Counters are written under the lock, one writer each, and read by anybody.
+
+mod counters;
+mod deferred;
+mod grow;
+mod source;
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+pub use counters::{Counter, Counters};
+pub use source::{ChunkSource, SourceError, Want};
+
+use crate::clock::Clock;
+use crate::driver::DriverError;
+use crate::error::ErrorKind;
+use crate::ids::{PlanId, StreamId};
+use crate::ladder::Shape;
+use crate::memory::{Device, Mapping, MemoryError};
+use crate::plan::Plan;
+use crate::pool::planned::{InstallError, PlannedCounts, PlannedPool, Served};
+use crate::pool::small::SmallPool;
+use crate::pool::stitching::{StitchConfig, StitchCounts, StitchUse, StitchingPool};
+use crate::pool::{AddressMap, Request};
+use crate::units::{Bytes, DeviceAddress, Span};
+use deferred::Deferred;
+
+/// How a runtime behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RuntimeConfig {
+    /// Size of the stitching pool's chunks.
+    pub granule: Bytes,
+    /// Up to this many bytes the runtime rather asks for more than stitches what it has.
+    pub soft_budget: Bytes,
+    /// Above the soft budget it still does while what is idle is at most so many thousandths of what it holds: stitching costs driver calls, and a
+    /// little slack saves most of them.
+    pub slack_per_mille: u64,
+    /// How long a request for memory may wait for other processes.
+    pub wait: Duration,
+    /// How much the stitching pool may do.
+    pub stitch: StitchConfig,
+}
+
+impl Default for RuntimeConfig {
+    fn default() -> RuntimeConfig {
+        RuntimeConfig {
+            granule: Bytes::mib(2),
+            soft_budget: Bytes::ZERO,
+            slack_per_mille: 20,
+            wait: Duration::ZERO,
+            stitch: StitchConfig::default(),
+        }
+    }
+}
+
+/// The runtime of one device.
+#[derive(Debug)]
+pub struct Runtime {
+    device: Arc<Device>,
+    source: Arc<dyn ChunkSource>,
+    clock: Arc<dyn Clock>,
+    config: RuntimeConfig,
+    pools: Mutex<Pools>,
+    counters: Counters,
+}
+
+#[derive(Debug)]
+struct Pools {
+    planned: Option<Installed>,
+    stitching: StitchingPool,
+    small: SmallPool,
+    /// Live allocations that other streams use, too.
+    recorded: AddressMap<Vec<StreamId>>,
+    deferred: Deferred,
+    /// Until then the source is not asked for more: it has just refused.
+    refused_until: Duration,
+}
+
+#[derive(Debug)]
+struct Installed {
+    pool: PlannedPool,
+    mapping: Mapping,
+    id: PlanId,
+}
+
+/// Why a request was not served.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllocError {
+    /// There is no memory left, anywhere.
+    #[error(
+        "out of memory: {requested} asked for; this process holds {held} of which {live} are live, and {stitchable} idle could be stitched"
+    )]
+    OutOfMemory {
+        /// Bytes asked for.
+        requested: Bytes,
+        /// Bytes that this process holds.
+        held: Bytes,
+        /// Bytes of live allocations.
+        live: Bytes,
+        /// Idle bytes of the stitching pool.
+        stitchable: Bytes,
+        /// Why there is no more.
+        #[source]
+        source: SourceError,
+    },
+    /// More than any device has.
+    #[error("{requested} are more than any device has")]
+    TooLarge {
+        /// Bytes asked for.
+        requested: Bytes,
+    },
+    /// Memory was there and could not be mapped.
+    #[error("cannot serve {requested}")]
+    Memory {
+        /// Bytes asked for.
+        requested: Bytes,
+        /// What failed.
+        #[source]
+        source: MemoryError,
+    },
+}
+
+impl AllocError {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            AllocError::OutOfMemory { source, .. } => source.kind,
+            AllocError::TooLarge { .. } => ErrorKind::Invalid,
+            AllocError::Memory { source, .. } => source.kind(),
+        }
+    }
+}
+
+/// An address that is not a live allocation of this runtime: freed before, or never its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is not a live allocation")]
+pub struct NotLive(pub DeviceAddress);
+
+/// Why a plan was not installed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanInstallError {
+    /// There is one already.
+    #[error("a plan is installed already")]
+    Installed,
+    /// The static pool could not be had.
+    #[error("cannot get the {len} of the static pool")]
+    Source {
+        /// Bytes of it.
+        len: Bytes,
+        /// Why.
+        #[source]
+        source: SourceError,
+    },
+    /// The static pool could not be mapped.
+    #[error("cannot map the static pool")]
+    Memory(#[from] MemoryError),
+    /// The plan cannot be served.
+    #[error("the plan cannot be served")]
+    Pool(#[from] InstallError),
+}
+
+impl PlanInstallError {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            PlanInstallError::Installed => ErrorKind::Conflict,
+            PlanInstallError::Source { source, .. } => source.kind,
+            PlanInstallError::Memory(error) => error.kind(),
+            PlanInstallError::Pool(_) => ErrorKind::Invalid,
+        }
+    }
+}
+
+/// What the runtime holds and has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct RuntimeStats {
+    /// Bytes of all chunks: static pool and stitching pool.
+    pub held: Bytes,
+    /// Most of them at one time.
+    pub peak_held: Bytes,
+    /// Bytes of live allocations, as asked for.
+    pub live: Bytes,
+    /// Most of them at one time.
+    pub peak_live: Bytes,
+    /// Bytes of the static pool.
+    pub static_pool: Bytes,
+    /// Live allocations.
+    pub live_allocations: u64,
+    /// Requests and bytes served by each pool.
+    pub served: ServedCounts,
+    /// The plan's side of it.
+    pub planned: PlannedCounts,
+    /// The stitching pool's side of it.
+    pub stitch: StitchCounts,
+    /// What the stitching pool holds.
+    pub stitch_use: StitchUse,
+    /// Requests that failed.
+    pub failures: u64,
+}
+
+/// Requests served, by pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ServedCounts {
+    /// At the address of the plan.
+    pub planned: u64,
+    /// By the stitching pool.
+    pub stitching: u64,
+    /// By the small pool.
+    pub small: u64,
+    /// Bytes of each, as asked for.
+    pub planned_bytes: Bytes,
+    /// See above.
+    pub stitching_bytes: Bytes,
+    /// See above.
+    pub small_bytes: Bytes,
+}
+
+impl Runtime {
+    /// A runtime over `device` that gets its memory from `source` and counts in `counters`.
+    pub fn new(
+        device: Arc<Device>,
+        source: Arc<dyn ChunkSource>,
+        clock: Arc<dyn Clock>,
+        config: RuntimeConfig,
+        counters: Counters,
+    ) -> Runtime {
+        let pools = Pools {
+            planned: None,
+            stitching: StitchingPool::new(Arc::clone(&device), config.granule, config.stitch),
+            small: SmallPool::default(),
+            recorded: AddressMap::default(),
+            deferred: Deferred::default(),
+            refused_until: Duration::ZERO,
+        };
+        Runtime { device, source, clock, config, pools: Mutex::new(pools), counters }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pools> {
+        // A panic under the lock is a bug; serving on from unknown books could overlap two tensors.
+        self.pools.lock().expect("no step of the pools panics")
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The counters.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Serves a request: tens of nanoseconds when a pool has what it needs, a round trip to the daemon when not.
+    #[inline]
+    pub fn alloc(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
+        let mut pools = self.lock();
+        if let Some(address) = pools.alloc(request, &self.counters) {
+            return Ok(address);
+        }
+        drop(pools);
+        self.alloc_slow(request)
+    }
+
+    /// Takes an allocation back that was made on `stream`.
+    #[inline]
+    pub fn free(&self, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
+        let mut pools = self.lock();
+        if pools.recorded.is_empty() && pools.deferred.is_empty() {
+            return pools.free(address, stream, &self.counters);
+        }
+        self.free_recorded(&mut pools, address, stream)
+    }
+
+    /// Another stream uses the allocation, too: its bytes are not reused before that stream has passed the free. Addresses that are not ours are
+    /// ignored, as PyTorch hands over any.
+    pub fn record_stream(&self, address: DeviceAddress, stream: StreamId) {
+        let mut pools = self.lock();
+        if pools.is_live(address) {
+            let streams = pools.recorded.entry(address).or_default();
+            if !streams.contains(&stream) {
+                streams.push(stream);
+            }
+        }
+    }
+
+    /// An iteration of the job ends.
+    pub fn mark_iteration(&self) {
+        let mut pools = self.lock();
+        if let Some(installed) = &mut pools.planned {
+            installed.pool.mark_iteration();
+        }
+        self.counters.add(Counter::Iterations, 1);
+    }
+
+    /// Gets the static pool of a plan and serves from it from now on. What is live stays where it is.
+    pub fn install_plan(&self, plan: &Plan) -> Result<(), PlanInstallError> {
+        if self.lock().planned.is_some() {
+            return Err(PlanInstallError::Installed);
+        }
+        let id = plan.id();
+        let len = plan.pool_len.max(Bytes::new(1));
+        let want = Want { len, shape: Shape::Largest, plan: Some(id), wait: self.config.wait };
+        let chunks = self.source.acquire(want).map_err(|source| PlanInstallError::Source { len, source })?;
+        let installed = Mapping::stitch(&chunks).map_err(PlanInstallError::Memory).and_then(|mapping| {
+            let pool = PlannedPool::new(plan, mapping.span())?;
+            Ok(Installed { pool, mapping, id })
+        });
+        let refused = match installed {
+            Err(error) => Some(error),
+            Ok(installed) => {
+                let mut pools = self.lock();
+                if pools.planned.is_none() {
+                    pools.planned = Some(installed);
+                    self.note_held(&pools);
+                    None
+                } else {
+                    Some(PlanInstallError::Installed)
+                }
+            }
+        };
+        if let Some(error) = refused {
+            self.source.release(chunks);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// The plan that is installed.
+    pub fn plan(&self) -> Option<PlanId> {
+        self.lock().planned.as_ref().map(|installed| installed.id)
+    }
+
+    /// Bytes that a live allocation occupies.
+    pub fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
+        self.lock().len_of(address)
+    }
+
+    /// The addresses inside a live allocation at which one chunk ends and the next begins.
+    pub fn borders(&self, address: DeviceAddress) -> Vec<DeviceAddress> {
+        let pools = self.lock();
+        let Some(span) = pools.len_of(address).and_then(|len| Span::new(address, len)) else { return Vec::new() };
+        let inside = |border: &DeviceAddress| span.start() < *border && *border < span.end();
+        match &pools.planned {
+            Some(installed) if installed.mapping.span().contains(address) => {
+                let slots = 0..installed.mapping.slot_count();
+                slots.map(|slot| installed.mapping.slot_span(slot).start()).filter(inside).collect()
+            }
+            // Ranges of the stitching pool begin at a multiple of its chunk size.
+            _ => {
+                let granule = self.config.granule.get();
+                let first = (address.get() / granule + 1) * granule;
+                (first..span.end().get()).step_by(granule as usize).map(DeviceAddress::new).collect()
+            }
+        }
+    }
+
+    /// Gives idle memory back to the daemon, `wanted` bytes of it or all there is; says how much it was.
+    pub fn trim(&self, wanted: Bytes) -> Bytes {
+        let chunks = {
+            let mut pools = self.lock();
+            pools.empty_small_slabs();
+            let chunks = pools.stitching.trim(wanted);
+            self.note_held(&pools);
+            chunks
+        };
+        let given = chunks.iter().map(|chunk| chunk.len()).sum();
+        if !chunks.is_empty() {
+            self.source.release(chunks);
+        }
+        given
+    }
+
+    /// Waits for all streams and gives everything back that is not live.
+    pub fn synchronize(&self) -> Result<(), DriverError> {
+        self.device.driver().synchronize(self.device.id())?;
+        let mut pools = self.lock();
+        self.finish_deferred(&mut pools);
+        Ok(())
+    }
+
+    /// What it holds and has done.
+    pub fn stats(&self) -> RuntimeStats {
+        let pools = self.lock();
+        let count = |counter| self.counters.get(counter);
+        let bytes = |counter| Bytes::new(self.counters.get(counter));
+        RuntimeStats {
+            held: pools.held(),
+            peak_held: bytes(Counter::PeakHeldBytes),
+            live: bytes(Counter::LiveBytes),
+            peak_live: bytes(Counter::PeakLiveBytes),
+            static_pool: pools.planned.as_ref().map_or(Bytes::ZERO, |installed| installed.mapping.span().len()),
+            live_allocations: pools.live_allocations(),
+            served: ServedCounts {
+                planned: count(Counter::RequestsPlanned),
+                stitching: count(Counter::RequestsStitching),
+                small: count(Counter::RequestsSmall),
+                planned_bytes: bytes(Counter::BytesPlanned),
+                stitching_bytes: bytes(Counter::BytesStitching),
+                small_bytes: bytes(Counter::BytesSmall),
+            },
+            planned: pools.planned.as_ref().map_or_else(PlannedCounts::default, |installed| installed.pool.counts()),
+            stitch: pools.stitching.counts(),
+            stitch_use: pools.stitching.usage(),
+            failures: count(Counter::Failures),
+        }
+    }
+
+    /// Says what is wrong with the pools; nothing, unless one has a bug. Takes time proportional to everything there is.
+    pub fn invariants(&self) -> Result<(), String> {
+        let pools = self.lock();
+        if let Some(installed) = &pools.planned {
+            installed.pool.invariants()?;
+        }
+        pools.stitching.invariants()?;
+        pools.small.invariants()
+    }
+
+    /// Writes what is held to the counters, after it has changed.
+    fn note_held(&self, pools: &Pools) {
+        let held = pools.held();
+        self.counters.set(Counter::HeldBytes, held.get());
+        self.counters.raise(Counter::PeakHeldBytes, held.get());
+        let usage = pools.stitching.usage();
+        self.counters.set(Counter::StitchableBytes, usage.stitchable.get());
+        self.counters.set(Counter::ContiguousBytes, usage.largest_contiguous.get());
+        let planned = pools.planned.as_ref().map_or_else(PlannedCounts::default, |installed| installed.pool.counts());
+        self.counters.set(Counter::DeviationsLate, planned.late);
+        self.counters.set(Counter::DeviationsBlocked, planned.blocked);
+        self.counters.set(Counter::DeviationsUnplanned, planned.unplanned);
+        self.counters.set(Counter::DeviationsSkipped, planned.skipped);
+        self.counters.set(Counter::StitchedBytes, pools.stitching.counts().stitched_bytes.get());
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        // Mappings first, then the handles, then the word to whoever owns the chunks.
+        let Ok(pools) = self.pools.get_mut() else { return };
+        let mut chunks = Vec::new();
+        if let Some(installed) = pools.planned.take() {
+            let count = installed.mapping.slot_count();
+            chunks.extend((0..count).filter_map(|slot| installed.mapping.chunk(slot).cloned()));
+        }
+        chunks.extend(pools.stitching.take_all());
+        if !chunks.is_empty() {
+            self.source.release(chunks);
+        }
+    }
+}
+
+impl Pools {
+    #[inline]
+    fn alloc(&mut self, request: &Request, counters: &Counters) -> Option<DeviceAddress> {
+        if let Some(installed) = &mut self.planned
+            && let Served::At(address) = installed.pool.alloc(request)
+        {
+            counters.served(Counter::RequestsPlanned, Counter::BytesPlanned, request.bytes);
+            return Some(address);
+        }
+        let (address, requests, bytes) = if SmallPool::serves(request.bytes) {
+            let address = self.small.alloc(request.bytes, request.stream)?;
+            (address, Counter::RequestsSmall, Counter::BytesSmall)
+        } else {
+            let served = self.stitching.alloc(request.bytes, request.stream)?;
+            (served.address, Counter::RequestsStitching, Counter::BytesStitching)
+        };
+        counters.served(requests, bytes, request.bytes);
+        Some(address)
+    }
+
+    #[inline]
+    fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: &Counters) -> Result<(), NotLive> {
+        let planned = self.planned.as_mut().and_then(|installed| installed.pool.free(address));
+        let bytes = match planned.or_else(|| self.stitching.free(address, stream)) {
+            Some(bytes) => bytes,
+            None => self.free_small(address, stream).ok_or(NotLive(address))?,
+        };
+        counters.freed(bytes);
+        Ok(())
+    }
+
+    fn free_small(&mut self, address: DeviceAddress, stream: StreamId) -> Option<Bytes> {
+        let freed = self.small.free(address)?;
+        if let Some(slab) = freed.slab {
+            self.stitching.take_back(slab, stream);
+        }
+        Some(freed.bytes)
+    }
+
+    /// Gives the small pool's empty slabs back to the stitching pool.
+    fn empty_small_slabs(&mut self) {
+        for (slab, stream) in self.small.trim() {
+            self.stitching.take_back(slab, stream);
+        }
+    }
+
+    fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
+        let planned = self.planned.as_ref().and_then(|installed| installed.pool.len_of(address));
+        planned.or_else(|| self.stitching.len_of(address)).or_else(|| self.small.len_of(address))
+    }
+
+    fn is_live(&self, address: DeviceAddress) -> bool {
+        self.len_of(address).is_some()
+    }
+
+    /// Bytes that serve nobody now: idle blocks of the stitching pool. The static pool is as large as its plan needs it.
+    fn idle(&self) -> Bytes {
+        self.stitching.held() - self.stitching.live_bytes()
+    }
+
+    fn held(&self) -> Bytes {
+        let planned = self.planned.as_ref().map_or(Bytes::ZERO, |installed| installed.mapping.span().len());
+        planned + self.stitching.held()
+    }
+
+    fn live_allocations(&self) -> u64 {
+        let planned = self.planned.as_ref().map_or(0, |installed| installed.pool.live_allocations());
+        planned + self.stitching.live_allocations() + self.small.live_allocations()
+    }
+}
+
+#[cfg(test)]
+mod tests;

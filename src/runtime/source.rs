@@ -1,0 +1,42 @@
+//! Where a runtime gets its chunks: from the daemon, or from a store of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::ErrorKind;
+use crate::ids::PlanId;
+use crate::ladder::Shape;
+use crate::memory::Chunk;
+use crate::units::Bytes;
+
+/// Gives chunks and takes them back. Shared between threads.
+pub trait ChunkSource: Send + Sync + std::fmt::Debug {
+    /// Chunks that hold at least `want.len`: all of them, or none and why. Blocks for at most `want.wait` and a round trip.
+    fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError>;
+
+    /// Takes chunks back that nothing maps any more. Never fails as seen from here: what cannot be given back counts as held until the process ends.
+    fn release(&self, chunks: Vec<Arc<Chunk>>);
+}
+
+/// What a runtime wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Want {
+    /// Bytes.
+    pub len: Bytes,
+    /// In which chunks.
+    pub shape: Shape,
+    /// The plan whose reserved chunks may be used for it.
+    pub plan: Option<PlanId>,
+    /// How long others may be waited for.
+    pub wait: Duration,
+}
+
+/// Why there are no chunks. The reason comes from another process, in its words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct SourceError {
+    /// What a caller can do about it.
+    pub kind: ErrorKind,
+    /// The reason, with numbers.
+    pub message: String,
+}

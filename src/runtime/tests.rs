@@ -1,0 +1,303 @@
+//! The pools together, over a source that this test controls.
+
+use super::*;
+use crate::clock::ManualClock;
+use crate::driver::Driver;
+use crate::driver::host::{HostDriver, HostOptions};
+use crate::ids::{ChunkId, DeviceId};
+use crate::ladder::Ladder;
+use crate::memory::Chunk;
+use crate::plan::{Entry, Provenance};
+use crate::trace::ContextKey;
+use crate::units::{Lifetime, Place, PlanOffset};
+
+const STREAM: StreamId = StreamId(0);
+
+/// Creates chunks itself, up to a limit.
+#[derive(Debug)]
+struct TestSource {
+    device: Arc<Device>,
+    state: Mutex<SourceState>,
+}
+
+#[derive(Debug, Default)]
+struct SourceState {
+    left: Bytes,
+    next: u64,
+    acquires: u64,
+    released: Bytes,
+}
+
+impl ChunkSource for TestSource {
+    fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        let mut state = self.state.lock().unwrap();
+        state.acquires += 1;
+        let parts = Ladder::standard().cover(want.len, want.shape).unwrap();
+        let sum: Bytes = parts.iter().map(|part| part.bytes().unwrap()).sum();
+        let refused = || SourceError { kind: ErrorKind::Exhausted, message: format!("only {} left", state.left) };
+        let left = state.left.checked_sub(sum).ok_or_else(refused)?;
+        state.left = left;
+        let mut chunks = Vec::new();
+        for part in parts {
+            for _ in 0..part.count {
+                state.next += 1;
+                chunks.push(Arc::new(Chunk::create(&self.device, ChunkId(state.next), part.len).unwrap()));
+            }
+        }
+        Ok(chunks)
+    }
+
+    fn release(&self, chunks: Vec<Arc<Chunk>>) {
+        let mut state = self.state.lock().unwrap();
+        for chunk in chunks {
+            state.left += chunk.len();
+            state.released += chunk.len();
+            assert_eq!(Arc::strong_count(&chunk), 1, "a chunk is released while something maps it");
+        }
+    }
+}
+
+struct Bench {
+    host: Arc<HostDriver>,
+    source: Arc<TestSource>,
+    clock: Arc<ManualClock>,
+    runtime: Runtime,
+}
+
+impl Bench {
+    fn new(mib: u64, config: RuntimeConfig) -> Bench {
+        let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[Bytes::gib(4)])));
+        let device = Device::open(Arc::clone(&host) as Arc<dyn Driver>, DeviceId(0)).unwrap();
+        let state = Mutex::new(SourceState { left: Bytes::mib(mib), ..SourceState::default() });
+        let source = Arc::new(TestSource { device: Arc::clone(&device), state });
+        let clock = Arc::new(ManualClock::default());
+        let (as_source, as_clock) = (Arc::clone(&source) as Arc<dyn ChunkSource>, Arc::clone(&clock) as Arc<dyn Clock>);
+        let runtime = Runtime::new(device, as_source, as_clock, config, Counters::private());
+        Bench { host, source, clock, runtime }
+    }
+
+    fn alloc(&self, bytes: Bytes) -> Result<DeviceAddress, AllocError> {
+        self.alloc_on(bytes, STREAM)
+    }
+
+    fn alloc_on(&self, bytes: Bytes, stream: StreamId) -> Result<DeviceAddress, AllocError> {
+        let served = self.runtime.alloc(&Request { stream, ..Request::of(bytes) });
+        self.runtime.invariants().unwrap();
+        served
+    }
+
+    fn free(&self, address: DeviceAddress) {
+        self.runtime.free(address, STREAM).unwrap();
+        self.runtime.invariants().unwrap();
+    }
+
+    fn acquires(&self) -> u64 {
+        self.source.state.lock().unwrap().acquires
+    }
+}
+
+fn plan() -> Plan {
+    let entry = |bytes, offset| Entry {
+        bytes,
+        offset: PlanOffset::new(offset),
+        stream: STREAM,
+        context: ContextKey::UNKNOWN,
+        lifetime: Lifetime::new(0, 1),
+        again: None,
+    };
+    let entries = vec![entry(Bytes::mib(3), 0), entry(Bytes::kib(1), 3 << 20)];
+    Plan { pool_len: Bytes::kib(3073), entries, cycle_start: 0, provenance: Provenance::default() }
+}
+
+#[test]
+fn a_request_goes_to_the_plan_then_to_the_pool_of_its_size() {
+    let bench = Bench::new(64, RuntimeConfig::default());
+    bench.runtime.install_plan(&plan()).unwrap();
+    let planned = bench.alloc(Bytes::mib(3)).unwrap();
+    let again = bench.alloc(Bytes::mib(3)).unwrap();
+    let small = bench.alloc(Bytes::kib(1)).unwrap();
+    let unplanned = bench.alloc(Bytes::kib(7)).unwrap();
+    let stats = bench.runtime.stats();
+    assert_eq!((stats.served.planned, stats.served.stitching, stats.served.small), (2, 1, 1));
+    assert_eq!((stats.static_pool, stats.live_allocations), (Bytes::mib(4), 4));
+    assert_eq!(stats.live, Bytes::mib(6) + Bytes::kib(8));
+    for address in [planned, again, small, unplanned] {
+        bench.free(address);
+        assert_eq!(bench.runtime.free(address, STREAM), Err(NotLive(address)));
+    }
+    let stats = bench.runtime.stats();
+    assert_eq!((stats.live, stats.live_allocations, stats.peak_live), (Bytes::ZERO, 0, Bytes::mib(6) + Bytes::kib(8)));
+}
+
+#[test]
+fn a_regular_job_asks_for_nothing_after_its_first_iteration() {
+    let bench = Bench::new(256, RuntimeConfig::default());
+    let iteration = || {
+        let kept: Vec<_> = [5, 9, 2, 17].map(|mib| bench.alloc(Bytes::mib(mib)).unwrap()).into();
+        let small: Vec<_> = (1..50).map(|n| bench.alloc(Bytes::new(n * 700)).unwrap()).collect();
+        kept.into_iter().chain(small).for_each(|address| bench.free(address));
+    };
+    iteration();
+    let acquires = bench.acquires();
+    for _ in 0..5 {
+        iteration();
+    }
+    assert_eq!(bench.acquires(), acquires);
+}
+
+#[test]
+fn under_pressure_idle_pieces_are_stitched_and_only_then_is_it_out_of_memory() {
+    let bench = Bench::new(16, RuntimeConfig::default());
+    let blocks: Vec<_> = (0..8).map(|_| bench.alloc(Bytes::mib(2)).unwrap()).collect();
+    for at in [0, 2, 4, 6] {
+        bench.free(blocks[at]);
+    }
+    let stitched = bench.alloc(Bytes::mib(8)).unwrap();
+    assert_eq!(bench.runtime.stats().stitch.stitched, 1);
+    let error = bench.alloc(Bytes::mib(2)).unwrap_err();
+    let AllocError::OutOfMemory { requested, held, live, stitchable, .. } = &error else { panic!("{error:?}") };
+    assert_eq!((*requested, *held, *live, *stitchable), (Bytes::mib(2), Bytes::mib(16), Bytes::mib(16), Bytes::ZERO));
+    assert_eq!(bench.runtime.stats().failures, 1);
+    bench.free(stitched);
+    bench.alloc(Bytes::mib(2)).unwrap();
+}
+
+#[test]
+fn beyond_the_soft_budget_only_what_is_missing_is_asked_for() {
+    let stitch = StitchConfig { fragmentation_limit: Bytes::mib(2), ..StitchConfig::default() };
+    let config = RuntimeConfig { soft_budget: Bytes::mib(8), stitch, ..RuntimeConfig::default() };
+    let bench = Bench::new(64, config);
+    let blocks: Vec<_> = (0..4).map(|_| bench.alloc(Bytes::mib(2)).unwrap()).collect();
+    bench.free(blocks[0]);
+    bench.free(blocks[2]);
+    bench.alloc(Bytes::mib(6)).unwrap();
+    assert_eq!(bench.runtime.stats().held, Bytes::mib(10));
+}
+
+#[test]
+fn after_a_refusal_the_source_is_left_alone_for_a_moment() {
+    let bench = Bench::new(8, RuntimeConfig::default());
+    let first = bench.alloc(Bytes::mib(8)).unwrap();
+    bench.alloc(Bytes::mib(2)).unwrap_err();
+    bench.free(first);
+    let acquires = bench.acquires();
+    let small: Vec<_> = (0..4).map(|_| bench.alloc(Bytes::mib(2)).unwrap()).collect();
+    assert_eq!(bench.acquires(), acquires);
+    bench.free(small[0]);
+    bench.free(small[2]);
+    bench.alloc(Bytes::mib(4)).unwrap();
+    assert_eq!(bench.acquires(), acquires, "stitched without asking");
+    bench.clock.advance(Duration::from_secs(1));
+    bench.alloc(Bytes::mib(2)).unwrap_err();
+    assert!(bench.acquires() > acquires);
+}
+
+#[test]
+fn bytes_recorded_on_a_busy_stream_wait_for_it() {
+    let bench = Bench::new(16, RuntimeConfig::default());
+    let device = DeviceId(0);
+    let busy = bench.host.create_stream(device).unwrap();
+    let block = bench.alloc(Bytes::mib(16)).unwrap();
+    bench.runtime.record_stream(block, busy);
+    bench.runtime.record_stream(DeviceAddress::new(4096), busy);
+    let stall = bench.host.stall(device, busy);
+    bench.free(block);
+    assert_eq!(bench.runtime.free(block, STREAM), Err(NotLive(block)));
+    // A request that could only be served by these bytes waits for the stream, as cudaFree would.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| bench.alloc(Bytes::mib(16)).unwrap());
+        assert!(!waiting.is_finished());
+        drop(stall);
+        assert_eq!(waiting.join().unwrap(), block);
+    });
+}
+
+#[test]
+fn bytes_of_one_stream_go_to_another_only_behind_an_event() {
+    let bench = Bench::new(32, RuntimeConfig::default());
+    let device = DeviceId(0);
+    let (one, two) = (bench.host.create_stream(device).unwrap(), bench.host.create_stream(device).unwrap());
+    let block = bench.alloc_on(Bytes::mib(16), one).unwrap();
+    let stall = bench.host.stall(device, one);
+    bench.runtime.free(block, one).unwrap();
+    let other = bench.alloc_on(Bytes::mib(16), two).unwrap();
+    assert_ne!(other, block, "the first stream may still write there");
+    bench.runtime.free(other, two).unwrap();
+    drop(stall);
+    assert_eq!(bench.alloc_on(Bytes::mib(16), two), Ok(other));
+    assert_eq!(bench.alloc_on(Bytes::mib(16), two), Ok(block));
+}
+
+#[test]
+fn trimmed_memory_goes_back_and_what_is_live_stays() {
+    let bench = Bench::new(64, RuntimeConfig::default());
+    let kept = bench.alloc(Bytes::mib(4)).unwrap();
+    bench.host.write(kept, &[42]).unwrap();
+    let idle = bench.alloc(Bytes::mib(20)).unwrap();
+    let small = bench.alloc(Bytes::kib(4)).unwrap();
+    bench.free(idle);
+    bench.free(small);
+    assert_eq!(bench.runtime.trim(Bytes::MAX), Bytes::mib(22));
+    let mut byte = [0];
+    bench.host.read(kept, &mut byte).unwrap();
+    assert_eq!((byte[0], bench.runtime.stats().held), (42, Bytes::mib(4)));
+    bench.alloc(Bytes::mib(60)).unwrap();
+}
+
+#[test]
+fn a_runtime_that_ends_gives_everything_back() {
+    let bench = Bench::new(64, RuntimeConfig::default());
+    bench.runtime.install_plan(&plan()).unwrap();
+    for bytes in [Bytes::mib(3), Bytes::mib(9), Bytes::kib(1), Bytes::kib(3)] {
+        bench.alloc(bytes).unwrap();
+    }
+    let Bench { host, source, runtime, .. } = bench;
+    drop(runtime);
+    assert_eq!(source.state.lock().unwrap().left, Bytes::mib(64));
+    drop(source);
+    assert_eq!(host.counts(), (0, 0, 0));
+}
+
+#[test]
+fn a_plan_whose_pool_cannot_be_had_is_refused_and_the_job_runs_without() {
+    let bench = Bench::new(2, RuntimeConfig::default());
+    assert!(matches!(bench.runtime.install_plan(&plan()), Err(PlanInstallError::Source { .. })));
+    bench.alloc(Bytes::kib(1)).unwrap();
+    let bench = Bench::new(64, RuntimeConfig::default());
+    bench.runtime.install_plan(&plan()).unwrap();
+    assert_eq!(bench.runtime.install_plan(&plan()), Err(PlanInstallError::Installed));
+}
+
+#[test]
+fn threads_that_allocate_at_once_never_share_bytes() {
+    let bench = Bench::new(128, RuntimeConfig::default());
+    let (runtime, host) = (&bench.runtime, &bench.host);
+    std::thread::scope(|scope| {
+        for thread in 1..=4_u8 {
+            scope.spawn(move || {
+                let mut rng = crate::rng::Rng::new(u64::from(thread));
+                let mut live: Vec<(DeviceAddress, Bytes)> = Vec::new();
+                for _ in 0..2000 {
+                    if live.len() < 5 && rng.chance(600) {
+                        let shift = 9 + rng.below(14);
+                        let bytes = Bytes::new(1 + rng.below(1 << shift));
+                        let address = runtime.alloc(&Request::of(bytes)).unwrap();
+                        for at in [Bytes::ZERO, bytes - Bytes::new(1)] {
+                            host.write(address.checked_add(at).unwrap(), &[thread]).unwrap();
+                        }
+                        live.push((address, bytes));
+                    } else if !live.is_empty() {
+                        let (address, bytes) = live.swap_remove(rng.index(live.len()));
+                        for at in [Bytes::ZERO, bytes - Bytes::new(1)] {
+                            let mut byte = [0];
+                            host.read(address.checked_add(at).unwrap(), &mut byte).unwrap();
+                            assert_eq!(byte[0], thread, "another thread wrote here");
+                        }
+                        runtime.free(address, STREAM).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    runtime.invariants().unwrap();
+}
