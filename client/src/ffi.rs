@@ -1,0 +1,139 @@
+//! The C border. Every function checks its arguments, catches whatever would unwind, converts, and does nothing else. Nothing is printed, nothing aborts, nothing
+//! exits.
+
+#![expect(unsafe_code, reason = "exports C symbols")]
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+use stitchd::error::chain;
+use stitchd::ids::StreamId;
+use stitchd::pool::Request;
+use stitchd::trace::ContextKey;
+use stitchd::units::{Bytes, DeviceAddress};
+
+use crate::process;
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::new(CString::default());
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+static QUIET: Once = Once::new();
+
+/// Allocates `size` bytes on `device`, to be used on `stream` first.
+///
+/// The address is aligned to 512 bytes. Opens a session with the daemon at the first call; after that most calls take tens of nanoseconds, do not leave the
+/// process, and take no lock that another process can hold. May be called from any thread.
+///
+/// Returns NULL when size is 0, and when it fails: then `stitch_last_error` says why.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    guarded(std::ptr::null_mut(), || {
+        if size == 0 {
+            return Ok(std::ptr::null_mut());
+        }
+        let runtime = process::runtime(device)?;
+        let request = Request {
+            bytes: Bytes::new(size as u64),
+            stream: StreamId(stream.addr() as u64),
+            context: ContextKey::UNKNOWN,
+            is_dynamic: false,
+        };
+        let address = runtime.alloc(&request).map_err(|error| chain(&error))?;
+        Ok(std::ptr::with_exposed_provenance_mut(address.get() as usize))
+    })
+}
+
+/// Gives back what `stitch_malloc` returned, with the same size, device and stream.
+///
+/// NULL, and anything that is not a live allocation, changes nothing; for the latter `stitch_last_error` says so.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_free(ptr: *mut c_void, size: usize, device: c_int, stream: *mut c_void) {
+    let _ = size;
+    guarded((), || {
+        // In a forked child there is nothing to free: the memory is its parent's.
+        let Some(runtime) = process::existing(device).filter(|_| !ptr.is_null()) else { return Ok(()) };
+        let address = DeviceAddress::new(ptr.expose_provenance() as u64);
+        runtime.free(address, StreamId(stream.addr() as u64)).map_err(|error| error.to_string())
+    });
+}
+
+/// Why the last call of this thread failed, as text in UTF-8; empty if none has failed yet.
+///
+/// Never NULL. Good until this thread's next failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_last_error() -> *const c_char {
+    // At the very end of a thread there is no last error any more.
+    LAST_ERROR.try_with(|error| error.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// Runs one call of the border: an error or a panic becomes `failed` and this thread's last error.
+fn guarded<T>(failed: T, call: impl FnOnce() -> Result<T, String>) -> T {
+    QUIET.call_once(keep_panics_quiet);
+    let was_inside = INSIDE.replace(true);
+    let outcome = catch_unwind(AssertUnwindSafe(call));
+    INSIDE.set(was_inside);
+    match outcome {
+        Ok(Ok(value)) => value,
+        Ok(Err(why)) => {
+            note(&why);
+            failed
+        }
+        Err(panic) => {
+            let text =
+                panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+            note(&format!("this is a bug in stitchd: {}", text.unwrap_or("a panic without words")));
+            failed
+        }
+    }
+}
+
+fn note(why: &str) {
+    // A NUL inside would end the text for C.
+    let text = CString::new(why.replace('\0', " ")).unwrap_or_default();
+    // At the very end of a thread there is nobody who could ask.
+    let _ = LAST_ERROR.try_with(|error| error.replace(text));
+}
+
+/// Panics inside the border are told by [`stitch_last_error`], not on standard error. The hook is this library's own: it has its own copy of the
+/// standard library.
+fn keep_panics_quiet() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !INSIDE.get() {
+            usual(panic);
+        }
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    fn last_error() -> String {
+        // SAFETY: the border never gives NULL, and the text ends in NUL.
+        unsafe { CStr::from_ptr(stitch_last_error()) }.to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn nothing_and_nonsense_are_answered_quietly() {
+        assert!(stitch_malloc(0, 0, std::ptr::null_mut()).is_null());
+        assert_eq!(last_error(), "");
+        stitch_free(std::ptr::null_mut(), 0, 0, std::ptr::null_mut());
+        stitch_free(std::ptr::without_provenance_mut(4096), 1, -1, std::ptr::null_mut());
+        assert!(stitch_malloc(1, -1, std::ptr::null_mut()).is_null());
+        assert!(last_error().contains("device -1"), "{}", last_error());
+        assert!(stitch_malloc(1, 1000, std::ptr::null_mut()).is_null());
+    }
+
+    #[test]
+    fn a_panic_becomes_an_error_text() {
+        let answer = guarded(7, || -> Result<i32, String> { panic!("out of \0 luck") });
+        assert_eq!(answer, 7);
+        assert_eq!(last_error(), "this is a bug in stitchd: out of   luck");
+    }
+}

@@ -1,0 +1,6 @@
+//! The client library: `libstitchd_client.so`, for any process that can call C.
+//!
+//! [`ffi`] is the border and nothing else: check, catch, convert. [`process`] is the one session of the process behind it.
+
+pub mod ffi;
+mod process;

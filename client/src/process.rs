@@ -1,0 +1,102 @@
+//! The session of this process: opened at the first allocation, one runtime per device, there until the process ends.
+//!
+//! The path of an allocation takes no lock here: a device's runtime is found by one load. Only what has to be set up waits for others that set up the same.
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use stitchd::clock::{Clock, SystemClock};
+use stitchd::error::chain;
+use stitchd::plan::format;
+use stitchd::runtime::{Runtime, RuntimeConfig};
+use stitchd::session::locate::Environment;
+use stitchd::session::{Session, SessionConfig, fork};
+
+/// Devices that a process can use.
+const DEVICES_MAX: usize = 64;
+/// After a failure so long nothing is tried again: a job without a daemon must not wait for one at every allocation.
+const PAUSE: Duration = Duration::from_secs(1);
+
+static RUNTIMES: [OnceLock<Runtime>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
+static SETUP: Mutex<Setup> = Mutex::new(Setup { session: None, clock: None, failed: None });
+
+struct Setup {
+    session: Option<Arc<Session>>,
+    clock: Option<SystemClock>,
+    /// When the last try failed, and why.
+    failed: Option<(Duration, String)>,
+}
+
+/// The runtime of a device, set up if it is not yet.
+#[inline]
+pub(crate) fn runtime(device: i32) -> Result<&'static Runtime, String> {
+    if fork::is_child() {
+        return Err(stitchd::session::SessionError::Forked.to_string());
+    }
+    let slot = usize::try_from(device).ok().and_then(|device| RUNTIMES.get(device));
+    let slot = slot.ok_or_else(|| format!("device {device} is not one that a process can have"))?;
+    match slot.get() {
+        Some(runtime) => Ok(runtime),
+        None => set_up(device as u32, slot),
+    }
+}
+
+/// The runtime of a device, if there is one already.
+#[inline]
+pub(crate) fn existing(device: i32) -> Option<&'static Runtime> {
+    if fork::is_child() {
+        return None;
+    }
+    usize::try_from(device).ok().and_then(|device| RUNTIMES.get(device)).and_then(OnceLock::get)
+}
+
+#[cold]
+fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runtime, String> {
+    // A panic under this lock was caught at the border; what it left is no worse than nothing.
+    let mut setup = SETUP.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(runtime) = slot.get() {
+        return Ok(runtime);
+    }
+    let now = setup.clock.get_or_insert_with(SystemClock::new).now();
+    if let Some((failed, why)) = &setup.failed
+        && now < *failed + PAUSE
+    {
+        return Err(why.clone());
+    }
+    match make(&mut setup, device) {
+        Ok(runtime) => Ok(slot.get_or_init(|| runtime)),
+        Err(why) => {
+            let now = setup.clock.as_ref().map_or(Duration::ZERO, SystemClock::now);
+            setup.failed = Some((now, why.clone()));
+            Err(why)
+        }
+    }
+}
+
+fn make(setup: &mut Setup, device: u32) -> Result<Runtime, String> {
+    let environment = Environment::read();
+    let session = match &setup.session {
+        Some(session) => Arc::clone(session),
+        None => {
+            let config = SessionConfig::new(environment.socket(), name());
+            let session = Session::connect(&config).map_err(|error| chain(&error))?;
+            setup.session = Some(Arc::clone(&session));
+            session
+        }
+    };
+    let runtime = session.runtime(device, RuntimeConfig::default()).map_err(|error| chain(&error))?;
+    if let Some(path) = &environment.plan {
+        let path = std::path::Path::new(path);
+        let failed = |why: String| format!("STITCHD_PLAN: {}: {why}", path.display());
+        let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
+        let plan = format::read(&bytes).map_err(|error| failed(chain(&error)))?;
+        runtime.install_plan(&plan).map_err(|error| failed(chain(&error)))?;
+    }
+    Ok(runtime)
+}
+
+/// What people call this process: its program's name.
+fn name() -> String {
+    let command = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    format!("{}-{}", command.trim(), std::process::id())
+}

@@ -1,0 +1,265 @@
+//! The gRPC side of a session: a background thread that opens it, watches it, carries small requests, and closes it.
+//!
+//! The thread has a runtime of its own with no other thread, sleeps unless something comes, and ends with the session.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::mpsc as tokio_mpsc;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use super::{RemoteDevice, SessionConfig, SessionError};
+use crate::error::chain;
+use crate::ids::{PlanId, SessionId};
+use crate::ladder::Ladder;
+use crate::limits;
+use crate::units::Bytes;
+use crate::wire::convert::{self, Token, malformed};
+use crate::wire::v1::plans_client::PlansClient;
+use crate::wire::v1::sessions_client::SessionsClient;
+use crate::wire::{PROTOCOL, status, v1};
+
+/// What the daemon said when the session was opened.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) session: SessionId,
+    secret: Token,
+    pub(super) ticket: Token,
+    pub(super) devices: Vec<RemoteDevice>,
+    pub(super) driver: String,
+    pub(super) limit: Bytes,
+    pub(super) ladder: Ladder,
+    pub(super) chunk_socket: String,
+}
+
+/// The background thread, as the session sees it.
+#[derive(Debug)]
+pub(super) struct Control {
+    commands: Option<tokio_mpsc::UnboundedSender<Command>>,
+    thread: Option<JoinHandle<()>>,
+    attached: Arc<AtomicBool>,
+    patience: Duration,
+}
+
+type Answer<T> = mpsc::Sender<Result<T, SessionError>>;
+
+enum Command {
+    GetPlan(PlanId, Answer<Vec<u8>>),
+    PutPlan(Vec<u8>, String, Answer<PlanId>),
+}
+
+impl Control {
+    /// Starts the thread and opens the session.
+    pub(super) fn open(config: &SessionConfig) -> Result<(Control, Opened), SessionError> {
+        let (send, opened) = mpsc::channel();
+        let (commands, receive) = tokio_mpsc::unbounded_channel();
+        let attached = Arc::new(AtomicBool::new(false));
+        let worker = Worker { config: config.clone(), attached: Arc::clone(&attached), commands: receive };
+        let no_thread = |error: std::io::Error| no_daemon(&config.socket, &error.to_string());
+        let thread = std::thread::Builder::new()
+            .name("stitchd-control".into())
+            .spawn(move || worker.run(&send))
+            .map_err(no_thread)?;
+        let patience = config.patience;
+        // The thread gives up after its own patience; twice that only if it is starved.
+        let answer = opened.recv_timeout(patience * 2);
+        let opened = answer.unwrap_or_else(|_| Err(no_daemon(&config.socket, "no answer in time")))?;
+        Ok((Control { commands: Some(commands), thread: Some(thread), attached, patience }, opened))
+    }
+
+    pub(super) fn is_attached(&self) -> bool {
+        self.attached.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn plan(&self, plan: PlanId) -> Result<Vec<u8>, SessionError> {
+        self.ask(|answer| Command::GetPlan(plan, answer))
+    }
+
+    pub(super) fn put_plan(&self, plan: Vec<u8>, name: &str) -> Result<PlanId, SessionError> {
+        self.ask(|answer| Command::PutPlan(plan, name.to_owned(), answer))
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, SessionError> {
+        let (send, receive) = mpsc::channel();
+        let sent = self.commands.as_ref().is_some_and(|commands| commands.send(command(send)).is_ok());
+        if !sent {
+            return Err(SessionError::DaemonGone);
+        }
+        receive.recv_timeout(self.patience * 2).unwrap_or(Err(SessionError::DaemonGone))
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        if super::fork::is_child() {
+            // The thread is the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        // Without a sender the thread closes the session and ends, within its patience.
+        self.commands = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn no_daemon(socket: &Path, reason: &str) -> SessionError {
+    SessionError::NoDaemon { socket: socket.to_owned(), reason: reason.to_owned() }
+}
+
+struct Worker {
+    config: SessionConfig,
+    attached: Arc<AtomicBool>,
+    commands: tokio_mpsc::UnboundedReceiver<Command>,
+}
+
+impl Worker {
+    fn run(self, opened: &mpsc::Sender<Result<Opened, SessionError>>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        match runtime {
+            Ok(runtime) => runtime.block_on(self.serve(opened)),
+            // Whoever waits for the answer may have given up; nobody else cares.
+            Err(error) => drop(opened.send(Err(no_daemon(&self.config.socket, &error.to_string())))),
+        }
+    }
+
+    async fn serve(mut self, answer: &mpsc::Sender<Result<Opened, SessionError>>) {
+        let patience = self.config.patience;
+        let opening = tokio::time::timeout(patience, self.open());
+        let (channel, opened) =
+            match opening.await.unwrap_or_else(|_| Err(no_daemon(&self.config.socket, "no answer in time"))) {
+                Ok(both) => both,
+                Err(error) => return drop(answer.send(Err(error))),
+            };
+        let watch = v1::WatchRequest { session_id: opened.session.0, secret: opened.secret.to_vec() };
+        let close = v1::CloseRequest { session_id: opened.session.0, secret: opened.secret.to_vec() };
+        self.attached.store(true, Ordering::Relaxed);
+        if answer.send(Ok(opened)).is_ok() {
+            self.attend(channel.clone(), watch).await;
+        }
+        self.attached.store(false, Ordering::Relaxed);
+        // A daemon that is gone has closed it already.
+        let _ = tokio::time::timeout(patience, SessionsClient::new(channel).close(close)).await;
+    }
+
+    /// Serves commands until the session is dropped, and notes when the daemon goes.
+    async fn attend(&mut self, channel: Channel, watch: v1::WatchRequest) {
+        let mut notices = SessionsClient::new(channel.clone()).watch(watch).await.ok().map(tonic::Response::into_inner);
+        loop {
+            tokio::select! {
+                command = self.commands.recv() => match command {
+                    Some(command) => carry_out(command, channel.clone(), self.config.patience).await,
+                    None => return,
+                },
+                gone = daemon_gone(notices.as_mut()), if self.attached.load(Ordering::Relaxed) => {
+                    tracing::debug!(reason = gone, "the daemon went away");
+                    self.attached.store(false, Ordering::Relaxed);
+                    notices = None;
+                }
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<(Channel, Opened), SessionError> {
+        let channel = dial(&self.config.socket).await?;
+        let request = v1::OpenRequest {
+            protocol: PROTOCOL,
+            name: self.config.name.clone(),
+            limit_bytes: self.config.limit.map_or(0, Bytes::get),
+            priority: self.config.priority,
+            client_version: env!("CARGO_PKG_VERSION").to_owned(),
+        };
+        let reply = SessionsClient::new(channel.clone()).open(request).await.map_err(|status| refused(&status))?;
+        Ok((channel, opened(reply.into_inner())?))
+    }
+}
+
+/// Ends when the daemon says that it ends, or is gone.
+async fn daemon_gone(notices: Option<&mut tonic::Streaming<v1::Notice>>) -> &'static str {
+    let Some(notices) = notices else { return "it could not be watched" };
+    loop {
+        match notices.message().await {
+            Ok(Some(v1::Notice { what: Some(v1::notice::What::ShuttingDown(_)) })) => return "it is shutting down",
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => return "the connection broke",
+        }
+    }
+}
+
+async fn carry_out(command: Command, channel: Channel, patience: Duration) {
+    let mut plans = PlansClient::new(channel)
+        .max_decoding_message_size(limits::GRPC_MESSAGE_LEN_MAX)
+        .max_encoding_message_size(limits::GRPC_MESSAGE_LEN_MAX);
+    // Whoever asked may have given up.
+    match command {
+        Command::GetPlan(plan, answer) => {
+            let request = plans.get(v1::GetPlanRequest { plan_id: plan.0 });
+            let _ = answer.send(in_time(patience, request).await.map(|reply| reply.plan));
+        }
+        Command::PutPlan(plan, name, answer) => {
+            let request = plans.put(v1::PutPlanRequest { plan, name });
+            let _ = answer.send(in_time(patience, request).await.map(|reply| PlanId(reply.plan_id)));
+        }
+    }
+}
+
+async fn in_time<T>(
+    patience: Duration,
+    request: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, SessionError> {
+    match tokio::time::timeout(patience, request).await {
+        Ok(Ok(reply)) => Ok(reply.into_inner()),
+        Ok(Err(status)) => Err(refused(&status)),
+        Err(_) => Err(SessionError::DaemonGone),
+    }
+}
+
+fn refused(status: &Status) -> SessionError {
+    SessionError::Refused { kind: status::kind_from_code(status.code()), message: status.message().to_owned() }
+}
+
+/// A gRPC connection over a Unix socket.
+pub async fn dial(socket: &Path) -> Result<Channel, SessionError> {
+    let path = socket.to_owned();
+    let connector = tower::service_fn(move |_: Uri| {
+        let path = path.clone();
+        async move { tokio::net::UnixStream::connect(path).await.map(hyper_util::rt::TokioIo::new) }
+    });
+    // The host is not used: the connector knows the socket. It must be one that every server accepts.
+    let endpoint = Endpoint::from_static("http://localhost");
+    endpoint.connect_with_connector(connector).await.map_err(|error| no_daemon(socket, &chain(&error)))
+}
+
+fn opened(reply: v1::OpenReply) -> Result<Opened, SessionError> {
+    if reply.protocol != PROTOCOL {
+        return Err(SessionError::Protocol { daemon: reply.protocol, client: PROTOCOL });
+    }
+    let device = |device: &v1::Device| {
+        Ok::<_, convert::Malformed>(RemoteDevice {
+            uuid: convert::device_uuid("device.uuid", &device.uuid)?,
+            model: convert::name("device.model", &device.model)?,
+            total: convert::size("device.total_bytes", device.total_bytes)?,
+            ordinal: device.ordinal,
+        })
+    };
+    let is_plain = !reply.chunk_socket.is_empty() && !reply.chunk_socket.contains('/');
+    if !is_plain {
+        return Err(malformed("chunk_socket", "not a plain file name").into());
+    }
+    Ok(Opened {
+        session: SessionId(reply.session_id),
+        secret: convert::token("secret", &reply.secret)?,
+        ticket: convert::token("ticket", &reply.ticket)?,
+        devices: reply.devices.iter().map(device).collect::<Result<_, _>>()?,
+        driver: reply.driver,
+        limit: Bytes::new(reply.limit_bytes),
+        ladder: Ladder::new(reply.ladder_bytes.into_iter().map(Bytes::new).collect())?,
+        chunk_socket: reply.chunk_socket,
+    })
+}

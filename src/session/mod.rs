@@ -1,0 +1,325 @@
+//! The in-process side of the wire: finds the daemon, opens a session, leases chunks, and gives runtimes their memory.
+//!
+//! Control goes over gRPC on a background thread ([`control`]); chunks go over the chunk socket in the thread that needs them ([`link`]). Without a daemon
+//! a process can be its own ([`private`]).
+//!
+//! Not for: deciding anything about memory. It is thin.
+//!
+//! A daemon that is away, restarts or refuses is an error with a reason, after a bounded time; what is leased already stays. A forked child is inert
+//! ([`fork`]).
+
+mod control;
+pub mod fork;
+mod link;
+pub mod locate;
+mod private;
+mod stats_page;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+pub use control::dial;
+pub use private::PrivateSource;
+
+use crate::clock::{Clock, SystemClock};
+use crate::driver::layers::metered::{CallCounts, Meter, Metered};
+use crate::driver::{Driver, DriverError, DriverName};
+use crate::error::{ErrorKind, chain};
+use crate::ids::{ChunkId, DeviceUuid, PlanId, SessionId};
+use crate::ladder::{Ladder, LadderError};
+use crate::memory::{Chunk, Device};
+use crate::plan::Plan;
+use crate::plan::format::{self, FormatError};
+use crate::runtime::{ChunkSource, Counters, Runtime, RuntimeConfig, SourceError, Want};
+use crate::units::Bytes;
+use crate::wire::convert::{Malformed, WantedChunks};
+use crate::wire::fd_channel::ChannelError;
+use crate::wire::stats_page::StatsPageError;
+use control::Control;
+use link::Link;
+
+/// How a session is opened.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// The daemon's gRPC socket.
+    pub socket: PathBuf,
+    /// What people call the session.
+    pub name: String,
+    /// Bytes that it may never pass; `None` for the daemon's default.
+    pub limit: Option<Bytes>,
+    /// Higher is served first.
+    pub priority: u32,
+    /// How long the daemon may take for an answer, waiting for memory apart.
+    pub patience: Duration,
+}
+
+impl SessionConfig {
+    /// A session called `name` with the daemon at `socket`.
+    pub fn new(socket: PathBuf, name: impl Into<String>) -> SessionConfig {
+        SessionConfig { socket, name: name.into(), limit: None, priority: 0, patience: Duration::from_secs(5) }
+    }
+}
+
+/// Why the daemon could not be asked, or said no.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionError {
+    /// Nobody answers at the socket.
+    #[error("no stitchd daemon answers at {socket}: {reason}; start one with `stitchd serve`, or set STITCHD_SOCKET")]
+    NoDaemon {
+        /// Where.
+        socket: PathBuf,
+        /// What the system says.
+        reason: String,
+    },
+    /// The daemon said no.
+    #[error("the daemon refuses: {message}")]
+    Refused {
+        /// What can be done about it.
+        kind: ErrorKind,
+        /// Its words.
+        message: String,
+    },
+    /// The daemon speaks another protocol.
+    #[error("the daemon speaks protocol {daemon}, this client {client}; install the same version of both")]
+    Protocol {
+        /// Its protocol.
+        daemon: u32,
+        /// Ours.
+        client: u32,
+    },
+    /// The daemon's driver cannot be used from another process.
+    #[error("the daemon uses the '{0}' driver, which this client cannot")]
+    Driver(String),
+    /// The daemon has no such device.
+    #[error("the daemon has no device {0}")]
+    NoDevice(String),
+    /// The daemon's answer makes no sense.
+    #[error("the daemon's answer makes no sense")]
+    Malformed(#[from] Malformed),
+    /// The daemon's chunk sizes make no ladder.
+    #[error("the daemon's answer makes no sense")]
+    Ladder(#[from] LadderError),
+    /// The chunk socket failed.
+    #[error("the chunk socket failed")]
+    Channel(#[from] ChannelError),
+    /// The stats page is unusable.
+    #[error("the stats page is unusable")]
+    StatsPage(#[from] StatsPageError),
+    /// The plan that the daemon stores is unusable.
+    #[error("the plan is unusable")]
+    Plan(#[from] FormatError),
+    /// The driver failed here.
+    #[error("the driver failed")]
+    Device(#[from] DriverError),
+    /// The session is over: the daemon went away.
+    #[error(
+        "the daemon went away; what is leased already can be used on, more cannot be leased before this process starts again"
+    )]
+    DaemonGone,
+    /// This process was forked from the one that has the session.
+    #[error(
+        "this process was forked from one with a session; a child must not use its parent's GPU memory (start it with exec or spawn)"
+    )]
+    Forked,
+}
+
+impl SessionError {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            SessionError::NoDaemon { .. } | SessionError::DaemonGone => ErrorKind::Unavailable,
+            SessionError::Refused { kind, .. } => *kind,
+            SessionError::Protocol { .. } | SessionError::Driver(_) => ErrorKind::Unsupported,
+            SessionError::NoDevice(_) => ErrorKind::NotFound,
+            SessionError::Malformed(_) | SessionError::Ladder(_) => ErrorKind::Broken,
+            SessionError::Channel(error) => error.kind(),
+            SessionError::StatsPage(_) => ErrorKind::Unsupported,
+            SessionError::Plan(error) => error.kind(),
+            SessionError::Device(error) => error.kind(),
+            SessionError::Forked => ErrorKind::Conflict,
+        }
+    }
+}
+
+/// A device of the daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteDevice {
+    /// Its name everywhere.
+    pub uuid: DeviceUuid,
+    /// Its model.
+    pub model: String,
+    /// All its memory.
+    pub total: Bytes,
+    /// The daemon's ordinal.
+    pub ordinal: u32,
+}
+
+/// A session with the daemon. It ends when the last reference goes: what it leased is given back.
+#[derive(Debug)]
+pub struct Session {
+    id: SessionId,
+    devices: Vec<RemoteDevice>,
+    ladder: Ladder,
+    limit: Bytes,
+    driver: Arc<Metered>,
+    clock: Arc<dyn Clock>,
+    counters: Counters,
+    /// Whether the session's counters are taken: they have one writer.
+    counters_taken: Mutex<bool>,
+    link: Link,
+    control: Control,
+}
+
+impl Session {
+    /// Opens a session. Takes at most a few times `config.patience`.
+    pub fn connect(config: &SessionConfig) -> Result<Arc<Session>, SessionError> {
+        if fork::is_child() {
+            return Err(SessionError::Forked);
+        }
+        fork::watch();
+        let (control, opened) = Control::open(config)?;
+        let driver = driver_like(&opened.driver, &opened.devices)?;
+        let directory = config.socket.parent().map(PathBuf::from).unwrap_or_default();
+        let (link, page) = Link::open(&directory.join(&opened.chunk_socket), opened.ticket, config.patience)?;
+        let counters = stats_page::map(&page)?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        Ok(Arc::new(Session {
+            id: opened.session,
+            devices: opened.devices,
+            ladder: opened.ladder,
+            limit: opened.limit,
+            driver: Meter::around(driver, Arc::clone(&clock)),
+            clock,
+            counters,
+            counters_taken: Mutex::new(false),
+            link,
+            control,
+        }))
+    }
+
+    /// The session's number at the daemon.
+    pub fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// The daemon's devices.
+    pub fn devices(&self) -> &[RemoteDevice] {
+        &self.devices
+    }
+
+    /// The chunk sizes that the daemon deals in.
+    pub fn ladder(&self) -> &Ladder {
+        &self.ladder
+    }
+
+    /// Bytes that the session may never pass.
+    pub fn limit(&self) -> Bytes {
+        self.limit
+    }
+
+    /// Driver calls that this process has made for the session.
+    pub fn calls(&self) -> CallCounts {
+        self.driver.layer().counts()
+    }
+
+    /// The session's driver, for whoever wants to read and write what is allocated.
+    pub fn driver(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.driver) as Arc<dyn Driver>
+    }
+
+    /// A runtime for the daemon's device `ordinal`. The first runtime of a session writes its figures to the stats page.
+    pub fn runtime(self: &Arc<Session>, ordinal: u32, config: RuntimeConfig) -> Result<Runtime, SessionError> {
+        let found = self.devices.iter().find(|device| device.ordinal == ordinal);
+        let remote = found.ok_or_else(|| SessionError::NoDevice(ordinal.to_string()))?;
+        let here = self.driver.devices().into_iter().find(|device| device.uuid == remote.uuid);
+        let id = here.ok_or_else(|| SessionError::NoDevice(remote.uuid.to_string()))?.id;
+        let device = Device::open(self.driver(), id)?;
+        let source = DaemonSource { session: Arc::clone(self), device: Arc::clone(&device), uuid: remote.uuid };
+        let mut taken = self.counters_taken.lock().expect("nothing panics while it holds this lock");
+        let counters = if std::mem::replace(&mut *taken, true) { Counters::private() } else { self.counters };
+        let config = RuntimeConfig { granule: self.ladder.step_at_least(config.granule), ..config };
+        Ok(Runtime::new(device, Arc::new(source), Arc::clone(&self.clock), config, counters))
+    }
+
+    /// A plan that the daemon stores.
+    pub fn plan(&self, plan: PlanId) -> Result<Plan, SessionError> {
+        Ok(format::read(&self.control.plan(plan)?)?)
+    }
+
+    /// Stores a plan with the daemon.
+    pub fn put_plan(&self, plan: &Plan, name: &str) -> Result<PlanId, SessionError> {
+        self.control.put_plan(format::write(plan), name)
+    }
+
+    /// False once the daemon has gone away.
+    pub fn is_attached(&self) -> bool {
+        self.control.is_attached()
+    }
+}
+
+/// The driver that fits the daemon's: its memory can be imported here.
+fn driver_like(name: &str, devices: &[RemoteDevice]) -> Result<Arc<dyn Driver>, SessionError> {
+    let totals: Vec<Bytes> = devices.iter().map(|device| device.total).collect();
+    match name.parse() {
+        Ok(DriverName::Host) => Ok(crate::driver::open(DriverName::Host, &totals)),
+        _ => Err(SessionError::Driver(name.to_owned())),
+    }
+}
+
+/// The daemon as a source of chunks for one device.
+#[derive(Debug)]
+struct DaemonSource {
+    session: Arc<Session>,
+    device: Arc<Device>,
+    uuid: DeviceUuid,
+}
+
+impl DaemonSource {
+    fn check(&self) -> Result<(), SessionError> {
+        if fork::is_child() {
+            return Err(SessionError::Forked);
+        }
+        if self.session.control.is_attached() { Ok(()) } else { Err(SessionError::DaemonGone) }
+    }
+
+    fn lease(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SessionError> {
+        self.check()?;
+        let wait_ms = u64::try_from(want.wait.as_millis()).unwrap_or(u64::MAX);
+        let wanted = WantedChunks { device: self.uuid, len: want.len, shape: want.shape, plan: want.plan, wait_ms };
+        let leased = self.session.link.acquire(wanted)?;
+        let mut chunks = Vec::with_capacity(leased.len());
+        let mut ids: Vec<ChunkId> = leased.iter().map(|(id, ..)| *id).collect();
+        for (id, len, fd) in leased {
+            // The descriptor is closed right after: the handle keeps the memory.
+            match Chunk::import(&self.device, id, std::os::fd::AsFd::as_fd(&fd), len) {
+                Ok(chunk) => chunks.push(Arc::new(chunk)),
+                Err(error) => {
+                    // All or nothing: what was imported is let go of before the daemon hears of it.
+                    chunks.clear();
+                    self.session.link.release(std::mem::take(&mut ids))?;
+                    let kind = error.kind();
+                    return Err(SessionError::Refused { kind, message: format!("cannot import: {}", chain(&error)) });
+                }
+            }
+        }
+        Ok(chunks)
+    }
+}
+
+impl ChunkSource for DaemonSource {
+    fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        self.lease(want).map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
+    }
+
+    fn release(&self, chunks: Vec<Arc<Chunk>>) {
+        let ids = chunks.iter().map(|chunk| chunk.id()).collect();
+        // Handles first: the daemon may give the memory to somebody else the moment it hears of it.
+        drop(chunks);
+        if self.check().is_ok()
+            && let Err(error) = self.session.link.release(ids)
+        {
+            tracing::debug!(error = %chain(&error), "chunks could not be given back; they are when this process ends");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Messages to types of the house, and back. Whatever comes from outside is checked here, before anything uses it.
+
+use super::v1;
+use crate::ids::{ChunkId, DeviceUuid, PlanId};
+use crate::ladder::Shape;
+use crate::limits;
+use crate::units::Bytes;
+
+/// A message that says something impossible.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {what}")]
+pub struct Malformed {
+    /// Which field.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+/// An error about `field`.
+pub fn malformed(field: &'static str, what: impl Into<String>) -> Malformed {
+    Malformed { field, what: what.into() }
+}
+
+/// What somebody wants, with a device that may or may not exist.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WantedChunks {
+    /// Where.
+    pub device: DeviceUuid,
+    /// Bytes.
+    pub len: Bytes,
+    /// In which chunks.
+    pub shape: Shape,
+    /// The plan whose reserved chunks may be used.
+    pub plan: Option<PlanId>,
+    /// Milliseconds that others may be waited for.
+    pub wait_ms: u64,
+}
+
+/// Sixteen bytes that prove something.
+pub type Token = [u8; 16];
+
+/// Reads a ticket or secret.
+pub fn token(field: &'static str, bytes: &[u8]) -> Result<Token, Malformed> {
+    bytes.try_into().map_err(|_| malformed(field, format!("{} bytes, and it should have 16", bytes.len())))
+}
+
+/// Reads a device's uuid.
+pub fn device_uuid(field: &'static str, bytes: &[u8]) -> Result<DeviceUuid, Malformed> {
+    token(field, bytes).map(DeviceUuid)
+}
+
+/// Reads a size that is not zero.
+pub fn size(field: &'static str, bytes: u64) -> Result<Bytes, Malformed> {
+    let size = Bytes::new(bytes);
+    if size.is_zero() || size > limits::ACQUIRE_BYTES_MAX {
+        return Err(malformed(field, format!("{bytes} bytes; it must be 1 to {}", limits::ACQUIRE_BYTES_MAX.get())));
+    }
+    Ok(size)
+}
+
+/// Reads a name.
+pub fn name(field: &'static str, text: &str) -> Result<String, Malformed> {
+    if text.len() > limits::NAME_LEN_MAX {
+        return Err(malformed(field, format!("{} bytes; at most {}", text.len(), limits::NAME_LEN_MAX)));
+    }
+    Ok(text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
+}
+
+impl TryFrom<v1::Want> for WantedChunks {
+    type Error = Malformed;
+
+    fn try_from(want: v1::Want) -> Result<WantedChunks, Malformed> {
+        let shape = match want.shape {
+            None => return Err(malformed("want.shape", "neither largest nor uniform_bytes")),
+            Some(v1::want::Shape::Largest(v1::Largest {})) => Shape::Largest,
+            Some(v1::want::Shape::UniformBytes(bytes)) => Shape::Uniform(size("want.uniform_bytes", bytes)?),
+        };
+        if want.wait_ms > limits::WAIT_MS_MAX {
+            return Err(malformed("want.wait_ms", format!("{}; at most {}", want.wait_ms, limits::WAIT_MS_MAX)));
+        }
+        Ok(WantedChunks {
+            device: device_uuid("want.device_uuid", &want.device_uuid)?,
+            len: size("want.len_bytes", want.len_bytes)?,
+            shape,
+            plan: (want.plan_id != 0).then_some(PlanId(want.plan_id)),
+            wait_ms: want.wait_ms,
+        })
+    }
+}
+
+impl From<WantedChunks> for v1::Want {
+    fn from(wanted: WantedChunks) -> v1::Want {
+        v1::Want {
+            device_uuid: wanted.device.0.to_vec(),
+            len_bytes: wanted.len.get(),
+            shape: Some(match wanted.shape {
+                Shape::Largest => v1::want::Shape::Largest(v1::Largest {}),
+                Shape::Uniform(len) => v1::want::Shape::UniformBytes(len.get()),
+            }),
+            plan_id: wanted.plan.map_or(0, |plan| plan.0),
+            wait_ms: wanted.wait_ms.min(limits::WAIT_MS_MAX),
+        }
+    }
+}
+
+/// Reads the chunks of a release.
+pub fn chunk_ids(field: &'static str, ids: &[u64]) -> Result<Vec<ChunkId>, Malformed> {
+    if ids.len() > limits::RELEASE_CHUNKS_MAX {
+        return Err(malformed(field, format!("{} chunks; at most {}", ids.len(), limits::RELEASE_CHUNKS_MAX)));
+    }
+    Ok(ids.iter().copied().map(ChunkId).collect())
+}
+
+/// Reads a manifest: every chunk has a possible size.
+pub fn chunks(field: &'static str, infos: &[v1::ChunkInfo]) -> Result<Vec<(ChunkId, Bytes)>, Malformed> {
+    let read = |info: &v1::ChunkInfo| {
+        let len = Bytes::new(info.len_bytes);
+        if len < limits::CHUNK_LEN_MIN || len > limits::CHUNK_LEN_MAX {
+            return Err(malformed(field, format!("a chunk of {} bytes", info.len_bytes)));
+        }
+        Ok((ChunkId(info.chunk_id), len))
+    };
+    infos.iter().map(read).collect()
+}
+
+/// Writes a manifest.
+pub fn chunk_infos(chunks: &[(ChunkId, Bytes)]) -> Vec<v1::ChunkInfo> {
+    chunks.iter().map(|(chunk, len)| v1::ChunkInfo { chunk_id: chunk.0, len_bytes: len.get() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn want() -> v1::Want {
+        WantedChunks {
+            device: DeviceUuid([7; 16]),
+            len: Bytes::mib(5),
+            shape: Shape::Uniform(Bytes::mib(2)),
+            plan: Some(PlanId(9)),
+            wait_ms: 100,
+        }
+        .into()
+    }
+
+    #[test]
+    fn a_want_survives_being_sent() {
+        let wanted = WantedChunks::try_from(want()).unwrap();
+        assert_eq!(v1::Want::from(wanted), want());
+    }
+
+    #[test]
+    fn what_is_impossible_is_refused_by_field() {
+        let field = |change: &dyn Fn(&mut v1::Want)| {
+            let mut changed = want();
+            change(&mut changed);
+            WantedChunks::try_from(changed).unwrap_err().field
+        };
+        assert_eq!(field(&|want| want.device_uuid = vec![1; 15]), "want.device_uuid");
+        assert_eq!(field(&|want| want.len_bytes = 0), "want.len_bytes");
+        assert_eq!(field(&|want| want.len_bytes = u64::MAX), "want.len_bytes");
+        assert_eq!(field(&|want| want.shape = None), "want.shape");
+        assert_eq!(field(&|want| want.shape = Some(v1::want::Shape::UniformBytes(0))), "want.uniform_bytes");
+        assert_eq!(field(&|want| want.wait_ms = u64::MAX), "want.wait_ms");
+        assert!(chunk_ids("chunks", &vec![1; limits::RELEASE_CHUNKS_MAX + 1]).is_err());
+        assert!(chunks("chunks", &[v1::ChunkInfo { chunk_id: 1, len_bytes: 1 }]).is_err());
+        assert!(name("name", &"x".repeat(200)).is_err());
+        assert_eq!(name("name", "a\nb\u{1b}").unwrap(), "a\u{fffd}b\u{fffd}");
+    }
+}

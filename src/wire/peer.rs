@@ -1,0 +1,139 @@
+//! Who is at the other end of a Unix socket: the process, not its number.
+//!
+//! A pid can be reused and user namespaces shift uids, so identity is the peer's pidfd (`SO_PEERPIDFD`, Linux 6.5): by its inode where the
+//! kernel gives each process one of its own (pidfs, Linux 6.9), else by pid and start time. Where the kernel has neither, only tickets and
+//! secrets tell peers apart, and the daemon says so when it starts.
+
+#![expect(unsafe_code, reason = "asks for SO_PEERPIDFD, which rustix does not know")]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// The process at the other end, as it was when it connected.
+#[derive(Debug)]
+pub struct Peer {
+    /// Readable once the process is gone. `None` where the kernel has no such thing.
+    pub pidfd: Option<OwnedFd>,
+    /// Tells processes apart.
+    pub identity: Identity,
+    /// For people; 0 where the peer is in another pid namespace.
+    pub pid: i32,
+}
+
+/// A process, never another one with the same number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Identity {
+    /// By the inode of its pidfd.
+    Pidfs(u64),
+    /// By pid and the moment at which it began, in clock ticks since boot.
+    Process {
+        /// Its number.
+        pid: i32,
+        /// Its beginning.
+        start: u64,
+    },
+    /// Cannot be told on this kernel.
+    Unknown,
+}
+
+impl Identity {
+    /// True where both are the same process, or nobody can say that they are not.
+    pub fn may_be(self, other: Identity) -> bool {
+        self == other || self == Identity::Unknown || other == Identity::Unknown
+    }
+}
+
+const SO_PEERPIDFD: libc::c_int = 77;
+/// Magic number of the file system that pidfds live in (linux/magic.h).
+const PIDFS_MAGIC: u64 = 0x5049_4446;
+
+impl Peer {
+    /// Asks the kernel who connected `socket`.
+    pub fn of(socket: BorrowedFd<'_>) -> Peer {
+        let pid = rustix::net::sockopt::socket_peercred(socket).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+        let pidfd = peer_pidfd(socket);
+        let identity = match &pidfd {
+            Some(pidfd) => identity_of(pidfd.as_fd(), pid),
+            None => start_time(pid).map_or(Identity::Unknown, |start| Identity::Process { pid, start }),
+        };
+        Peer { pidfd, identity, pid }
+    }
+}
+
+fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY:
+    // * `socket` is open while it is borrowed;
+    // * the option's value is one int, and `fd` and `len` are ours and as large as they say.
+    let answer = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut len)
+    };
+    if answer != 0 || fd < 0 {
+        return None;
+    }
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
+    rustix::io::fcntl_setfd(&pidfd, rustix::io::FdFlags::CLOEXEC).ok()?;
+    Some(pidfd)
+}
+
+fn identity_of(pidfd: BorrowedFd<'_>, pid: i32) -> Identity {
+    let is_pidfs = rustix::fs::fstatfs(pidfd).is_ok_and(|fs| fs.f_type as u64 == PIDFS_MAGIC);
+    match rustix::fs::fstat(pidfd) {
+        Ok(stat) if is_pidfs => Identity::Pidfs(stat.st_ino),
+        _ => start_time(pid).map_or(Identity::Unknown, |start| Identity::Process { pid, start }),
+    }
+}
+
+/// When the process began: field 22 of /proc/PID/stat, counted behind the name, which may hold anything.
+fn start_time(pid: i32) -> Option<u64> {
+    if pid <= 0 {
+        return None;
+    }
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::fd_channel::FdChannel;
+
+    #[test]
+    fn both_ends_of_a_pair_are_this_process() {
+        let (one, other) = FdChannel::pair().unwrap();
+        let (one, other) = (Peer::of(one.as_fd()), Peer::of(other.as_fd()));
+        assert_eq!(one.identity, other.identity);
+        assert_ne!(one.identity, Identity::Unknown, "this machine cannot tell processes apart");
+        assert_eq!(one.pid as u32, std::process::id());
+    }
+
+    #[test]
+    fn another_process_is_another_identity_and_its_end_is_seen() {
+        use std::os::unix::net::UnixListener;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\nsys.stdin.read()";
+        let mut child = std::process::Command::new("python3")
+            .args(["-c", script, path.to_str().unwrap()])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        let peer = Peer::of(socket.as_fd());
+        assert_eq!(peer.pid as u32, child.id());
+        let (here, _there) = FdChannel::pair().unwrap();
+        assert!(!peer.identity.may_be(Peer::of(here.as_fd()).identity));
+        let pidfd = peer.pidfd.unwrap();
+        let is_gone = |patience: i64| {
+            let mut fds = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
+            let patience = rustix::event::Timespec { tv_sec: patience, tv_nsec: 0 };
+            rustix::event::poll(&mut fds, Some(&patience)).unwrap() == 1
+        };
+        assert!(!is_gone(0));
+        child.kill().unwrap();
+        assert!(is_gone(10));
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,95 @@
+//! The layout of a stats page: a sealed memfd of one page that the daemon makes and a session writes its counters to.
+//!
+//! ```text
+//!   0   "STITCHD\0"      8 bytes
+//!   8   version          u32
+//!   12  counters         u32, how many numbers there are room for
+//!   16  session          u64
+//!   64  counters         u64 each, by their place in runtime::Counter
+//! ```
+//!
+//! Numbers are in the machine's byte order: the page never leaves it. Each counter is written by one thread at a time, the runtime's, and read by the daemon
+//! whenever it likes; a value is whole, the page as a whole is of no one moment. Nothing is accounted by it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+
+use super::STATS_PAGE_VERSION;
+use crate::ids::SessionId;
+use crate::limits::COUNTERS_MAX;
+
+/// Bytes of a page.
+pub const LEN: usize = 4096;
+/// Where the counters begin.
+pub const COUNTERS_AT: usize = 64;
+
+const MAGIC: &[u8; 8] = b"STITCHD\0";
+const _: () = assert!(COUNTERS_AT + COUNTERS_MAX * size_of::<u64>() <= LEN);
+
+/// Why a descriptor is not a stats page.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StatsPageError {
+    /// It could be resized under whoever maps it.
+    #[error("the stats page is not sealed, or not {LEN} bytes long")]
+    Unsealed,
+    /// It has another layout.
+    #[error("the stats page is of version {found}, and this build knows {STATS_PAGE_VERSION}")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// It is something else.
+    #[error("the descriptor is not a stats page")]
+    NotAPage,
+    /// The operating system refused.
+    #[error("cannot make, map or read a stats page")]
+    System(#[source] Errno),
+}
+
+/// Makes a page for a session: nobody can resize it.
+pub fn create(session: SessionId) -> Result<OwnedFd, StatsPageError> {
+    let fd = rustix::fs::memfd_create("stitchd-stats", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(StatsPageError::System)?;
+    rustix::fs::ftruncate(&fd, LEN as u64).map_err(StatsPageError::System)?;
+    let mut header = [0; COUNTERS_AT];
+    header[..8].copy_from_slice(MAGIC);
+    header[8..12].copy_from_slice(&STATS_PAGE_VERSION.to_ne_bytes());
+    header[12..16].copy_from_slice(&(COUNTERS_MAX as u32).to_ne_bytes());
+    header[16..24].copy_from_slice(&session.0.to_ne_bytes());
+    rustix::io::pwrite(&fd, &header, 0).map_err(StatsPageError::System)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .map_err(StatsPageError::System)?;
+    Ok(fd)
+}
+
+/// `fd` is a page that can be mapped and written without fear.
+pub fn check(fd: BorrowedFd<'_>) -> Result<(), StatsPageError> {
+    let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| StatsPageError::NotAPage)?;
+    let len = rustix::fs::fstat(fd).map_err(StatsPageError::System)?.st_size;
+    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) || len != LEN as i64 {
+        return Err(StatsPageError::Unsealed);
+    }
+    let mut header = [0; COUNTERS_AT];
+    let read = rustix::io::pread(fd, &mut header, 0).map_err(StatsPageError::System)?;
+    if read != COUNTERS_AT || &header[..8] != MAGIC {
+        return Err(StatsPageError::NotAPage);
+    }
+    let word = |at: usize| u32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    if word(8) != STATS_PAGE_VERSION || word(12) as usize != COUNTERS_MAX {
+        return Err(StatsPageError::Version { found: word(8) });
+    }
+    Ok(())
+}
+
+/// The counters in a page that this process made. A session may write anything there: the numbers are its own word.
+pub fn read(page: &OwnedFd) -> Result<[u64; COUNTERS_MAX], StatsPageError> {
+    let mut bytes = [0; COUNTERS_MAX * size_of::<u64>()];
+    rustix::io::pread(page.as_fd(), &mut bytes, COUNTERS_AT as u64).map_err(StatsPageError::System)?;
+    let mut counters = [0; COUNTERS_MAX];
+    for (counter, word) in counters.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *counter = u64::from_ne_bytes(*word);
+    }
+    Ok(counters)
+}
