@@ -3,8 +3,95 @@
 //! One daemon per node owns the devices' physical memory. Training processes lease chunks of it over file descriptors, see them as contiguous
 //! ("stitched") address ranges, and run their allocations inside those ranges without asking anyone.
 //!
+//! ```text
+//!  training process                                          stitchd serve, one per node
+//!  ┌───────────────────────────────────┐                     ┌───────────────────────────────────┐
+//!  │ runtime, one per device           │   gRPC: sessions,   │ ledger: who holds which chunk     │
+//!  │   planned pool   ← a plan         │   plans, status     │ store: the chunks' driver handles │
+//!  │   stitching pool ← PBlock, SBlock │◄───────────────────►│ registry: sessions and processes  │
+//!  │   small pool     ← under 2 MiB    │                     │ plans, metrics, probes            │
+//!  │ mappings ◄── chunks               │◄── fds, in batches ─│ chunk socket                      │
+//!  │ stats page                        │──── shared page ───►│                                   │
+//!  └───────────────────────────────────┘                     └───────────────────────────────────┘
+//! ```
+//!
+//! The README says how to use it. `src/DESIGN.md` follows one allocation through all of this, and keeps decisions with what was rejected.
+//!
+//! # The code, in reading order
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`] | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes |
+//! | [`driver`] | what hardware can do: chunks, addresses, mappings, streams. The `host` and `sim` drivers, and decorators over any |
+//! | [`memory`] | who owns what of it: `Chunk`, `Reservation`, `Mapping`, whole or not at all |
+//! | [`store`] | every chunk of a daemon, its handle and its one exported descriptor |
+//! | [`ledger`] | who holds what: a pure state machine, commands in, effects out |
+//! | [`steward`] | the ledger and the store, put together |
+//! | [`trace`] | what a job did: allocations and frees in order |
+//! | [`plan`] | from a trace to addresses, made ahead of time, and checked by somebody else |
+//! | [`pool`] | who gets which bytes: the planned, the stitching and the small pool |
+//! | [`runtime`] | the three pools of one device in one process, and the way to more memory |
+//! | [`wire`] | what goes between processes: messages, packets with descriptors, who is at the other end |
+//! | [`session`] | the client's side of it |
+//! | `daemon` | the daemon's side of it, metrics and probes |
+//! | `cli` | one file per subcommand |
+//!
+//! The package `client` beside this one is the C border: `stitch_malloc`, `stitch_free`, and nothing of its own.
+//!
+//! # Architecture invariants
+//!
+//! Each is held by `tests/tidy` or by a type.
+//!
+//! 1. [`driver`] decides nothing. [`pool`] and [`plan`] decide, and touch a device only through [`memory`]; [`ledger`] touches nothing at all. So
+//!    policy is tested without devices, and devices without policy.
+//! 2. Only `daemon`, [`session`] and the packets of [`wire`] know tokio, threads or sockets. Everything else is synchronous and deterministic: same
+//!    inputs, same seed, same result.
+//! 3. Proto types are made and read in [`wire`], [`session`], `daemon` and `cli`; no other module knows them.
+//! 4. Addresses are numbers ([`units::DeviceAddress`]), not pointers, outside [`driver`] and the C border.
+//! 5. No driver's name appears outside [`driver`], which also parses it from the configuration.
+//! 6. No layer exports metrics. Layers return stats; `daemon/metrics.rs` is the only list of metric names.
+//! 7. The environment and the wall clock are read in `main`, `cli`, `daemon/config.rs`, `session/locate.rs` and `clock.rs`, and nowhere else.
+//! 8. A chunk is in exactly one state in the ledger at any time.
+//! 9. `unsafe` stands in a short list of files, each with its reason in its first lines.
+//!
+//! # Glossary
+//!
+//! | word | meaning |
+//! |---|---|
+//! | device | one GPU, or the host that pretends to be one ([`ids::DeviceId`], [`ids::DeviceUuid`]) |
+//! | granularity | the smallest size and alignment that a device can create ([`driver::Capabilities`]) |
+//! | chunk | one physical piece made by the driver and owned by the daemon ([`memory::Chunk`]) |
+//! | reservation | a range of addresses held in one process, nothing behind it yet ([`memory::Reservation`]) |
+//! | mapping | chunks made visible at a reservation, with access ([`memory::Mapping`]) |
+//! | span | a half-open interval of bytes; the only interval type ([`units::Span`]) |
+//! | block | what the stitching pool hands out: a PBlock owns its chunks, an SBlock shows those of several PBlocks ([`pool::stitching`]) |
+//! | stitch, split, evict, trim | make an SBlock, cut a PBlock, drop an idle SBlock's mappings, give idle chunks back |
+//! | slab | a block of the stitching pool that the small pool cuts up ([`pool::small`]) |
+//! | allocation | what a caller received: an address and a size |
+//! | pool | the policy that serves allocations ([`pool`]) |
+//! | idle, live | not in use, in use |
+//! | session | one client process, from hello to end ([`session::Session`], [`ids::SessionId`]) |
+//! | tenant | whose memory it is; for now every session is its own |
+//! | lease | the right of a session to chunks, until released or reclaimed |
+//! | release, reclaim | a session gives chunks back, the daemon takes them back after the session's end |
+//! | quarantine | chunks and addresses whose return failed: counted, never used again ([`memory::Quarantine`]) |
+//! | export, import | chunk to descriptor, descriptor to chunk |
+//! | ticket | a one-time token that ties a connection of the chunk socket to what gRPC said ([`wire::convert::Token`]) |
+//! | ledger | the record of who holds what ([`ledger::Ledger`]) |
+//! | trace, event, tick | a recorded sequence, one entry, its logical time ([`trace::Trace`], [`units::Tick`]) |
+//! | iteration, phase | one training step, a named part of it |
+//! | buffer | a request while it is planned: a size and a lifetime ([`plan::Buffer`]) |
+//! | problem, plan | what is to be placed, and where it was placed ([`plan::Problem`], [`plan::Plan`]) |
+//! | prologue, cycle | the plan of what comes once, and of what every iteration repeats |
+//! | peak, lower bound | the highest byte that is used, the largest sum of live sizes at any tick |
+//! | deviation | a request that the plan did not foresee, or one that it foresaw and that did not come ([`pool::planned::PlannedCounts`]) |
+//! | tenant of the static pool | an allocation inside it whose planned place is taken by time, not by the plan: it blocks whoever would overlap it |
 
+#[cfg(feature = "daemon")]
+pub mod cli;
 pub mod clock;
+#[cfg(feature = "daemon")]
+pub mod daemon;
 pub mod driver;
 pub mod error;
 pub mod ids;

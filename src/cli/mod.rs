@@ -1,0 +1,203 @@
+//! The command line: one file per subcommand. Every command prints a table or sentences for people, or with `--json` one object on standard output and
+//! nothing else there.
+
+mod ask;
+mod demo;
+mod health;
+mod plan;
+mod plans;
+mod reserve;
+mod serve;
+mod sessions;
+mod status;
+mod table;
+mod trainer;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::daemon::DaemonError;
+use crate::daemon::config::ConfigError;
+use crate::error::{ErrorKind, chain};
+use crate::plan::PlanError;
+use crate::plan::format::FormatError;
+use crate::session::SessionError;
+use crate::session::locate::Environment;
+use crate::trace::csv::TraceError;
+
+/// The arguments of `stitchd`.
+#[derive(Debug, Parser)]
+#[command(
+    name = "stitchd",
+    version,
+    about = "The memory daemon for GPU nodes: stitched, planned and shared GPU memory for training processes",
+    after_help = "Examples:\n  stitchd demo                                  the whole thing on this machine, no GPU needed\n  stitchd serve --runtime-dir /tmp/s &          a daemon\n  stitchd status --socket /tmp/s/stitchd.sock   what it holds",
+    max_term_width = 110
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Shows the main job on this machine: a daemon, trainers with plans and stitched pools, a crash, every byte checked
+    Demo(demo::DemoArgs),
+    /// Runs the daemon
+    Serve(serve::ServeArgs),
+    /// Makes a plan from a trace, checks or shows one
+    Plan(plan::PlanArgs),
+    /// Creates the chunks of a plan's static pool before its job starts
+    Reserve(reserve::ReserveArgs),
+    /// Shows a running daemon's devices and totals
+    Status(status::StatusArgs),
+    /// Shows who holds what
+    Sessions(sessions::SessionsArgs),
+    /// Lists or deletes the plans that a daemon stores
+    Plans(plans::PlansArgs),
+    /// Asks a daemon whether it serves: exit code 0 if it does
+    Health(health::HealthArgs),
+    /// One training process of the demo
+    #[command(hide = true)]
+    Trainer(trainer::TrainerArgs),
+}
+
+/// Where the daemon is and how to print.
+#[derive(Debug, Clone, Args)]
+struct Common {
+    /// The daemon's socket [default: $STITCHD_SOCKET, else stitchd.sock in $STITCHD_RUNTIME_DIR or /run/stitchd]
+    #[arg(long, value_name = "PATH", global = true)]
+    socket: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+impl Common {
+    fn socket(&self) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| Environment::read().socket())
+    }
+}
+
+/// Why a command did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The daemon could not be reached, or said no.
+    #[error("{}", chain(.0))]
+    Session(#[from] SessionError),
+    /// The daemon cannot run.
+    #[error("{}", chain(.0))]
+    Daemon(#[from] DaemonError),
+    /// The configuration is wrong.
+    #[error("{}", chain(.0))]
+    Config(#[from] ConfigError),
+    /// The trace is wrong.
+    #[error("{path}: {}", chain(.source))]
+    Trace {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: TraceError,
+    },
+    /// There is no plan for it.
+    #[error("{}", chain(.0))]
+    Plan(#[from] PlanError),
+    /// A file is no plan.
+    #[error("{path}: {}", chain(.source))]
+    PlanFile {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: FormatError,
+    },
+    /// A file cannot be read or written.
+    #[error("{path}: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// What was asked for makes no sense.
+    #[error("{0}")]
+    Usage(String),
+    /// Something failed that should not have.
+    #[error("{0:#}")]
+    Other(#[from] anyhow::Error),
+}
+
+impl Failure {
+    /// The exit code of a bug (EX_SOFTWARE).
+    pub const BUG: u8 = 70;
+    const NO: u8 = 1;
+    const USAGE: u8 = 2;
+    const UNREACHABLE: u8 = 3;
+
+    /// The exit code.
+    pub fn code(&self) -> u8 {
+        match self {
+            Failure::Session(SessionError::NoDaemon { .. } | SessionError::DaemonGone) => Self::UNREACHABLE,
+            Failure::Session(error) => code_of(error.kind()),
+            Failure::Daemon(error) => code_of(error.kind()),
+            Failure::Config(_)
+            | Failure::Trace { .. }
+            | Failure::Plan(_)
+            | Failure::PlanFile { .. }
+            | Failure::File { .. }
+            | Failure::Usage(_) => Self::USAGE,
+            Failure::Other(_) => Self::NO,
+        }
+    }
+}
+
+fn code_of(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::Exhausted | ErrorKind::OverLimit => Failure::NO,
+        ErrorKind::Invalid | ErrorKind::NotFound | ErrorKind::Conflict | ErrorKind::Unsupported => Failure::USAGE,
+        ErrorKind::Unavailable => Failure::UNREACHABLE,
+        ErrorKind::Broken => Failure::BUG,
+    }
+}
+
+type Outcome = Result<u8, Failure>;
+
+const DONE: Outcome = Ok(0);
+
+impl Cli {
+    /// Does it. The answer is an exit code.
+    pub fn run(self) -> Outcome {
+        match self.command {
+            Command::Demo(args) => demo::run(&args),
+            Command::Serve(args) => serve::run(&args),
+            Command::Plan(args) => plan::run(&args),
+            Command::Reserve(args) => reserve::run(&args),
+            Command::Status(args) => status::run(&args),
+            Command::Sessions(args) => sessions::run(&args),
+            Command::Plans(args) => plans::run(&args),
+            Command::Health(args) => health::run(&args),
+            Command::Trainer(args) => trainer::run(&args),
+        }
+    }
+}
+
+/// Prints one JSON object on standard output.
+fn print_json(value: &serde_json::Value) {
+    println!("{value}");
+}
+
+fn file_error(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Failure {
+    let path = path.to_owned();
+    move |source| Failure::File { path, source }
+}
+
+/// Reads a trace.
+fn read_trace(path: &std::path::Path) -> Result<crate::trace::Trace, Failure> {
+    crate::trace::csv::read_file(path).map_err(|source| Failure::Trace { path: path.to_owned(), source })
+}
+
+/// Reads a plan file.
+fn read_plan(path: &std::path::Path) -> Result<crate::plan::Plan, Failure> {
+    let bytes = std::fs::read(path).map_err(file_error(path))?;
+    crate::plan::format::read(&bytes).map_err(|source| Failure::PlanFile { path: path.to_owned(), source })
+}

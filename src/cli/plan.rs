@@ -1,0 +1,224 @@
+//! `stitchd plan`: makes a plan from a trace; `check` and `show` look at one.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::table::Table;
+use super::{DONE, Failure, Outcome, file_error, print_json, read_plan, read_trace};
+use crate::clock::{Clock as _, SystemClock};
+use crate::plan::{Plan, Problem, format, lower_bound, solve, validate};
+use crate::units::Bytes;
+
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:\n  stitchd plan trace.csv.zst -o job.plan        plan from the first two iterations\n  stitchd plan trace.csv.zst --from-iteration 2  from the first and the third\n  stitchd plan check job.plan trace.csv.zst     is it right, and for this job?\n  stitchd plan show job.plan | less"
+)]
+pub(super) struct PlanArgs {
+    #[command(subcommand)]
+    command: Option<PlanCommand>,
+    /// A trace (CSV; .zst and .gz are read as they are)
+    #[arg(required = true)]
+    file: Option<PathBuf>,
+    /// Write the plan here
+    #[arg(short, long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// The iteration that repeats; nothing later in the trace is looked at [default: 1, or 0 if that is all there is]
+    #[arg(long, value_name = "N")]
+    from_iteration: Option<u32>,
+    /// Use only this solver, such as first-fit/size-start
+    #[arg(long, value_name = "NAME")]
+    solver: Option<String>,
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum PlanCommand {
+    /// Checks that a plan is right in itself and made for the job of a trace: exit code 0, or what is wrong
+    Check {
+        /// A plan file
+        plan: PathBuf,
+        /// The trace
+        file: PathBuf,
+    },
+    /// Prints a plan
+    Show {
+        /// A plan file
+        plan: PathBuf,
+    },
+}
+
+pub(super) fn run(args: &PlanArgs) -> Outcome {
+    match (&args.command, &args.file) {
+        (Some(PlanCommand::Check { plan, file }), _) => check(plan, file, args.json),
+        (Some(PlanCommand::Show { plan }), _) => show(plan, args.json),
+        (None, Some(file)) => make(args, file),
+        (None, None) => Err(Failure::Usage("which trace?".into())),
+    }
+}
+
+fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
+    let clock = SystemClock::new();
+    let trace = read_trace(file)?;
+    let iteration = args.from_iteration.unwrap_or_else(|| u32::from(trace.iterations() > 1));
+    let started = clock.now();
+    let plan = match &args.solver {
+        None => Plan::from_trace(&trace, iteration)?,
+        Some(name) => {
+            let known = solve::Order::ALL.map(solve::Order::name).join(", ");
+            let unknown = || Failure::Usage(format!("there is no solver '{name}'; there are {known}"));
+            let order = solve::Order::ALL.into_iter().find(|order| order.name() == name).ok_or_else(unknown)?;
+            Plan::from_trace_with(&trace, iteration, order)?
+        }
+    };
+    let seconds = (clock.now() - started).as_secs_f64();
+    if let Some(out) = &args.out {
+        std::fs::write(out, format::write(&plan)).map_err(file_error(out))?;
+    }
+    let is_optimal = plan.pool_len == plan.provenance.lower_bound;
+    if args.json {
+        print_json(&json!({
+            "plan": plan.id().to_hex(),
+            "buffers": plan.entries.len(),
+            "lower_bound_bytes": plan.provenance.lower_bound.get(),
+            "peak_bytes": plan.pool_len.get(),
+            "gap": plan.gap(),
+            "solver": plan.provenance.solver,
+            "seconds": seconds,
+            "work_units": plan.provenance.work_units,
+            "proven_optimal": is_optimal,
+            "static_requests": plan.entries.len(),
+            "dynamic_requests": plan.provenance.dynamic_requests,
+            "static_pool_bytes": plan.pool_len.get(),
+            "reuse_groups": 0,
+        }));
+        return DONE;
+    }
+    println!("plan {} from iterations 0 and {iteration} of {}", plan.id().to_hex(), file.display());
+    println!(
+        "  requests   {} planned, {} vary and are left to the pools",
+        plan.entries.len(),
+        plan.provenance.dynamic_requests
+    );
+    println!("  pool       {} ({} bytes)", plan.pool_len, plan.pool_len.get());
+    println!(
+        "  bound      {}, gap {:.3} %{}",
+        plan.provenance.lower_bound,
+        plan.gap() * 100.0,
+        if is_optimal { ": optimal" } else { "" }
+    );
+    println!("  solver     {} in {seconds:.2} s", plan.provenance.solver);
+    match &args.out {
+        Some(out) => println!("  written    {}", out.display()),
+        None => println!("  not written; -o FILE writes it"),
+    }
+    DONE
+}
+
+fn check(plan_file: &std::path::Path, trace_file: &std::path::Path, json: bool) -> Outcome {
+    // Reading validates the plan in itself; what is left is whether it is this job's.
+    let wrong = match read_plan(plan_file) {
+        Err(Failure::PlanFile { source, .. }) => vec![crate::error::chain(&source)],
+        Err(other) => return Err(other),
+        Ok(plan) => {
+            let problem = Problem::from_trace(&read_trace(trace_file)?, plan.provenance.iteration)?;
+            differences(&plan, &problem)
+        }
+    };
+    if json {
+        print_json(&json!({ "valid": wrong.is_empty(), "wrong": wrong }));
+    } else if wrong.is_empty() {
+        println!("the plan is right, and made for this job");
+    } else {
+        wrong.iter().for_each(|line| println!("{line}"));
+    }
+    Ok(u8::from(!wrong.is_empty()))
+}
+
+/// What keeps the plan from being one for this problem. At most a screen of it.
+fn differences(plan: &Plan, problem: &Problem) -> Vec<String> {
+    const SHOWN: usize = 20;
+    let mut wrong = Vec::new();
+    if let Err(error) = validate::check(plan) {
+        wrong.push(error.to_string());
+    }
+    if plan.entries.len() != problem.buffers.len() || plan.cycle_start != problem.cycle_start {
+        wrong.push(format!(
+            "the plan has {} requests, {} of them in the first iteration; the trace has {} and {}",
+            plan.entries.len(),
+            plan.cycle_start,
+            problem.buffers.len(),
+            problem.cycle_start
+        ));
+    }
+    for (at, (entry, buffer)) in plan.entries.iter().zip(&problem.buffers).enumerate() {
+        let same = (entry.bytes, entry.stream, entry.context) == (buffer.bytes, buffer.stream, buffer.context);
+        if !same {
+            wrong.push(format!(
+                "request {at}: the plan has {:?} on {}, the trace {:?} on {}",
+                entry.bytes, entry.stream, buffer.bytes, buffer.stream
+            ));
+        } else if (entry.lifetime, entry.again) != (buffer.lifetime, buffer.again) {
+            wrong.push(format!("request {at}: the plan has it live at other times than the trace"));
+        }
+        if wrong.len() >= SHOWN {
+            wrong.push("and more".into());
+            break;
+        }
+    }
+    if lower_bound(problem) > plan.pool_len {
+        wrong.push(format!("the pool of {} is below the bound of the trace, {}", plan.pool_len, lower_bound(problem)));
+    }
+    wrong
+}
+
+fn show(file: &std::path::Path, json: bool) -> Outcome {
+    let plan = read_plan(file)?;
+    let lifetime = |lifetime: crate::units::Lifetime| format!("{}..{}", lifetime.start, lifetime.end);
+    if json {
+        let entry = |entry: &crate::plan::Entry| {
+            json!({
+                "bytes": entry.bytes.get(),
+                "offset": entry.offset.get(),
+                "stream": entry.stream.0,
+                "context": format!("{:016x}", entry.context.0),
+                "lifetimes": entry.lifetimes().map(|life| [life.start.0, life.end.0]).collect::<Vec<_>>(),
+            })
+        };
+        print_json(&json!({
+            "plan": plan.id().to_hex(),
+            "pool_bytes": plan.pool_len.get(),
+            "lower_bound_bytes": plan.provenance.lower_bound.get(),
+            "solver": plan.provenance.solver,
+            "iteration": plan.provenance.iteration,
+            "cycle_start": plan.cycle_start,
+            "entries": plan.entries.iter().map(entry).collect::<Vec<_>>(),
+        }));
+        return DONE;
+    }
+    println!(
+        "plan {}: {} requests in {}, the first {} once, the others in every iteration",
+        plan.id().to_hex(),
+        plan.entries.len(),
+        plan.pool_len,
+        plan.cycle_start
+    );
+    let mut table = Table::new(&[">request", "part", ">size", ">offset", ">stream", "live", "again"]);
+    for (at, entry) in plan.entries.iter().enumerate() {
+        table.row(vec![
+            at.to_string(),
+            if at < plan.cycle_start { "once".into() } else { "cycle".into() },
+            Bytes::new(entry.bytes.get()).to_string(),
+            entry.offset.to_string(),
+            entry.stream.0.to_string(),
+            lifetime(entry.lifetime),
+            entry.again.map_or_else(String::new, lifetime),
+        ]);
+    }
+    print!("{table}");
+    DONE
+}

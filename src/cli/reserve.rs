@@ -1,0 +1,83 @@
+//! `stitchd reserve`: the static pool of a plan, made before its job starts.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+
+use super::{Common, DONE, Failure, Outcome, ask, print_json, read_plan};
+use crate::plan::format;
+use crate::units::Bytes;
+use crate::wire::v1;
+use crate::wire::v1::plans_client::PlansClient;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  stitchd reserve --plan job.plan --wait 60    wait up to a minute for others to finish\n  stitchd reserve --plan job.plan --release    the job will not come after all"
+)]
+pub(super) struct ReserveArgs {
+    /// A plan file; the daemon stores it
+    #[arg(long, value_name = "FILE")]
+    plan: PathBuf,
+    /// The daemon's device
+    #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
+    device: u32,
+    /// Wait so many seconds for memory that others hold
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    wait: u64,
+    /// Give the reserved chunks up instead
+    #[arg(long)]
+    release: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+pub(super) fn run(args: &ReserveArgs) -> Outcome {
+    let plan = read_plan(&args.plan)?;
+    let socket = args.common.socket();
+    let id = plan.id();
+    if args.release {
+        let request = v1::UnreservePlanRequest { plan_id: id.0 };
+        ask::ask(&socket, Duration::ZERO, async |channel| PlansClient::new(channel).unreserve(request).await)?;
+        if args.common.json {
+            print_json(&json!({ "plan": id.to_hex(), "reserved_bytes": 0, "chunks": 0 }));
+        } else {
+            println!("nothing is reserved for plan {} any more", id.to_hex());
+        }
+        return DONE;
+    }
+    let status = ask::status(&socket)?;
+    let devices = status.devices.iter().filter_map(|status| status.device.as_ref());
+    let device = devices.into_iter().find(|device| device.ordinal == args.device);
+    let no_device =
+        || Failure::Usage(format!("the daemon has no device {}; it has {}", args.device, status.devices.len()));
+    let device_uuid = device.ok_or_else(no_device)?.uuid.clone();
+    let put = v1::PutPlanRequest { plan: format::write(&plan), name: name_of(&args.plan) };
+    ask::ask(&socket, Duration::ZERO, async |channel| {
+        PlansClient::new(channel).max_encoding_message_size(crate::limits::GRPC_MESSAGE_LEN_MAX).put(put).await
+    })?;
+    let wait = Duration::from_secs(args.wait);
+    let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+    let reserve = v1::ReservePlanRequest { plan_id: id.0, device_uuid, wait_ms };
+    let reserved = ask::ask(&socket, wait, async |channel| PlansClient::new(channel).reserve(reserve).await)?;
+    if args.common.json {
+        print_json(
+            &json!({ "plan": id.to_hex(), "reserved_bytes": reserved.reserved_bytes, "chunks": reserved.chunks }),
+        );
+    } else {
+        println!(
+            "reserved {} in {} chunks for plan {}",
+            Bytes::new(reserved.reserved_bytes),
+            reserved.chunks,
+            id.to_hex()
+        );
+    }
+    DONE
+}
+
+/// The file's name without directories: what people call the plan.
+pub(super) fn name_of(path: &std::path::Path) -> String {
+    let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+    name.chars().take(crate::limits::NAME_LEN_MAX / 4).collect()
+}

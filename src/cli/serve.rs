@@ -1,0 +1,128 @@
+//! `stitchd serve`: the daemon.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use super::{DONE, Failure, Outcome, print_json};
+use crate::daemon::config::{Config, Flags};
+use crate::daemon::{Daemon, DaemonError, Listeners};
+use crate::session::locate::SOCKET_NAME;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  stitchd serve --driver host --device 0=16GiB --runtime-dir /tmp/stitchd\n  stitchd serve --config /etc/stitchd.toml --http 127.0.0.1:9464\n  stitchd serve --print-config > stitchd.toml"
+)]
+pub(super) struct ServeArgs {
+    /// Which driver: auto, host or sim
+    #[arg(long, value_name = "NAME")]
+    driver: Option<String>,
+    /// Where the sockets and the lock are [default: /run/stitchd]
+    #[arg(long, value_name = "DIR", env = "STITCHD_RUNTIME_DIR")]
+    runtime_dir: Option<PathBuf>,
+    /// Serve /metrics, /livez and /readyz here
+    #[arg(long, value_name = "ADDR")]
+    http: Option<String>,
+    /// Read this configuration (TOML); flags win over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Own this device, and no other that is not named; BYTES is for the pretended devices of host and sim
+    #[arg(long = "device", value_name = "ORDINAL[=BYTES]")]
+    devices: Vec<String>,
+    /// Print the configuration that would be used, and end
+    #[arg(long)]
+    print_config: bool,
+    /// How log lines on standard error look
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+    /// What is logged, as tracing filters are written
+    #[arg(long, value_name = "FILTER", env = "STITCHD_LOG", default_value = "info")]
+    log: String,
+    /// Print one JSON object when the daemon serves
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+pub(super) fn run(args: &ServeArgs) -> Outcome {
+    let flags = Flags {
+        driver: args.driver.clone(),
+        runtime_dir: args.runtime_dir.clone(),
+        http: args.http.clone(),
+        devices: args.devices.clone(),
+    };
+    let config = Config::load(args.config.as_deref(), &flags)?;
+    if args.print_config {
+        print!("{}", config.to_toml());
+        return DONE;
+    }
+    start_log(args)?;
+    raise_descriptor_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("stitchd").build();
+    let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
+    runtime.block_on(serve(config, args.json))?;
+    DONE
+}
+
+fn start_log(args: &ServeArgs) -> Result<(), Failure> {
+    let filter = EnvFilter::try_new(&args.log).map_err(|error| Failure::Usage(format!("--log: {error}")))?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let started = match args.log_format {
+        LogFormat::Text => log.with_ansi(false).try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
+    started.map_err(|error| Failure::Other(anyhow::anyhow!(error)))
+}
+
+/// A descriptor per chunk and one per export: take as many as the system gives.
+pub(super) fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files cannot be raised");
+    }
+}
+
+async fn serve(config: Config, json: bool) -> Result<(), DaemonError> {
+    let driver = crate::driver::open(config.driver, &config.pretended_totals());
+    // The lock first: a second daemon must not touch a device.
+    let listeners = Listeners::open(&config).await?;
+    let http = listeners.http_address();
+    let socket = config.runtime_dir.join(SOCKET_NAME);
+    let daemon = Daemon::build(config, driver)?;
+    tokio::spawn(end_on_signal(Arc::clone(&daemon)));
+    if let Some(address) = http {
+        tracing::info!(%address, "HTTP");
+    }
+    if json {
+        print_json(&json!({
+            "socket": socket,
+            "http": http.map(|address| address.to_string()),
+            "pid": std::process::id(),
+        }));
+    }
+    daemon.serve(listeners).await
+}
+
+async fn end_on_signal(daemon: Arc<Daemon>) {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        tracing::error!("signals cannot be watched; this daemon ends only when it is killed");
+        return;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    daemon.end();
+}

@@ -1,0 +1,82 @@
+//! `stitchd sessions`: who holds what.
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::table::Table;
+use super::{Common, DONE, Outcome, ask, print_json};
+use crate::units::Bytes;
+use crate::wire::v1;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  watch -n1 stitchd sessions")]
+pub(super) struct SessionsArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+pub(super) fn run(args: &SessionsArgs) -> Outcome {
+    let status = ask::status(&args.common.socket())?;
+    if args.common.json {
+        print_json(&json!({ "sessions": status.sessions.iter().map(to_json).collect::<Vec<_>>() }));
+        return DONE;
+    }
+    let mut table = Table::new(&[
+        "session",
+        "name",
+        ">pid",
+        ">leased",
+        ">live",
+        ">limit",
+        ">chunks",
+        ">planned",
+        ">stitching",
+        ">small",
+        ">deviations",
+        ">age",
+        "state",
+    ]);
+    for session in &status.sessions {
+        let counter = |name: &str| session.counters.get(name).copied().unwrap_or(0);
+        let deviations = ["late", "blocked", "unplanned", "skipped"].map(|kind| counter(&format!("deviations_{kind}")));
+        table.row(vec![
+            session.session_id.to_string(),
+            session.name.clone(),
+            session.pid.to_string(),
+            Bytes::new(session.leased_bytes).to_string(),
+            Bytes::new(counter("live_bytes")).to_string(),
+            Bytes::new(session.limit_bytes).to_string(),
+            session.chunks.to_string(),
+            counter("requests_planned").to_string(),
+            counter("requests_stitching").to_string(),
+            counter("requests_small").to_string(),
+            deviations.iter().sum::<u64>().to_string(),
+            format!("{} s", session.age_ms / 1000),
+            if session.is_attached { "attached".into() } else { "detached".into() },
+        ]);
+    }
+    if status.sessions.is_empty() {
+        println!("no sessions");
+    } else {
+        print!("{table}");
+    }
+    DONE
+}
+
+fn to_json(session: &v1::SessionStatus) -> Value {
+    let counters: serde_json::Map<String, Value> = crate::runtime::Counter::ALL
+        .iter()
+        .map(|(name, _)| ((*name).to_owned(), json!(session.counters.get(*name))))
+        .collect();
+    json!({
+        "session": session.session_id,
+        "name": session.name,
+        "pid": session.pid,
+        "limit_bytes": session.limit_bytes,
+        "leased_bytes": session.leased_bytes,
+        "chunks": session.chunks,
+        "is_attached": session.is_attached,
+        "age_ms": session.age_ms,
+        "counters": counters,
+    })
+}

@@ -1,0 +1,116 @@
+//! `stitchd status`: devices and totals of a running daemon.
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::table::Table;
+use super::{Common, DONE, Outcome, ask, print_json};
+use crate::ids::DeviceUuid;
+use crate::units::Bytes;
+use crate::wire::v1;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  stitchd status --json | jq .devices[0].available_bytes")]
+pub(super) struct StatusArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+pub(super) fn run(args: &StatusArgs) -> Outcome {
+    let status = ask::status(&args.common.socket())?;
+    if args.common.json {
+        print_json(&to_json(&status));
+        return DONE;
+    }
+    println!(
+        "stitchd {} on the {} driver, up {} s{}",
+        status.version,
+        status.driver,
+        status.uptime_ms / 1000,
+        if status.is_draining { ", shutting down" } else { "" }
+    );
+    let mut table = Table::new(&[
+        "device",
+        "model",
+        ">total",
+        ">budget",
+        ">leased",
+        ">peak",
+        ">reserved",
+        ">idle",
+        ">available",
+        ">foreign",
+        ">quarantined",
+        ">waiting",
+    ]);
+    for device in &status.devices {
+        let (name, model) = name_of(device);
+        let bytes = |bytes: u64| Bytes::new(bytes).to_string();
+        table.row(vec![
+            name,
+            model,
+            bytes(device.device.as_ref().map_or(0, |device| device.total_bytes)),
+            bytes(device.budget_bytes),
+            bytes(device.leased_bytes),
+            bytes(device.peak_leased_bytes),
+            bytes(device.reserved_bytes),
+            bytes(device.idle_bytes),
+            bytes(device.available_bytes),
+            bytes(device.foreign_bytes),
+            bytes(device.quarantined_bytes + device.destroying_bytes),
+            device.waiting_requests.to_string(),
+        ]);
+    }
+    print!("{table}");
+    println!(
+        "{} sessions; {} came back by release, {} after deaths; {} exports, {} open files",
+        status.sessions.len(),
+        Bytes::new(status.returned_by_release_bytes),
+        Bytes::new(status.returned_by_death_bytes),
+        status.exports,
+        status.open_fds
+    );
+    DONE
+}
+
+fn name_of(status: &v1::DeviceStatus) -> (String, String) {
+    status.device.as_ref().map_or_else(Default::default, |device| (device.ordinal.to_string(), device.model.clone()))
+}
+
+fn to_json(status: &v1::StatusReply) -> Value {
+    let device = |status: &v1::DeviceStatus| {
+        let device = status.device.clone().unwrap_or_default();
+        let uuid: [u8; 16] = device.uuid.try_into().unwrap_or_default();
+        json!({
+            "ordinal": device.ordinal,
+            "uuid": DeviceUuid(uuid).to_string(),
+            "model": device.model,
+            "total_bytes": device.total_bytes,
+            "budget_bytes": status.budget_bytes,
+            "creating_bytes": status.creating_bytes,
+            "idle_bytes": status.idle_bytes,
+            "reserved_bytes": status.reserved_bytes,
+            "leased_bytes": status.leased_bytes,
+            "peak_leased_bytes": status.peak_leased_bytes,
+            "destroying_bytes": status.destroying_bytes,
+            "quarantined_bytes": status.quarantined_bytes,
+            "foreign_bytes": status.foreign_bytes,
+            "available_bytes": status.available_bytes,
+            "waiting_requests": status.waiting_requests,
+            "refused_creates": status.refused_creates,
+        })
+    };
+    json!({
+        "version": status.version,
+        "driver": status.driver,
+        "uptime_ms": status.uptime_ms,
+        "is_draining": status.is_draining,
+        "devices": status.devices.iter().map(device).collect::<Vec<_>>(),
+        "sessions": status.sessions.len(),
+        "waiting_requests": status.waiting_requests,
+        "returned_by_release_bytes": status.returned_by_release_bytes,
+        "returned_by_death_bytes": status.returned_by_death_bytes,
+        "exports": status.exports,
+        "open_fds": status.open_fds,
+    })
+}

@@ -1,0 +1,413 @@
+//! The chunk socket: acquire and release of sessions, one round trip each, and the descriptors of leases that were made over gRPC.
+//!
+//! One task serves one connection. It reads messages as they come, holds at most one acquire at the ledger and one batch that the client has not
+//! acknowledged, and ends with the connection. Whatever breaks the protocol is answered once and ends the connection; the session's memory stays its own until
+//! its process is gone.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::net::SocketFlags;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+
+use super::Daemon;
+use super::registry::{Claim, Entry, Good};
+use super::watched::watch;
+use crate::error::{ErrorKind, chain};
+use crate::ids::{ChunkId, RequestId, SessionId};
+use crate::ledger::Refusal;
+use crate::limits;
+use crate::steward::Answer;
+use crate::units::Bytes;
+use crate::wire::convert::{self, Token};
+use crate::wire::fd_channel::{ChannelError, FdChannel};
+use crate::wire::peer::Peer;
+use crate::wire::status::kind_from_code;
+use crate::wire::v1::{self, client_frame, daemon_frame};
+use crate::wire::{PROTOCOL, STATS_PAGE_VERSION};
+
+/// How long a peer may take for its first message, and for reading what it asked for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Accepts connections until the daemon drops it.
+pub(super) async fn run(daemon: Arc<Daemon>, listener: AsyncFd<OwnedFd>) {
+    const PAUSE: Duration = Duration::from_millis(50);
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        match accept(&listener).await {
+            Ok(socket) => {
+                connections.spawn(serve(Arc::clone(&daemon), socket));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection on the chunk socket");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn accept(listener: &AsyncFd<OwnedFd>) -> std::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    loop {
+        let mut ready = listener.readable().await?;
+        let accepted = ready.try_io(|listener| Ok(rustix::net::accept_with(listener.get_ref(), flags)?));
+        if let Ok(accepted) = accepted {
+            return accepted;
+        }
+    }
+}
+
+/// A connection that does not block threads.
+struct Connection(AsyncFd<OwnedFd>);
+
+impl Connection {
+    fn channel(&self) -> FdChannel<BorrowedFd<'_>> {
+        FdChannel::over(self.0.get_ref().as_fd(), false)
+    }
+
+    async fn receive(&self) -> Result<(v1::ClientFrame, Vec<OwnedFd>), ChannelError> {
+        loop {
+            let mut ready = self.0.readable().await.map_err(|_| ChannelError::Closed)?;
+            match self.channel().receive() {
+                Err(ChannelError::WouldBlock) => ready.clear_ready(),
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn send(&self, what: daemon_frame::What, fds: &[OwnedFd]) -> Result<(), ChannelError> {
+        let frame = v1::DaemonFrame { what: Some(what) };
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        let sending = async {
+            loop {
+                let mut ready = self.0.writable().await.map_err(|_| ChannelError::Closed)?;
+                match self.channel().send(&frame, &fds) {
+                    Err(ChannelError::WouldBlock) => ready.clear_ready(),
+                    outcome => return outcome,
+                }
+            }
+        };
+        // A peer that does not read does not keep a task, nor descriptors in flight.
+        tokio::time::timeout(PATIENCE, sending).await.unwrap_or(Err(ChannelError::TimedOut))
+    }
+
+    async fn refuse(&self, request: u64, kind: ErrorKind, message: String) -> Result<(), ChannelError> {
+        let kind = v1::ErrorKind::from(kind) as i32;
+        self.send(daemon_frame::What::Refused(v1::Refused { request, kind, message }), &[]).await
+    }
+}
+
+async fn serve(daemon: Arc<Daemon>, socket: OwnedFd) {
+    let peer = Peer::of(socket.as_fd());
+    let connection = match watch(socket, Interest::READABLE | Interest::WRITABLE) {
+        Ok(socket) => Connection(socket),
+        Err(error) => return tracing::warn!(%error, "a connection cannot be served"),
+    };
+    let first = tokio::time::timeout(PATIENCE, connection.receive()).await;
+    let outcome = match first.unwrap_or(Err(ChannelError::TimedOut)) {
+        Ok((frame, fds)) => greet(&daemon, &connection, &peer, frame, &fds).await,
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Ok(()) | Err(ChannelError::Closed) => {}
+        Err(error) => {
+            tracing::info!(pid = peer.pid, error = %chain(&error), "a connection on the chunk socket broke the protocol");
+            // It may be gone already.
+            let _ = connection.refuse(0, error.kind(), chain(&error)).await;
+        }
+    }
+}
+
+/// The first message says what the connection is.
+async fn greet(
+    daemon: &Arc<Daemon>,
+    connection: &Connection,
+    peer: &Peer,
+    frame: v1::ClientFrame,
+    fds: &[OwnedFd],
+) -> Result<(), ChannelError> {
+    check_no_descriptors(fds)?;
+    let (protocol, ticket) = match &frame.what {
+        Some(client_frame::What::Hello(hello)) => (hello.protocol, &hello.ticket),
+        Some(client_frame::What::Claim(claim)) => (claim.protocol, &claim.ticket),
+        _ => return Err(ChannelError::Garbage("the first message is neither a hello nor a claim".into())),
+    };
+    if protocol != PROTOCOL {
+        let text =
+            format!("the client speaks protocol {protocol}, this daemon {PROTOCOL}; install the same version of both");
+        return connection.refuse(0, ErrorKind::Unsupported, text).await;
+    }
+    let token: Token = match convert::token("ticket", ticket) {
+        Ok(token) => token,
+        Err(error) => return connection.refuse(0, ErrorKind::Invalid, error.to_string()).await,
+    };
+    match (daemon.registry.redeem(&token, peer, daemon.clock.now()), frame.what) {
+        (Ok(Good::Link(session)), Some(client_frame::What::Hello(_))) => match daemon.registry.get(session) {
+            Some(entry) => Served::new(daemon, connection, entry).run().await,
+            None => connection.refuse(0, ErrorKind::NotFound, format!("{session} is over")).await,
+        },
+        (Ok(Good::Claim(claim)), Some(client_frame::What::Claim(_))) => hand_over(daemon, connection, claim).await,
+        (Ok(Good::Claim(claim)), _) => {
+            give_back(daemon, claim.session, &claim.chunks);
+            connection.refuse(0, ErrorKind::Invalid, "this ticket is for a claim".into()).await
+        }
+        (Ok(Good::Link(_)), _) => connection.refuse(0, ErrorKind::Invalid, "this ticket is for a hello".into()).await,
+        (Err(error), _) => connection.refuse(0, ErrorKind::NotFound, error.to_string()).await,
+    }
+}
+
+fn check_no_descriptors(fds: &[OwnedFd]) -> Result<(), ChannelError> {
+    if fds.is_empty() {
+        return Ok(());
+    }
+    Err(ChannelError::Garbage(format!("{} descriptors came with a message that has none", fds.len())))
+}
+
+fn give_back(daemon: &Daemon, session: SessionId, chunks: &[(ChunkId, Bytes)]) {
+    let chunks = chunks.iter().map(|(chunk, _)| *chunk).collect();
+    if let Err(error) = daemon.steward.release(session, chunks) {
+        // The session ended meanwhile, and its chunks with it.
+        tracing::debug!(%session, error = %chain(&error), "chunks are gone already");
+    }
+}
+
+/// Sends what was leased over gRPC, and ends.
+async fn hand_over(daemon: &Daemon, connection: &Connection, claim: Claim) -> Result<(), ChannelError> {
+    let mut delivery = Delivery { request: 0, left: claim.chunks.clone().into(), is_acknowledged: true };
+    while let Some(batch) = delivery.next_batch() {
+        let sent = send_batch(daemon, connection, &delivery, &batch).await;
+        let acknowledged = match sent {
+            Ok(()) => tokio::time::timeout(PATIENCE, connection.receive()).await.unwrap_or(Err(ChannelError::TimedOut)),
+            Err(error) => Err(error),
+        };
+        let is_ack = |frame: &v1::ClientFrame| matches!(frame.what, Some(client_frame::What::Ack(_)));
+        match acknowledged {
+            Ok((frame, fds)) if is_ack(&frame) && fds.is_empty() => delivery.is_acknowledged = true,
+            // What is not surely with the process is the daemon's again; what is may be imported, and is never another's.
+            Ok(_) => {
+                give_back(daemon, claim.session, &claim.chunks);
+                return Err(ChannelError::Garbage("a batch was answered with something else than an ack".into()));
+            }
+            Err(error) => {
+                give_back(daemon, claim.session, &claim.chunks);
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Chunks on their way to a client.
+struct Delivery {
+    request: u64,
+    left: VecDeque<(ChunkId, Bytes)>,
+    is_acknowledged: bool,
+}
+
+impl Delivery {
+    /// The next batch, once the one before has arrived.
+    fn next_batch(&mut self) -> Option<Vec<(ChunkId, Bytes)>> {
+        if !self.is_acknowledged || self.left.is_empty() {
+            return None;
+        }
+        self.is_acknowledged = false;
+        let count = self.left.len().min(limits::FDS_PER_MESSAGE_MAX);
+        Some(self.left.drain(..count).collect())
+    }
+}
+
+async fn send_batch(
+    daemon: &Daemon,
+    connection: &Connection,
+    delivery: &Delivery,
+    chunks: &[(ChunkId, Bytes)],
+) -> Result<(), ChannelError> {
+    let descriptor = |(chunk, _): &(ChunkId, Bytes)| daemon.steward.descriptor(*chunk);
+    let fds = chunks.iter().map(descriptor).collect::<Result<Vec<_>, _>>().map_err(|error| {
+        tracing::warn!(error = %chain(&error), "a lease cannot be handed over");
+        ChannelError::System(rustix::io::Errno::MFILE)
+    })?;
+    let batch = v1::Batch {
+        request: delivery.request,
+        chunks: convert::chunk_infos(chunks),
+        is_last: delivery.left.is_empty(),
+    };
+    connection.send(daemon_frame::What::Batch(batch), &fds).await
+}
+
+/// A session's connection.
+struct Served<'a> {
+    daemon: &'a Arc<Daemon>,
+    connection: &'a Connection,
+    entry: Arc<Entry>,
+    /// Acquires that wait for the one before.
+    queued: VecDeque<v1::Acquire>,
+    asked: Option<Asked>,
+    delivery: Option<Delivery>,
+    /// All chunks of the delivery, to take them back if it fails.
+    delivered: Vec<(ChunkId, Bytes)>,
+}
+
+/// An acquire that the ledger has not answered yet.
+struct Asked {
+    request: u64,
+    ledger: RequestId,
+    answer: oneshot::Receiver<Answer>,
+    since: Duration,
+}
+
+impl<'a> Served<'a> {
+    fn new(daemon: &'a Arc<Daemon>, connection: &'a Connection, entry: Arc<Entry>) -> Served<'a> {
+        let delivered = Vec::new();
+        Served { daemon, connection, entry, queued: VecDeque::new(), asked: None, delivery: None, delivered }
+    }
+
+    async fn run(mut self) -> Result<(), ChannelError> {
+        let welcome = v1::Welcome { session_id: self.entry.id.0, stats_page_version: STATS_PAGE_VERSION };
+        let page = self.entry.page.try_clone().map_err(|_| ChannelError::System(rustix::io::Errno::MFILE))?;
+        let outcome = match self.connection.send(daemon_frame::What::Welcome(welcome), &[page]).await {
+            Ok(()) => self.attend().await,
+            Err(error) => Err(error),
+        };
+        if let Some(asked) = self.asked.take() {
+            self.daemon.steward.cancel(asked.ledger);
+        }
+        self.daemon.detach_session(&self.entry);
+        outcome
+    }
+
+    async fn attend(&mut self) -> Result<(), ChannelError> {
+        loop {
+            self.go_on().await?;
+            let answer = async {
+                match &mut self.asked {
+                    Some(asked) => (&mut asked.answer).await.unwrap_or(Answer::Refused(Refusal::Cancelled)),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // A session that was ended by other means is served no longer.
+                () = self.entry.over() => return Ok(()),
+                answer = answer => self.answered(answer).await?,
+                frame = self.connection.receive() => {
+                    let (frame, fds) = frame?;
+                    check_no_descriptors(&fds)?;
+                    self.take(frame).await?;
+                }
+            }
+        }
+    }
+
+    async fn take(&mut self, frame: v1::ClientFrame) -> Result<(), ChannelError> {
+        match frame.what {
+            Some(client_frame::What::Acquire(acquire)) => {
+                if self.queued.len() >= limits::ACQUIRES_QUEUED_MAX {
+                    let text = format!("{} acquires wait already", limits::ACQUIRES_QUEUED_MAX);
+                    return self.connection.refuse(acquire.request, ErrorKind::Exhausted, text).await;
+                }
+                self.queued.push_back(acquire);
+                Ok(())
+            }
+            Some(client_frame::What::Release(release)) => self.release(&release).await,
+            Some(client_frame::What::Ack(ack)) => match &mut self.delivery {
+                Some(delivery) if delivery.request == ack.request && !delivery.is_acknowledged => {
+                    delivery.is_acknowledged = true;
+                    Ok(())
+                }
+                _ => Err(ChannelError::Garbage("an ack for a batch that was not sent".into())),
+            },
+            Some(client_frame::What::Hello(_) | client_frame::What::Claim(_)) => {
+                Err(ChannelError::Garbage("a second first message".into()))
+            }
+            None => Err(ChannelError::Garbage("a message of a kind that this daemon does not know".into())),
+        }
+    }
+
+    async fn release(&self, release: &v1::Release) -> Result<(), ChannelError> {
+        let released = match convert::chunk_ids("chunk_ids", &release.chunk_ids) {
+            Ok(chunks) => {
+                self.daemon.steward.release(self.entry.id, chunks).map_err(|error| (error.kind(), error.to_string()))
+            }
+            Err(error) => Err((ErrorKind::Invalid, error.to_string())),
+        };
+        match released {
+            // The client does not wait for an answer, and a socket buffer full of them would stop it.
+            Ok(()) => Ok(()),
+            Err((kind, text)) => self.connection.refuse(release.request, kind, text).await,
+        }
+    }
+
+    /// Starts whatever can be started: the next batch, the next acquire.
+    async fn go_on(&mut self) -> Result<(), ChannelError> {
+        if let Some(delivery) = &mut self.delivery {
+            if let Some(batch) = delivery.next_batch() {
+                let sent = send_batch(self.daemon, self.connection, delivery, &batch).await;
+                if let Err(ChannelError::System(_)) = &sent {
+                    let request = delivery.request;
+                    self.delivery = None;
+                    give_back(self.daemon, self.entry.id, &std::mem::take(&mut self.delivered));
+                    let text = "the daemon has no descriptors left; raise its limit of open files".to_owned();
+                    return self.connection.refuse(request, ErrorKind::Exhausted, text).await;
+                }
+                return sent;
+            }
+            if delivery.is_acknowledged && delivery.left.is_empty() {
+                self.delivery = None;
+                self.delivered.clear();
+            }
+        }
+        if self.asked.is_none() && self.delivery.is_none() {
+            while let Some(acquire) = self.queued.pop_front() {
+                match self.ask(acquire) {
+                    Ok(()) => break,
+                    Err((request, kind, text)) => self.connection.refuse(request, kind, text).await?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, acquire: v1::Acquire) -> Result<(), (u64, ErrorKind, String)> {
+        let request = acquire.request;
+        let daemon = self.daemon;
+        if daemon.is_draining() {
+            return Err((request, ErrorKind::Unavailable, "the daemon is shutting down".into()));
+        }
+        let want = acquire.want.ok_or_else(|| (request, ErrorKind::Invalid, "want: missing".to_owned()))?;
+        let ask = daemon
+            .ask_for(self.entry.id, want)
+            .map_err(|status| (request, kind_from_code(status.code()), status.message().to_owned()))?;
+        let (send, answer) = oneshot::channel();
+        let since = daemon.clock.now();
+        let ledger = daemon
+            .steward
+            .acquire(ask, move |answer| {
+                // Nobody listens when the connection is gone; then the session's end takes the chunks back.
+                let _ = send.send(answer);
+            })
+            .map_err(|error| (request, error.kind(), error.to_string()))?;
+        self.asked = Some(Asked { request, ledger, answer, since });
+        Ok(())
+    }
+
+    async fn answered(&mut self, answer: Answer) -> Result<(), ChannelError> {
+        let asked = self.asked.take().expect("only what was asked is answered");
+        let took = self.daemon.clock.now().saturating_sub(asked.since);
+        self.daemon.metrics.note_acquire(took, matches!(answer, Answer::Granted(_)));
+        match answer {
+            Answer::Granted(chunks) => {
+                self.delivered.clone_from(&chunks);
+                self.delivery = Some(Delivery { request: asked.request, left: chunks.into(), is_acknowledged: true });
+                Ok(())
+            }
+            Answer::Refused(refusal) => {
+                self.connection.refuse(asked.request, refusal.kind(), self.daemon.explain(&refusal)).await
+            }
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! What a daemon is told: a TOML file, and flags that override it.
+//!
+//! ```toml
+//! driver = "auto"                 # auto, host, sim
+//! runtime_dir = "/run/stitchd"    # sockets and lock
+//! http = "127.0.0.1:9464"         # /metrics, /livez, /readyz; off when absent
+//! ladder = ["2MiB", "32MiB", "256MiB"]
+//! drain = "2s"
+//!
+//! [[device]]
+//! ordinal = 0
+//! bytes = "16GiB"                 # pretended devices only
+//! ```
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::driver::DriverName;
+use crate::ladder::{Ladder, LadderError};
+use crate::session::locate;
+use crate::units::Bytes;
+
+/// Bytes of a pretended device that nobody gave a size.
+const PRETENDED_DEVICE: Bytes = Bytes::gib(16);
+
+/// What a daemon does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Which driver.
+    pub driver: DriverName,
+    /// Where the sockets and the lock are.
+    pub runtime_dir: PathBuf,
+    /// Where metrics and health are served over HTTP.
+    pub http: Option<SocketAddr>,
+    /// The devices to own; all that the driver has when empty.
+    pub devices: Vec<DeviceConfig>,
+    /// Chunk sizes.
+    pub ladder: Ladder,
+    /// Bytes that a session may hold when it does not say; `None` for all there are.
+    pub session_limit: Option<Bytes>,
+    /// How long sessions may go on once the daemon is to end.
+    pub drain: Duration,
+    /// Access to the sockets, as chmod writes it.
+    pub socket_mode: u32,
+    /// Where plans are stored; in the runtime directory when not given.
+    pub plans: Option<PathBuf>,
+}
+
+/// One device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// The driver's ordinal.
+    pub ordinal: u32,
+    /// Its bytes, where the driver only pretends.
+    pub bytes: Option<Bytes>,
+}
+
+/// A configuration that cannot be.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {path}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("the configuration {path} is wrong: {reason}")]
+    Parse {
+        /// Which.
+        path: PathBuf,
+        /// Where and why.
+        reason: String,
+    },
+    /// A value is impossible.
+    #[error("{key}: {reason}")]
+    Value {
+        /// Of which key or flag.
+        key: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// The chunk sizes make no ladder.
+    #[error("ladder")]
+    Ladder(#[from] LadderError),
+}
+
+/// The file. Everything may be left out.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    driver: Option<String>,
+    runtime_dir: Option<PathBuf>,
+    http: Option<String>,
+    ladder: Option<Vec<String>>,
+    session_limit: Option<String>,
+    drain: Option<String>,
+    socket_mode: Option<String>,
+    plans: Option<PathBuf>,
+    #[serde(default)]
+    device: Vec<FileDevice>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct FileDevice {
+    ordinal: u32,
+    bytes: Option<String>,
+}
+
+/// What the command line says; whatever is given wins over the file.
+#[derive(Clone, Debug, Default)]
+pub struct Flags {
+    /// `--driver`
+    pub driver: Option<String>,
+    /// `--runtime-dir`
+    pub runtime_dir: Option<PathBuf>,
+    /// `--http`
+    pub http: Option<String>,
+    /// `--device`, any number of times
+    pub devices: Vec<String>,
+}
+
+impl Config {
+    /// Reads the file, if there is one, and lets flags override it.
+    pub fn load(file: Option<&Path>, flags: &Flags) -> Result<Config, ConfigError> {
+        let written = match file {
+            None => File::default(),
+            Some(path) => {
+                let read = |source| ConfigError::Read { path: path.to_owned(), source };
+                let text = std::fs::read_to_string(path).map_err(read)?;
+                let parse =
+                    |error: toml::de::Error| ConfigError::Parse { path: path.to_owned(), reason: error.to_string() };
+                toml::from_str(&text).map_err(parse)?
+            }
+        };
+        Config::merge(written, flags)
+    }
+
+    fn merge(file: File, flags: &Flags) -> Result<Config, ConfigError> {
+        let driver = flags.driver.as_ref().or(file.driver.as_ref()).map_or("auto", String::as_str);
+        let http = flags.http.as_ref().or(file.http.as_ref());
+        let mut devices: Vec<DeviceConfig> = Vec::new();
+        if flags.devices.is_empty() {
+            for device in &file.device {
+                let bytes = device.bytes.as_ref().map(|text| size("device.bytes", text)).transpose()?;
+                devices.push(DeviceConfig { ordinal: device.ordinal, bytes });
+            }
+        }
+        for text in &flags.devices {
+            devices.push(parse_device(text)?);
+        }
+        for (at, device) in devices.iter().enumerate() {
+            if devices[..at].iter().any(|other| other.ordinal == device.ordinal) {
+                return Err(value("device", format!("device {} is there twice", device.ordinal)));
+            }
+        }
+        let runtime_dir = flags.runtime_dir.clone().or(file.runtime_dir);
+        Ok(Config {
+            driver: driver.parse().map_err(|error| value("driver", error))?,
+            runtime_dir: runtime_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR)),
+            http: http.map(|text| parse_address(text)).transpose()?,
+            devices,
+            ladder: match file.ladder {
+                None => Ladder::standard(),
+                Some(steps) => Ladder::new(steps.iter().map(|step| size("ladder", step)).collect::<Result<_, _>>()?)?,
+            },
+            session_limit: file.session_limit.map(|text| size("session_limit", &text)).transpose()?,
+            drain: file.drain.map_or(Ok(Duration::from_secs(2)), |text| parse_duration("drain", &text))?,
+            socket_mode: file.socket_mode.map_or(Ok(0o660), |text| parse_mode(&text))?,
+            plans: file.plans,
+        })
+    }
+
+    /// As a file that says the same, with everything spelt out.
+    pub fn to_toml(&self) -> String {
+        let name = DriverName::ALL.iter().find(|(_, driver)| *driver == self.driver).map_or("auto", |(name, _)| name);
+        let exact = |bytes: Bytes| bytes.get().to_string();
+        let device = |device: &DeviceConfig| FileDevice { ordinal: device.ordinal, bytes: device.bytes.map(exact) };
+        let file = File {
+            driver: Some(name.to_owned()),
+            runtime_dir: Some(self.runtime_dir.clone()),
+            http: self.http.map(|address| address.to_string()),
+            ladder: Some(self.ladder.steps().iter().copied().map(exact).collect()),
+            session_limit: self.session_limit.map(exact),
+            drain: Some(format!("{}ms", self.drain.as_millis())),
+            socket_mode: Some(format!("{:o}", self.socket_mode)),
+            plans: Some(self.plan_dir()),
+            device: self.devices.iter().map(device).collect(),
+        };
+        toml::to_string(&file).expect("a configuration can always be written")
+    }
+
+    /// Bytes of each pretended device, by ordinal.
+    pub fn pretended_totals(&self) -> Vec<Bytes> {
+        let count = self.devices.iter().map(|device| device.ordinal as usize + 1).max().unwrap_or(1);
+        let total = |ordinal: usize| {
+            let configured = self.devices.iter().find(|device| device.ordinal as usize == ordinal);
+            configured.and_then(|device| device.bytes).unwrap_or(PRETENDED_DEVICE)
+        };
+        (0..count).map(total).collect()
+    }
+
+    /// The ordinals of the devices to own, of `count` that there are.
+    pub(super) fn device_ordinals(&self, count: usize) -> Vec<u32> {
+        if self.devices.is_empty() {
+            return (0..count as u32).collect();
+        }
+        self.devices.iter().map(|device| device.ordinal).collect()
+    }
+
+    /// Where plans are stored.
+    pub(super) fn plan_dir(&self) -> PathBuf {
+        self.plans.clone().unwrap_or_else(|| self.runtime_dir.join("plans"))
+    }
+}
+
+fn value(key: &'static str, reason: impl ToString) -> ConfigError {
+    ConfigError::Value { key, reason: reason.to_string() }
+}
+
+fn size(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
+    let bytes: Bytes = text.parse().map_err(|error| value(key, error))?;
+    if bytes.is_zero() { Err(value(key, "0 bytes")) } else { Ok(bytes) }
+}
+
+/// `ORDINAL` or `ORDINAL=BYTES`.
+fn parse_device(text: &str) -> Result<DeviceConfig, ConfigError> {
+    const MAX: u32 = 1024;
+    let (ordinal, bytes) = text.split_once('=').map_or((text, None), |(ordinal, bytes)| (ordinal, Some(bytes)));
+    let expected = || value("device", format!("'{text}' is not ORDINAL or ORDINAL=BYTES, such as 0=80GiB"));
+    let ordinal = ordinal.trim().parse().ok().filter(|ordinal| *ordinal < MAX).ok_or_else(expected)?;
+    Ok(DeviceConfig { ordinal, bytes: bytes.map(|text| size("device", text)).transpose()? })
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, ConfigError> {
+    text.parse().map_err(|_| value("http", format!("'{text}' is not an address with a port, such as 127.0.0.1:9464")))
+}
+
+fn parse_duration(key: &'static str, text: &str) -> Result<Duration, ConfigError> {
+    let expected = || value(key, format!("'{text}' is not a time such as 2s or 500ms"));
+    let (digits, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(expected)?);
+    let number: u64 = digits.trim().parse().map_err(|_| expected())?;
+    match unit {
+        "ms" => Ok(Duration::from_millis(number)),
+        "s" => Ok(Duration::from_secs(number)),
+        "m" => number.checked_mul(60).map(Duration::from_secs).ok_or_else(expected),
+        _ => Err(expected()),
+    }
+}
+
+fn parse_mode(text: &str) -> Result<u32, ConfigError> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| value("socket_mode", format!("'{text}' is not a mode such as 660")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(devices: &[&str]) -> Flags {
+        Flags { devices: devices.iter().map(|text| (*text).to_owned()).collect(), ..Flags::default() }
+    }
+
+    fn load(text: &str, flags: &Flags) -> Result<Config, ConfigError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stitchd.toml");
+        std::fs::write(&path, text).unwrap();
+        Config::load(Some(&path), flags)
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_the_defaults() {
+        let config =
+            load("runtime_dir = '/a'\nhttp = '127.0.0.1:1'\ndrain = '5s'\n", &flags(&["1=2GiB", "0"])).unwrap();
+        assert_eq!((config.runtime_dir.as_path(), config.drain), (Path::new("/a"), Duration::from_secs(5)));
+        assert_eq!(config.pretended_totals(), [PRETENDED_DEVICE, Bytes::gib(2)]);
+        let flags = Flags { runtime_dir: Some("/b".into()), ..Flags::default() };
+        assert_eq!(load("runtime_dir = '/a'", &flags).unwrap().runtime_dir, Path::new("/b"));
+    }
+
+    #[test]
+    fn the_effective_configuration_reads_back_as_itself() {
+        let config =
+            load("ladder = ['2MiB', '64MiB']\nsession_limit = '3GiB'\nsocket_mode = '600'\n", &flags(&["0=1GiB"]))
+                .unwrap();
+        let config = Config { plans: Some(config.plan_dir()), ..config };
+        assert_eq!(load(&config.to_toml(), &Flags::default()).unwrap(), config);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let cases = [
+            ("driver = 'cudda'", "driver: there is no driver 'cudda'"),
+            ("http = 'here'", "http: 'here' is not an address"),
+            ("drain = '5'", "drain: '5' is not a time"),
+            ("socket_mode = '999'", "socket_mode"),
+            ("ladder = []", "ladder"),
+            ("ladder = ['3MiB']", "ladder"),
+            ("[[device]]\nordinal = 0\nbytes = '0'", "device.bytes: 0 bytes"),
+            ("[[device]]\nordinal = 0\n[[device]]\nordinal = 0", "device: device 0 is there twice"),
+        ];
+        for (text, expected) in cases {
+            let error = load(text, &Flags::default()).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{text} gives {error}");
+        }
+        assert!(load("colour = 1", &Flags::default()).unwrap_err().to_string().contains("unknown field"));
+        for text in ["x", "0=", "0=x", "-1", "9999"] {
+            assert!(load("", &flags(&[text])).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The daemon's doors: the runtime directory with its lock, the two Unix sockets, the HTTP port.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tonic::transport::server::Connected;
+
+use super::config::Config;
+use super::watched::watch;
+use crate::error::ErrorKind;
+use crate::session::locate::SOCKET_NAME;
+use crate::wire::peer::Peer;
+
+/// The name of the chunk socket in a runtime directory.
+pub(super) const CHUNK_SOCKET_NAME: &str = "chunks.sock";
+const LOCK_NAME: &str = "stitchd.lock";
+
+/// Why the daemon cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The directory cannot be made or written to.
+    #[error("cannot use the runtime directory {path}; choose another with --runtime-dir")]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another daemon has it.
+    #[error("another stitchd daemon (pid {pid}) serves {path}; stop it, or choose another --runtime-dir")]
+    SecondDaemon {
+        /// Where.
+        path: PathBuf,
+        /// Which, as it has written itself.
+        pid: String,
+    },
+    /// A socket cannot be made.
+    #[error("cannot listen on {what}")]
+    Socket {
+        /// Which.
+        what: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl ListenError {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            ListenError::SecondDaemon { .. } => ErrorKind::Conflict,
+            ListenError::Directory { .. } | ListenError::Socket { .. } => ErrorKind::Invalid,
+        }
+    }
+}
+
+/// Everything that is open to the outside.
+#[derive(Debug)]
+pub struct Listeners {
+    pub(super) lock: RuntimeLock,
+    pub(super) grpc: UnixListener,
+    pub(super) chunks: AsyncFd<OwnedFd>,
+    pub(super) http: Option<TcpListener>,
+}
+
+/// The right to serve from a runtime directory. As long as it lives no other daemon serves there; when it goes the sockets go, too.
+#[derive(Debug)]
+pub(super) struct RuntimeLock {
+    _file: OwnedFd,
+    sockets: Vec<PathBuf>,
+}
+
+impl Drop for RuntimeLock {
+    fn drop(&mut self) {
+        for socket in &self.sockets {
+            // Somebody may have removed it already.
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+}
+
+impl Listeners {
+    /// Takes the runtime directory and opens what the configuration asks for. Must be called inside a tokio runtime.
+    pub async fn open(config: &Config) -> Result<Listeners, ListenError> {
+        let mut lock = RuntimeLock::take(&config.runtime_dir)?;
+        let grpc_path = lock.socket_path(&config.runtime_dir, SOCKET_NAME)?;
+        let grpc = UnixListener::bind(&grpc_path).map_err(socket(&grpc_path))?;
+        set_mode(&grpc_path, config.socket_mode)?;
+        let chunk_path = lock.socket_path(&config.runtime_dir, CHUNK_SOCKET_NAME)?;
+        let chunks = listen_for_chunks(&chunk_path).map_err(|errno| socket(&chunk_path)(errno.into()))?;
+        set_mode(&chunk_path, config.socket_mode)?;
+        let chunks = watch(chunks, Interest::READABLE).map_err(socket(&chunk_path))?;
+        let http = match config.http {
+            None => None,
+            Some(address) => Some(listen_for_http(address).await?),
+        };
+        Ok(Listeners { lock, grpc, chunks, http })
+    }
+
+    /// Where HTTP is served, with the port that the system chose if it was to choose.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+}
+
+impl RuntimeLock {
+    fn take(directory: &Path) -> Result<RuntimeLock, ListenError> {
+        let unusable = |source: std::io::Error| ListenError::Directory { path: directory.to_owned(), source };
+        std::fs::create_dir_all(directory).map_err(unusable)?;
+        let path = directory.join(LOCK_NAME);
+        let file = rustix::fs::open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::from(0o644))
+            .map_err(|errno| unusable(errno.into()))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let pid = std::fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
+                return Err(ListenError::SecondDaemon { path: directory.to_owned(), pid });
+            }
+            Err(errno) => return Err(unusable(errno.into())),
+        }
+        rustix::fs::ftruncate(&file, 0).map_err(|errno| unusable(errno.into()))?;
+        let pid = format!("{}\n", std::process::id());
+        rustix::io::pwrite(&file, pid.as_bytes(), 0).map_err(|errno| unusable(errno.into()))?;
+        Ok(RuntimeLock { _file: file, sockets: Vec::new() })
+    }
+
+    /// The path of a socket, free to bind: with the lock held, one that is there was left behind.
+    fn socket_path(&mut self, directory: &Path, name: &str) -> Result<PathBuf, ListenError> {
+        let path = directory.join(name);
+        match std::fs::remove_file(&path) {
+            Ok(()) => tracing::debug!(path = %path.display(), "removed a socket that a daemon had left behind"),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) => return Err(socket(&path)(source)),
+        }
+        self.sockets.push(path.clone());
+        Ok(path)
+    }
+}
+
+fn socket(path: &Path) -> impl FnOnce(std::io::Error) -> ListenError {
+    let what = path.display().to_string();
+    move |source| ListenError::Socket { what, source }
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<(), ListenError> {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(socket(path))
+}
+
+fn listen_for_chunks(path: &Path) -> Result<OwnedFd, Errno> {
+    const BACKLOG: i32 = 128;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&listener, BACKLOG)?;
+    Ok(listener)
+}
+
+async fn listen_for_http(address: SocketAddr) -> Result<TcpListener, ListenError> {
+    let error = |source| ListenError::Socket { what: format!("http://{address}"), source };
+    TcpListener::bind(address).await.map_err(error)
+}
+
+/// A gRPC connection that knows who is at the other end.
+#[derive(Debug)]
+pub(super) struct PeerStream {
+    stream: UnixStream,
+    peer: PeerInfo,
+}
+
+/// Who is at the other end of a gRPC connection.
+#[derive(Clone, Debug)]
+pub(super) struct PeerInfo(pub(super) Arc<Peer>);
+
+impl PeerStream {
+    pub(super) fn new(stream: UnixStream) -> PeerStream {
+        let peer = PeerInfo(Arc::new(Peer::of(stream.as_fd())));
+        PeerStream { stream, peer }
+    }
+}
+
+impl Connected for PeerStream {
+    type ConnectInfo = PeerInfo;
+
+    fn connect_info(&self) -> PeerInfo {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for PeerStream {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for PeerStream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,242 @@
+//! The daemon: sessions over gRPC, chunks over the chunk socket, one node's memory behind both.
+//!
+//! Everything that it needs comes from outside ([`Daemon::build`]); [`Daemon::serve`] runs it until it is told to end. This is the only place that knows
+//! tokio, besides the session's control thread.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`config`] | flags and file to one typed configuration |
+//! | [`listener`] | the lock on the runtime directory, the sockets, who connected |
+//! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
+//! | [`service`] | gRPC |
+//! | [`chunk_server`] | the chunk socket |
+//! | [`plans`] | stored plans |
+//! | [`metrics`], [`http`] | what people watch |
+
+mod chunk_server;
+pub mod config;
+mod http;
+mod listener;
+mod metrics;
+mod plans;
+mod registry;
+mod service;
+mod watched;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::clock::{Clock, SystemClock};
+use crate::driver::layers::metered::{Meter, Metered};
+use crate::driver::{Driver, DriverError};
+use crate::error::{ErrorKind, chain};
+use crate::ids::{DeviceId, DeviceUuid};
+use crate::ladder::Ladder;
+use crate::memory::Device;
+use crate::steward::Steward;
+use crate::store::{Store, StoreError};
+use crate::units::Bytes;
+use config::Config;
+pub use listener::{ListenError, Listeners};
+use metrics::Metrics;
+use plans::{PlanStore, PlanStoreError};
+use registry::Registry;
+
+/// A daemon, ready to serve.
+pub struct Daemon {
+    config: Config,
+    driver: Arc<Metered>,
+    devices: Vec<NodeDevice>,
+    ladder: Ladder,
+    steward: Arc<Steward>,
+    registry: Registry,
+    plans: PlanStore,
+    metrics: Metrics,
+    clock: Arc<dyn Clock>,
+    started: Duration,
+    draining: AtomicBool,
+    /// Becomes true when the daemon is to end.
+    ending: watch::Sender<bool>,
+}
+
+/// A device as the daemon shows it.
+#[derive(Clone, Debug)]
+struct NodeDevice {
+    id: DeviceId,
+    uuid: DeviceUuid,
+    model: String,
+    total: Bytes,
+}
+
+/// Why there is no daemon.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The runtime directory or a socket cannot be had.
+    #[error("cannot listen")]
+    Listen(#[from] ListenError),
+    /// The driver does not answer.
+    #[error("the driver failed")]
+    Driver(#[from] DriverError),
+    /// The devices cannot be looked at.
+    #[error("cannot look at the devices")]
+    Store(#[from] StoreError),
+    /// There is no such device.
+    #[error("there is no device {wanted}; the driver has {count}")]
+    NoDevice {
+        /// As configured.
+        wanted: u32,
+        /// How many there are.
+        count: usize,
+    },
+    /// The stored plans cannot be read.
+    #[error("cannot use the directory of plans")]
+    Plans(#[from] PlanStoreError),
+    /// The server ended by itself.
+    #[error("the gRPC server failed")]
+    Server(#[from] tonic::transport::Error),
+}
+
+impl DaemonError {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            DaemonError::Listen(error) => error.kind(),
+            DaemonError::Driver(error) => error.kind(),
+            DaemonError::Store(error) => error.kind(),
+            DaemonError::NoDevice { .. } => ErrorKind::NotFound,
+            DaemonError::Plans(_) => ErrorKind::Invalid,
+            DaemonError::Server(_) => ErrorKind::Broken,
+        }
+    }
+}
+
+impl Daemon {
+    /// Puts a daemon together over `driver`. Must be called inside a tokio runtime, which does its work.
+    pub fn build(config: Config, driver: Arc<dyn Driver>) -> Result<Arc<Daemon>, DaemonError> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let driver = Meter::around(driver, Arc::clone(&clock));
+        let listed = driver.devices();
+        let mut devices = Vec::new();
+        for wanted in config.device_ordinals(listed.len()) {
+            let no_device = || DaemonError::NoDevice { wanted, count: listed.len() };
+            let found = listed.iter().find(|device| device.id.0 == wanted).ok_or_else(no_device)?;
+            let node_device =
+                NodeDevice { id: found.id, uuid: found.uuid, model: found.model.clone(), total: found.total };
+            devices.push(node_device);
+        }
+        let open = |device: &NodeDevice| Device::open(Arc::clone(&driver) as Arc<dyn Driver>, device.id);
+        let store = Store::new(devices.iter().map(open).collect::<Result<_, _>>()?);
+        let runtime = tokio::runtime::Handle::current();
+        let spawn = Box::new(move |work: Box<dyn FnOnce() + Send>| drop(runtime.spawn_blocking(work)));
+        let steward = Steward::new(store, Arc::clone(&clock), spawn)?;
+        let plans = PlanStore::open(config.plan_dir())?;
+        let metrics = Metrics::new();
+        let started = clock.now();
+        let daemon = Daemon {
+            ladder: config.ladder.clone(),
+            config,
+            driver,
+            devices,
+            steward,
+            registry: Registry::default(),
+            plans,
+            metrics,
+            clock,
+            started,
+            draining: AtomicBool::new(false),
+            ending: watch::Sender::new(false),
+        };
+        Ok(Arc::new(daemon))
+    }
+
+    /// Serves until [`Daemon::end`], then lets sessions finish for as long as the configuration says.
+    pub async fn serve(self: Arc<Daemon>, listeners: Listeners) -> Result<(), DaemonError> {
+        let mut parts = tokio::task::JoinSet::new();
+        parts.spawn(chunk_server::run(Arc::clone(&self), listeners.chunks));
+        parts.spawn(tick(Arc::clone(&self)));
+        if let Some(http) = listeners.http {
+            parts.spawn(http::run(Arc::clone(&self), http));
+        }
+        tracing::info!(
+            driver = self.driver.name(),
+            devices = self.devices.len(),
+            runtime_dir = %self.config.runtime_dir.display(),
+            version = env!("CARGO_PKG_VERSION"),
+            "serving"
+        );
+        let served = service::run(Arc::clone(&self), listeners.grpc).await;
+        parts.shutdown().await;
+        // Dropped last: until here a second daemon is kept away.
+        drop(listeners.lock);
+        served
+    }
+
+    /// Tells the daemon to end: no new sessions, no more memory, and soon nobody there.
+    pub fn end(&self) {
+        if !self.draining.swap(true, Ordering::Relaxed) {
+            tracing::info!(sessions = self.registry.count(), "shutting down");
+            self.ending.send_replace(true);
+        }
+    }
+
+    /// Completes once [`Daemon::end`] was called and the sessions have finished, or their time is up.
+    async fn ended(self: Arc<Daemon>) {
+        let mut ending = self.ending.subscribe();
+        // The sender lives in the daemon that this holds.
+        let _ = ending.wait_for(|ending| *ending).await;
+        let patience = tokio::time::sleep(self.config.drain);
+        tokio::pin!(patience);
+        loop {
+            tokio::select! {
+                () = &mut patience => break,
+                () = tokio::time::sleep(Duration::from_millis(20)) => {
+                    if self.registry.count() == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+        let left = self.registry.count();
+        if left > 0 {
+            tracing::info!(sessions = left, "ending with sessions open; what they have mapped stays theirs");
+        }
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    fn device(&self, uuid: DeviceUuid) -> Option<&NodeDevice> {
+        self.devices.iter().find(|device| device.uuid == uuid)
+    }
+
+    fn uptime(&self) -> Duration {
+        self.clock.now().saturating_sub(self.started)
+    }
+
+    /// Descriptors that this process has open.
+    fn open_fds() -> u64 {
+        std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64)
+    }
+}
+
+/// Moves time on: requests time out, tickets expire, drivers are asked what others hold.
+async fn tick(daemon: Arc<Daemon>) {
+    const TICK: Duration = Duration::from_millis(20);
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        daemon.steward.tick();
+        for expired in daemon.registry.expired_claims(daemon.clock.now()) {
+            let chunks = expired.chunks.iter().map(|(chunk, _)| *chunk).collect();
+            if let Err(error) = daemon.steward.release(expired.session, chunks) {
+                // The session ended meanwhile, and its chunks with it.
+                tracing::debug!(session = %expired.session, error = %chain(&error), "an unclaimed lease is gone already");
+            }
+        }
+    }
+}

@@ -1,0 +1,471 @@
+//! The gRPC services: each call is checked, carried out, and answered; the ledger decides.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::listener::{CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
+use super::registry::{Claim, Entry, Good, NotGood, random_token};
+use super::{Daemon, DaemonError, NodeDevice};
+use crate::error::{ErrorKind, chain};
+use crate::ids::{ChunkId, PlanId, SessionId};
+use crate::ladder::Shape;
+use crate::ledger::{EndReason, Holder, LedgerError, Refusal};
+use crate::limits;
+use crate::runtime::Counter;
+use crate::steward::{Answer, Ask};
+use crate::units::Bytes;
+use crate::wire::convert::{self, Malformed, WantedChunks};
+use crate::wire::peer::Peer;
+use crate::wire::status::status;
+use crate::wire::v1::admin_server::{Admin, AdminServer};
+use crate::wire::v1::leases_server::{Leases, LeasesServer};
+use crate::wire::v1::plans_server::{Plans, PlansServer};
+use crate::wire::v1::sessions_server::{Sessions, SessionsServer};
+use crate::wire::{DESCRIPTORS, PROTOCOL, stats_page, v1};
+
+/// Serves gRPC until the daemon has ended.
+pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(), DaemonError> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<SessionsServer<Service>>().await;
+    health.set_serving::<LeasesServer<Service>>().await;
+    health.set_serving::<PlansServer<Service>>().await;
+    health.set_serving::<AdminServer<Service>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .expect("the descriptors come from the compiler");
+    let service = Service(Arc::clone(&daemon));
+    let plans = PlansServer::new(service.clone())
+        .max_decoding_message_size(limits::GRPC_MESSAGE_LEN_MAX)
+        .max_encoding_message_size(limits::GRPC_MESSAGE_LEN_MAX);
+    let incoming = accept(listener);
+    tonic::transport::Server::builder()
+        .add_service(health_service)
+        .add_service(reflection)
+        .add_service(SessionsServer::new(service.clone()))
+        .add_service(LeasesServer::new(service.clone()))
+        .add_service(plans)
+        .add_service(AdminServer::new(service))
+        .serve_with_incoming_shutdown(incoming, daemon.ended())
+        .await?;
+    Ok(())
+}
+
+/// Connections, each with its peer. An accept that fails is tried again after a moment: descriptors may have run out.
+fn accept(listener: UnixListener) -> impl Stream<Item = Result<PeerStream, std::io::Error>> {
+    const PAUSE: Duration = Duration::from_millis(50);
+    let (send, receive) = mpsc::channel(16);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                () = send.closed() => return,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        if send.send(Ok(PeerStream::new(stream))).await.is_err() {
+                            return;
+                        }
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot accept a connection");
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                }
+            }
+        }
+    });
+    ReceiverStream::new(receive)
+}
+
+/// All services over one daemon.
+#[derive(Clone)]
+pub(super) struct Service(Arc<Daemon>);
+
+fn refused(malformed: &Malformed) -> Status {
+    status(ErrorKind::Invalid, malformed.to_string())
+}
+
+fn not_good(error: NotGood) -> Status {
+    status(ErrorKind::NotFound, error.to_string())
+}
+
+fn from_ledger(error: &LedgerError) -> Status {
+    status(error.kind(), error.to_string())
+}
+
+impl Daemon {
+    /// What a session wants, as a request to the steward.
+    pub(super) fn ask_for(&self, session: SessionId, want: v1::Want) -> Result<Ask, Status> {
+        let wanted = WantedChunks::try_from(want).map_err(|error| refused(&error))?;
+        let device = self.device(wanted.device).ok_or_else(|| {
+            let known: Vec<_> = self.devices.iter().map(|device| device.uuid.to_string()).collect();
+            status(ErrorKind::NotFound, format!("there is no device {}; there are {}", wanted.device, known.join(", ")))
+        })?;
+        let parts = self.ladder.cover(wanted.len, wanted.shape).ok_or_else(|| {
+            status(
+                ErrorKind::Invalid,
+                format!("{} in {:?} are more chunks than one lease can have", wanted.len, wanted.shape),
+            )
+        })?;
+        let holder = Holder::Session(session);
+        Ok(Ask { holder, device: device.id, parts, plan: wanted.plan, wait_ms: wanted.wait_ms })
+    }
+
+    /// The text of a refusal, with names where the ledger has numbers.
+    pub(super) fn explain(&self, refusal: &Refusal) -> String {
+        let mut text = refusal.to_string();
+        if let Refusal::Exhausted { holders, .. } | Refusal::Deadlock { cycle: holders, .. } = refusal {
+            let named = |held: &crate::ledger::Holding| {
+                let entry = self.registry.get(held.session)?;
+                Some(format!("{} is '{}' (pid {})", held.session, entry.name, entry.pid))
+            };
+            let names: Vec<_> = holders.iter().filter_map(named).collect();
+            if !names.is_empty() {
+                text = format!("{text}; {}", names.join(", "));
+            }
+        }
+        text
+    }
+}
+
+impl Service {
+    fn peer<T>(request: &Request<T>) -> Result<Arc<Peer>, Status> {
+        let info = request.extensions().get::<PeerInfo>();
+        info.map(|info| Arc::clone(&info.0)).ok_or_else(|| status(ErrorKind::Broken, "the connection has no peer"))
+    }
+
+    fn authorise<T>(&self, request: &Request<T>, session: u64, secret: &[u8]) -> Result<Arc<Entry>, Status> {
+        let secret = convert::token("secret", secret).map_err(|error| refused(&error))?;
+        let peer = Self::peer(request)?;
+        self.0.registry.authorise(SessionId(session), &secret, &peer).map_err(not_good)
+    }
+
+    fn check_draining(&self) -> Result<(), Status> {
+        if self.0.is_draining() { Err(status(ErrorKind::Unavailable, "the daemon is shutting down")) } else { Ok(()) }
+    }
+
+    /// Asks the steward and waits for its answer; gives the request up when the caller does.
+    async fn acquire(&self, ask: Ask) -> Result<Vec<(ChunkId, Bytes)>, Status> {
+        let daemon = &self.0;
+        let started = daemon.clock.now();
+        let (send, receive) = tokio::sync::oneshot::channel();
+        let request = daemon
+            .steward
+            .acquire(ask, move |answer| {
+                // Nobody listens when the caller has given up.
+                let _ = send.send(answer);
+            })
+            .map_err(|error| from_ledger(&error))?;
+        let given_up = GiveUp { daemon, request: Some(request) };
+        let answer = receive.await.unwrap_or(Answer::Refused(Refusal::Cancelled));
+        given_up.answered();
+        let is_granted = matches!(answer, Answer::Granted(_));
+        daemon.metrics.note_acquire(daemon.clock.now().saturating_sub(started), is_granted);
+        match answer {
+            Answer::Granted(chunks) => Ok(chunks),
+            Answer::Refused(refusal) => Err(status(refusal.kind(), daemon.explain(&refusal))),
+        }
+    }
+}
+
+/// Cancels a request whose caller went away while it waited.
+struct GiveUp<'a> {
+    daemon: &'a Daemon,
+    request: Option<crate::ids::RequestId>,
+}
+
+impl GiveUp<'_> {
+    fn answered(mut self) {
+        self.request = None;
+    }
+}
+
+impl Drop for GiveUp<'_> {
+    fn drop(&mut self) {
+        if let Some(request) = self.request {
+            self.daemon.steward.cancel(request);
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Sessions for Service {
+    async fn open(&self, request: Request<v1::OpenRequest>) -> Result<Response<v1::OpenReply>, Status> {
+        self.check_draining()?;
+        let peer = Self::peer(&request)?;
+        let wanted = request.into_inner();
+        if wanted.protocol != PROTOCOL {
+            let text = format!(
+                "the client speaks protocol {}, this daemon (version {}) {PROTOCOL}; install the same version of both",
+                wanted.protocol,
+                env!("CARGO_PKG_VERSION")
+            );
+            return Err(status(ErrorKind::Unsupported, text));
+        }
+        let name = convert::name("name", &wanted.name).map_err(|error| refused(&error))?;
+        let daemon = &self.0;
+        let all: Bytes = daemon.devices.iter().map(|device| device.total).sum();
+        let limit = match Bytes::new(wanted.limit_bytes) {
+            Bytes::ZERO => daemon.config.session_limit.unwrap_or(all),
+            limit => limit.min(all),
+        };
+        let broken = |error: &dyn std::error::Error| status(ErrorKind::Broken, chain(error));
+        let secret = random_token().map_err(|error| broken(&error))?;
+        let id = daemon.steward.open(limit, wanted.priority).map_err(|error| from_ledger(&error))?;
+        let page = match stats_page::create(id) {
+            Ok(page) => page,
+            Err(error) => {
+                // Nobody knows of it yet.
+                let _ = daemon.steward.end(id, EndReason::Closed);
+                return Err(broken(&error));
+            }
+        };
+        let pidfd = peer.pidfd.as_ref().and_then(|pidfd| pidfd.try_clone().ok());
+        let entry = Arc::new(Entry {
+            id,
+            name,
+            secret,
+            identity: peer.identity,
+            pid: peer.pid,
+            has_pidfd: pidfd.is_some(),
+            limit,
+            page,
+            opened: daemon.clock.now(),
+            ended: tokio::sync::watch::Sender::new(false),
+        });
+        daemon.registry.add(Arc::clone(&entry));
+        tracing::info!(session = %id, name = entry.name, pid = entry.pid, limit_bytes = limit.get(), "session opened");
+        match pidfd {
+            Some(pidfd) => drop(tokio::spawn(Arc::clone(daemon).watch_process(Arc::clone(&entry), pidfd))),
+            None => {
+                tracing::warn!(session = %id, "the kernel cannot tell when this process ends; its connection stands for it")
+            }
+        }
+        let ticket = daemon.registry.issue(Good::Link(id), peer.identity, daemon.clock.now());
+        let ticket = ticket.map_err(|error| broken(&error))?;
+        Ok(Response::new(v1::OpenReply {
+            protocol: PROTOCOL,
+            session_id: id.0,
+            secret: secret.to_vec(),
+            ticket: ticket.to_vec(),
+            devices: daemon.devices.iter().map(device_message).collect(),
+            driver: daemon_driver(daemon),
+            limit_bytes: limit.get(),
+            ladder_bytes: daemon.ladder.steps().iter().map(|step| step.get()).collect(),
+            daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
+            chunk_socket: CHUNK_SOCKET_NAME.to_owned(),
+        }))
+    }
+
+    async fn close(&self, request: Request<v1::CloseRequest>) -> Result<Response<v1::CloseReply>, Status> {
+        let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
+        let returned = self.0.end_session(entry.id, EndReason::Closed).unwrap_or_default();
+        Ok(Response::new(v1::CloseReply { returned_bytes: returned.get() }))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::Notice, Status>> + Send>>;
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
+        let mut ending = self.0.ending.subscribe();
+        let (send, receive) = mpsc::channel(2);
+        let notice = |what| Ok(v1::Notice { what: Some(what) });
+        tokio::spawn(async move {
+            // A receiver that is gone has heard enough.
+            let _ = send.send(notice(v1::notice::What::Attached(v1::Attached {}))).await;
+            tokio::select! {
+                () = entry.over() => {}
+                () = send.closed() => {}
+                () = async { drop(ending.wait_for(|ending| *ending).await) } => {
+                    let _ = send.send(notice(v1::notice::What::ShuttingDown(v1::ShuttingDown {}))).await;
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receive))))
+    }
+}
+
+#[tonic::async_trait]
+impl Leases for Service {
+    async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Result<Response<v1::AcquireReply>, Status> {
+        self.check_draining()?;
+        let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
+        let peer = Self::peer(&request)?;
+        let want = request.into_inner().want.ok_or_else(|| refused(&convert::malformed("want", "missing")))?;
+        let chunks = self.acquire(self.0.ask_for(entry.id, want)?).await?;
+        let infos = convert::chunk_infos(&chunks);
+        let claim = Good::Claim(Claim { session: entry.id, chunks });
+        let ticket = self.0.registry.issue(claim, peer.identity, self.0.clock.now());
+        let ticket = ticket.map_err(|error| status(ErrorKind::Broken, chain(&error)))?;
+        Ok(Response::new(v1::AcquireReply { ticket: ticket.to_vec(), chunks: infos }))
+    }
+
+    async fn release(&self, request: Request<v1::ReleaseRequest>) -> Result<Response<v1::ReleaseReply>, Status> {
+        let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
+        let chunks = convert::chunk_ids("chunk_ids", &request.get_ref().chunk_ids).map_err(|error| refused(&error))?;
+        self.0.steward.release(entry.id, chunks).map_err(|error| from_ledger(&error))?;
+        Ok(Response::new(v1::ReleaseReply {}))
+    }
+}
+
+#[tonic::async_trait]
+impl Plans for Service {
+    async fn put(&self, request: Request<v1::PutPlanRequest>) -> Result<Response<v1::PutPlanReply>, Status> {
+        let v1::PutPlanRequest { plan, name } = request.into_inner();
+        let name = convert::name("name", &name).map_err(|error| refused(&error))?;
+        let daemon = Arc::clone(&self.0);
+        // Checking a plan and writing it takes milliseconds: not on a thread that others wait for.
+        let stored = tokio::task::spawn_blocking(move || daemon.plans.put(&plan, name)).await;
+        let stored = stored.map_err(|error| status(ErrorKind::Broken, error.to_string()))?;
+        let id = stored.map_err(|error| status(error.kind(), chain(&error)))?;
+        tracing::info!(plan = id.to_hex(), "plan stored");
+        Ok(Response::new(v1::PutPlanReply { plan_id: id.0 }))
+    }
+
+    async fn get(&self, request: Request<v1::GetPlanRequest>) -> Result<Response<v1::GetPlanReply>, Status> {
+        let plan = self.0.plans.get(PlanId(request.get_ref().plan_id));
+        let plan = plan.map_err(|error| status(error.kind(), chain(&error)))?;
+        Ok(Response::new(v1::GetPlanReply { plan }))
+    }
+
+    async fn list(&self, _request: Request<v1::ListPlansRequest>) -> Result<Response<v1::ListPlansReply>, Status> {
+        let reserved = self.0.steward.reserved();
+        let info = |(id, stored): (PlanId, super::plans::Stored)| v1::PlanInfo {
+            plan_id: id.0,
+            name: stored.name,
+            pool_bytes: stored.pool_len.get(),
+            requests: stored.requests,
+            reserved_bytes: reserved.iter().find(|(plan, _)| *plan == id).map_or(0, |(_, bytes)| bytes.get()),
+        };
+        Ok(Response::new(v1::ListPlansReply { plans: self.0.plans.list().into_iter().map(info).collect() }))
+    }
+
+    async fn delete(&self, request: Request<v1::DeletePlanRequest>) -> Result<Response<v1::DeletePlanReply>, Status> {
+        let id = PlanId(request.get_ref().plan_id);
+        self.0.plans.delete(id).map_err(|error| status(error.kind(), chain(&error)))?;
+        // Whatever was kept for it is nobody's now; most plans have nothing.
+        let _ = self.0.steward.unreserve(id);
+        Ok(Response::new(v1::DeletePlanReply {}))
+    }
+
+    async fn reserve(
+        &self,
+        request: Request<v1::ReservePlanRequest>,
+    ) -> Result<Response<v1::ReservePlanReply>, Status> {
+        self.check_draining()?;
+        let wanted = request.into_inner();
+        let id = PlanId(wanted.plan_id);
+        let stored = self.0.plans.stored(id).map_err(|error| status(error.kind(), chain(&error)))?;
+        let uuid = convert::device_uuid("device_uuid", &wanted.device_uuid).map_err(|error| refused(&error))?;
+        let no_device = || status(ErrorKind::NotFound, format!("there is no device {uuid}"));
+        let device = self.0.device(uuid).ok_or_else(no_device)?.id;
+        let len = stored.pool_len.max(Bytes::new(1));
+        let too_large = || status(ErrorKind::Invalid, format!("a pool of {len} is more than one lease can be"));
+        let parts = self.0.ladder.cover(len, Shape::Largest).ok_or_else(too_large)?;
+        let wait_ms = wanted.wait_ms.min(limits::WAIT_MS_MAX);
+        let ask = Ask { holder: Holder::Plan(id), device, parts, plan: None, wait_ms };
+        let chunks = self.acquire(ask).await?;
+        let reserved: Bytes = chunks.iter().map(|(_, len)| *len).sum();
+        Ok(Response::new(v1::ReservePlanReply { reserved_bytes: reserved.get(), chunks: chunks.len() as u64 }))
+    }
+
+    async fn unreserve(
+        &self,
+        request: Request<v1::UnreservePlanRequest>,
+    ) -> Result<Response<v1::UnreservePlanReply>, Status> {
+        let id = PlanId(request.get_ref().plan_id);
+        self.0.steward.unreserve(id).map_err(|error| from_ledger(&error))?;
+        Ok(Response::new(v1::UnreservePlanReply {}))
+    }
+}
+
+#[tonic::async_trait]
+impl Admin for Service {
+    async fn status(&self, _request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
+        let daemon = &self.0;
+        let returned = daemon.steward.returned();
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Ok(Response::new(v1::StatusReply {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            driver: daemon_driver(daemon),
+            uptime_ms: millis(daemon.uptime()),
+            devices: device_statuses(daemon),
+            sessions: session_statuses(daemon),
+            waiting_requests: daemon.steward.request_count() as u64,
+            returned_by_release_bytes: returned.release.get(),
+            returned_by_death_bytes: returned.death.get(),
+            exports: daemon.steward.store().counts().1,
+            open_fds: Daemon::open_fds(),
+            is_draining: daemon.is_draining(),
+        }))
+    }
+}
+
+fn daemon_driver(daemon: &Daemon) -> String {
+    use crate::driver::Driver as _;
+    daemon.driver.name().to_owned()
+}
+
+fn device_message(device: &NodeDevice) -> v1::Device {
+    v1::Device {
+        uuid: device.uuid.0.to_vec(),
+        model: device.model.clone(),
+        total_bytes: device.total.get(),
+        ordinal: device.id.0,
+    }
+}
+
+fn device_statuses(daemon: &Daemon) -> Vec<v1::DeviceStatus> {
+    let accounts = daemon.steward.devices();
+    let status = |account: &crate::ledger::AccountView| {
+        let device = daemon.devices.iter().find(|device| device.id == account.device)?;
+        let bytes = &account.bytes;
+        Some(v1::DeviceStatus {
+            device: Some(device_message(device)),
+            budget_bytes: account.budget.get(),
+            creating_bytes: (bytes.creating + bytes.claimed).get(),
+            idle_bytes: bytes.idle.get(),
+            reserved_bytes: bytes.reserved.get(),
+            leased_bytes: bytes.leased.get(),
+            destroying_bytes: bytes.destroying.get(),
+            quarantined_bytes: bytes.quarantined.get(),
+            foreign_bytes: account.foreign.get(),
+            available_bytes: account.available().get(),
+            waiting_requests: account.waiting as u64,
+            refused_creates: account.refused_creates,
+            peak_leased_bytes: account.peak_leased.get(),
+        })
+    };
+    accounts.iter().filter_map(status).collect()
+}
+
+fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
+    let views = daemon.steward.sessions();
+    let now = daemon.clock.now();
+    let status = |entry: &Arc<Entry>| {
+        let view = views.iter().find(|view| view.session == entry.id)?;
+        let counters = daemon.session_counters(entry.id);
+        Some(v1::SessionStatus {
+            session_id: entry.id.0,
+            name: entry.name.clone(),
+            pid: entry.pid,
+            limit_bytes: entry.limit.get(),
+            leased_bytes: view.held.iter().map(|(_, held)| held.get()).sum(),
+            chunks: view.chunks as u64,
+            is_attached: view.is_attached,
+            age_ms: u64::try_from(now.saturating_sub(entry.opened).as_millis()).unwrap_or(u64::MAX),
+            counters: Counter::ALL
+                .iter()
+                .map(|(name, counter)| ((*name).to_owned(), counters[*counter as usize]))
+                .collect(),
+        })
+    };
+    daemon.registry.all().iter().filter_map(status).collect()
+}
