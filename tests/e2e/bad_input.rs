@@ -1,0 +1,248 @@
+//! Whatever is wrong gets its own clear error, and nothing is lost by it.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+
+use stitchd::session::{Session, SessionConfig, SessionError};
+use stitchd::wire::fd_channel::FdChannel;
+use stitchd::wire::v1::{self, client_frame, daemon_frame};
+
+use crate::raw::{self, Grpc};
+use crate::support::{TestDaemon, eventually};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn another_protocol_is_refused_by_number_on_both_sockets() {
+    let daemon = TestDaemon::start(64);
+    let grpc = Grpc::connect(&daemon);
+    let error = grpc.open("future", 99).unwrap_err();
+    assert_eq!(error.code(), tonic::Code::Unimplemented);
+    assert!(error.message().contains("protocol 99"), "{}", error.message());
+    let session = grpc.open("present", 1).unwrap();
+    let channel = raw::chunk_socket(&daemon);
+    raw::send(&channel, client_frame::What::Hello(v1::Hello { protocol: 2, ticket: session.ticket }));
+    raw::expect_refusal(&channel, v1::ErrorKind::Unsupported, "protocol 2");
+    raw::expect_closed(&channel);
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named_with_those_that_are() {
+    let daemon = TestDaemon::start(64);
+    let grpc = Grpc::connect(&daemon);
+    let session = grpc.open("lost", 1).unwrap();
+    let want = v1::Want { device_uuid: vec![9; 16], ..raw::want(&session, 2) };
+    let error = grpc.acquire(&session, want).unwrap_err();
+    assert_eq!(error.code(), tonic::Code::NotFound);
+    assert!(
+        error.message().contains("GPU-09090909") && error.message().contains("there are GPU-"),
+        "{}",
+        error.message()
+    );
+    let session = daemon.session("lost");
+    assert!(matches!(session.runtime(7, stitchd::runtime::RuntimeConfig::default()), Err(SessionError::NoDevice(_))));
+}
+
+#[test]
+fn wants_that_make_no_sense_are_refused_by_field() {
+    let daemon = TestDaemon::start(64);
+    let grpc = Grpc::connect(&daemon);
+    let (session, channel) = raw::link(&daemon, &grpc, "confused");
+    let good = raw::want(&session, 2);
+    let cases: [(v1::Want, &str); 6] = [
+        (v1::Want { len_bytes: 0, ..good.clone() }, "want.len_bytes"),
+        (v1::Want { len_bytes: u64::MAX, ..good.clone() }, "want.len_bytes"),
+        (v1::Want { shape: None, ..good.clone() }, "want.shape"),
+        (v1::Want { device_uuid: vec![1, 2], ..good.clone() }, "want.device_uuid"),
+        (v1::Want { wait_ms: u64::MAX, ..good.clone() }, "want.wait_ms"),
+        (v1::Want { len_bytes: 1 << 41, ..good.clone() }, "more chunks than one lease can have"),
+    ];
+    for (request, (want, words)) in (1..).zip(cases) {
+        let refused = raw::acquire(&channel, request, want).unwrap_err();
+        assert_eq!(refused.kind(), v1::ErrorKind::Invalid, "{}", refused.message);
+        assert!(refused.message.contains(words), "{}", refused.message);
+    }
+    // The session is as good as before.
+    assert_eq!(raw::acquire(&channel, 99, good).unwrap().len(), 1);
+}
+
+#[test]
+fn a_secret_or_ticket_of_somebody_else_is_no_good() {
+    let daemon = TestDaemon::start(64);
+    let grpc = Grpc::connect(&daemon);
+    let mine = grpc.open("mine", 1).unwrap();
+    let forged = v1::OpenReply { secret: vec![0; 16], ..mine.clone() };
+    assert_eq!(grpc.close(&forged).unwrap_err().code(), tonic::Code::NotFound);
+    let short = v1::OpenReply { secret: vec![0; 3], ..mine.clone() };
+    assert_eq!(grpc.close(&short).unwrap_err().code(), tonic::Code::InvalidArgument);
+    // A ticket is good once.
+    let first = raw::chunk_socket(&daemon);
+    raw::send(&first, raw::hello(&mine));
+    assert!(matches!(raw::receive(&first).0, daemon_frame::What::Welcome(_)));
+    let second = raw::chunk_socket(&daemon);
+    raw::send(&second, raw::hello(&mine));
+    raw::expect_refusal(&second, v1::ErrorKind::NotFound, "ticket is not good");
+    // The first connection does not suffer.
+    assert_eq!(raw::acquire(&first, 1, raw::want(&mine, 2)).unwrap().len(), 1);
+}
+
+#[test]
+fn packets_that_break_the_protocol_end_the_connection_and_cost_nothing() {
+    let mut daemon = TestDaemon::start(64);
+    daemon.expect_complaint("broke the protocol");
+    let grpc = Grpc::connect(&daemon);
+    let before = grpc.status().open_fds;
+    let pipe = rustix::pipe::pipe().unwrap();
+    let other = std::fs::File::open("/dev/null").unwrap();
+    type Break<'a> = Box<dyn Fn(&FdChannel, &v1::OpenReply) + 'a>;
+    let breaks: [(&str, Break<'_>); 8] = [
+        ("cannot be understood", Box::new(|channel, _| channel.send_bytes(&[0xff; 40], &[]).unwrap())),
+        ("longer than", Box::new(|channel, _| channel.send_bytes(&vec![0; 70_000], &[]).unwrap())),
+        (
+            "descriptors came with a message that has none",
+            Box::new(|channel, session| {
+                let acquire = v1::Acquire { request: 1, want: Some(raw::want(session, 2)) };
+                let frame = v1::ClientFrame { what: Some(client_frame::What::Acquire(acquire)) };
+                channel.send(&frame, &[other.as_fd(), pipe.0.as_fd()]).unwrap();
+            }),
+        ),
+        ("a second first message", Box::new(|channel, session| raw::send(channel, raw::hello(session)))),
+        (
+            "an ack for a batch that was not sent",
+            Box::new(|channel, _| {
+                raw::send(channel, client_frame::What::Ack(v1::Ack { request: 5 }));
+            }),
+        ),
+        (
+            "neither a hello nor a claim",
+            Box::new(|_, _| {
+                let channel = raw::chunk_socket(&daemon);
+                raw::send(&channel, client_frame::What::Release(v1::Release::default()));
+                raw::expect_refusal(&channel, v1::ErrorKind::Invalid, "neither a hello nor a claim");
+            }),
+        ),
+        (
+            "kind that this daemon does not know",
+            Box::new(|channel, _| {
+                // An unknown field: a message from a later version.
+                channel.send_bytes(&[0xfa, 0x01, 0x01, 0x00], &[]).unwrap();
+            }),
+        ),
+        (
+            "",
+            Box::new(|channel, _| {
+                // Descriptors and not one byte of a message.
+                channel.send_bytes(&[], &[pipe.0.as_fd(), pipe.1.as_fd()]).unwrap();
+            }),
+        ),
+    ];
+    for (words, break_it) in breaks {
+        let (session, channel) = raw::link(&daemon, &grpc, "rude");
+        let leased = raw::acquire(&channel, 1, raw::want(&session, 8)).unwrap();
+        break_it(&channel, &session);
+        if words != "neither a hello nor a claim" {
+            if !words.is_empty() {
+                raw::expect_refusal(&channel, v1::ErrorKind::Invalid, words);
+            }
+            raw::expect_closed(&channel);
+            // What it has leased stays its own: its process lives.
+            assert_eq!(daemon.device("leased_bytes"), 8 * MIB, "{words}");
+        }
+        drop(leased);
+        grpc.close(&session).unwrap();
+        drop(channel);
+    }
+    daemon.wait_for_device("available_bytes", 64 * MIB);
+    eventually("descriptors are closed", || (grpc.status().open_fds <= before).then_some(()));
+}
+
+/// What a client makes of a daemon that breaks the protocol.
+fn against_a_false_daemon(answer: impl Fn(&FdChannel, u64) + Send + 'static) -> String {
+    // A real daemon for gRPC, and a false chunk socket in its directory.
+    let daemon = TestDaemon::start(64);
+    std::fs::remove_file(daemon.chunk_socket()).unwrap();
+    let listener = rustix::net::socket_with(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::SEQPACKET,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    let address = rustix::net::SocketAddrUnix::new(daemon.chunk_socket()).unwrap();
+    rustix::net::bind(&listener, &address).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let served = std::thread::spawn(move || {
+        let channel = FdChannel::over(rustix::net::accept(&listener).unwrap(), true);
+        channel.receive::<v1::ClientFrame>().unwrap();
+        let page = stitchd::wire::stats_page::create(stitchd::ids::SessionId(1)).unwrap();
+        let welcome = daemon_frame::What::Welcome(v1::Welcome { session_id: 1, stats_page_version: 1 });
+        channel.send(&v1::DaemonFrame { what: Some(welcome) }, &[page.as_fd()]).unwrap();
+        let (frame, _) = channel.receive::<v1::ClientFrame>().unwrap();
+        let Some(client_frame::What::Acquire(acquire)) = frame.what else { panic!("{frame:?}") };
+        answer(&channel, acquire.request);
+        // Whatever the client still says is read, so that it does not meet a closed socket before its own judgement.
+        while channel.receive::<v1::ClientFrame>().is_ok() {}
+    });
+    let runtime = daemon.runtime("victim");
+    let error = runtime.alloc(&stitchd::pool::Request::of(stitchd::units::Bytes::mib(4))).unwrap_err();
+    drop(runtime);
+    served.join().unwrap();
+    stitchd::error::chain(&error)
+}
+
+fn batch(request: u64, chunks: u64) -> v1::DaemonFrame {
+    let chunks = (1..=chunks).map(|chunk_id| v1::ChunkInfo { chunk_id, len_bytes: 2 << 20 }).collect();
+    v1::DaemonFrame { what: Some(daemon_frame::What::Batch(v1::Batch { request, chunks, is_last: true })) }
+}
+
+#[test]
+fn a_client_refuses_a_manifest_without_its_descriptors() {
+    let text = against_a_false_daemon(|channel, request| channel.send(&batch(request, 2), &[]).unwrap());
+    assert!(text.contains("2 chunks came with 0 descriptors"), "{text}");
+}
+
+#[test]
+fn a_client_refuses_descriptors_that_are_no_chunks() {
+    let text = against_a_false_daemon(|channel, request| {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        channel.send(&batch(request, 2), &[null.as_fd(), null.as_fd()]).unwrap();
+    });
+    assert!(text.contains("not a chunk"), "{text}");
+    // Memory that whoever sent it could still cut short is no chunk either.
+    let text = against_a_false_daemon(|channel, request| {
+        let unsealed = rustix::fs::memfd_create("x", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&unsealed, 2 << 20).unwrap();
+        channel.send(&batch(request, 1), &[unsealed.as_fd()]).unwrap();
+    });
+    assert!(text.contains("not sealed"), "{text}");
+}
+
+#[test]
+fn a_client_survives_garbage_silence_and_hanging_up() {
+    let text = against_a_false_daemon(|channel, _| channel.send_bytes(&[0xff; 100], &[]).unwrap());
+    assert!(text.contains("cannot be understood"), "{text}");
+    let text = against_a_false_daemon(|channel, _| channel.send_bytes(&vec![0; 80_000], &[]).unwrap());
+    assert!(text.contains("longer than"), "{text}");
+    let text = against_a_false_daemon(|channel, _| {
+        rustix::net::shutdown(channel, rustix::net::Shutdown::Both).unwrap();
+    });
+    assert!(text.contains("went away"), "{text}");
+}
+
+#[test]
+fn nobody_a_file_and_a_deaf_listener_are_told_apart_from_a_daemon_in_bounded_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let connect = |name: &str| {
+        let config = SessionConfig {
+            patience: std::time::Duration::from_millis(300),
+            ..SessionConfig::new(dir.path().join(name), "x")
+        };
+        Session::connect(&config).unwrap_err()
+    };
+    let error = connect("nothing");
+    assert!(matches!(&error, SessionError::NoDaemon { .. }) && error.to_string().contains("stitchd serve"), "{error}");
+    std::fs::write(dir.path().join("file"), "no socket").unwrap();
+    assert!(matches!(connect("file"), SessionError::NoDaemon { .. }));
+    let _deaf = UnixListener::bind(dir.path().join("deaf")).unwrap();
+    assert!(matches!(connect("deaf"), SessionError::NoDaemon { .. }));
+}

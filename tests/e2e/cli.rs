@@ -1,0 +1,97 @@
+//! The command line: exit codes, errors that say what to do, help.
+
+use crate::support::{TestDaemon, run, run_json, stderr};
+
+#[test]
+fn exit_codes_and_errors_say_what_happened() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("broken.csv"), "tick,event,id,bytes\n1,alloc,1,100\n2,free,7,\n").unwrap();
+    std::fs::write(path("header.csv"), "a,b,c\n").unwrap();
+    std::fs::write(path("short.plan"), "STPL").unwrap();
+    std::fs::write(path("good.csv"), "tick,event,id,bytes\n1,alloc,1,100\n2,free,1,\n").unwrap();
+    let nowhere = path("none.sock");
+    let cases: [(&[&str], i32, &str); 14] = [
+        (&["status", "--socket", &nowhere], 3, "start one with `stitchd serve`"),
+        (&["sessions", "--socket", &nowhere], 3, "no stitchd daemon answers"),
+        (&["health", "--socket", &nowhere], 3, "no stitchd daemon answers"),
+        (&["plans", "--socket", &nowhere], 3, "no stitchd daemon answers"),
+        (&["plan", &path("broken.csv")], 2, "line 3, column 'id': 7 was never allocated"),
+        (&["plan", &path("header.csv")], 2, "there is no column 'tick'"),
+        (&["plan", &path("missing.csv")], 2, "cannot open"),
+        (&["plan", dir.path().to_str().unwrap()], 2, "cannot open"),
+        (&["plan", &path("good.csv"), "--from-iteration", "9"], 2, "there is no iteration 9; the trace has 1"),
+        (&["plan", &path("good.csv"), "--solver", "magic"], 2, "there are first-fit/"),
+        (&["plan", &path("good.csv"), "-o", "/nowhere/x.plan"], 2, "/nowhere/x.plan"),
+        (&["plan", "show", &path("short.plan")], 2, "this is not a plan file"),
+        (&["plan"], 2, "Usage"),
+        (&["frobnicate"], 2, "unrecognized subcommand"),
+    ];
+    for (args, code, words) in cases {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{args:?} says {:?}, not {words:?}", stderr(&output));
+        assert!(output.stdout.is_empty(), "{args:?} prints on standard output");
+    }
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in ["demo", "serve", "plan", "reserve", "status", "sessions", "plans", "health"] {
+        let output = run(&[command, "--help"]);
+        assert!(output.status.success());
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("Example") && text.contains(&format!("stitchd {command}")), "{text}");
+    }
+    let output = run(&["--help"]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("stitchd demo"));
+}
+
+#[test]
+fn commands_print_tables_for_people() {
+    let daemon = TestDaemon::start(64);
+    let _session = daemon.runtime("a trainer");
+    let text = |args: &[&str]| {
+        let output = daemon.cli(args);
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let status = text(&["status"]);
+    assert!(status.contains("64.0 MiB") && status.contains("on the host driver"), "{status}");
+    assert!(text(&["sessions"]).contains("a trainer"));
+    assert_eq!(text(&["plans"]), "no plans\n");
+    assert_eq!(text(&["health"]), "serving\n");
+    assert_eq!(daemon.cli_json(&["health"])["serving"], true);
+}
+
+#[test]
+fn a_plan_is_described_for_people_and_for_scripts() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("t.csv");
+    std::fs::write(
+        &trace,
+        "tick,event,id,bytes,phase\n1,alloc,1,1000,init\n2,alloc,2,5000,forward\n3,free,2,,forward\n",
+    )
+    .unwrap();
+    let trace = trace.to_str().unwrap();
+    let made = run_json(&["plan", trace, "--json"]);
+    for key in [
+        "buffers",
+        "lower_bound_bytes",
+        "peak_bytes",
+        "gap",
+        "solver",
+        "seconds",
+        "work_units",
+        "proven_optimal",
+        "static_requests",
+        "dynamic_requests",
+        "static_pool_bytes",
+        "reuse_groups",
+    ] {
+        assert!(!made[key].is_null(), "{key} is missing: {made}");
+    }
+    assert_eq!(made["peak_bytes"], 1024 + 5120);
+    let output = run(&["plan", trace]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("optimal"));
+}

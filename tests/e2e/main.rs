@@ -1,0 +1,18 @@
+//! End to end: real daemon processes, real sockets, the host driver, the library and the C border that trainers use.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bad_input;
+mod border;
+mod cli;
+mod crash;
+mod demo;
+mod isolation;
+mod lease;
+mod metrics;
+mod plans;
+mod raw;
+mod serve;

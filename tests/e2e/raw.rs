@@ -1,0 +1,136 @@
+//! The wire without the client's manners: single calls and packets, right and wrong.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use stitchd::wire::fd_channel::{ChannelError, FdChannel};
+use stitchd::wire::v1::admin_client::AdminClient;
+use stitchd::wire::v1::leases_client::LeasesClient;
+use stitchd::wire::v1::sessions_client::SessionsClient;
+use stitchd::wire::v1::{self, client_frame, daemon_frame};
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+
+use crate::support::{PATIENCE, TestDaemon};
+
+/// A gRPC connection, kept as long as the session shall be.
+pub(crate) struct Grpc {
+    runtime: tokio::runtime::Runtime,
+    channel: Channel,
+}
+
+impl Grpc {
+    pub(crate) fn connect(daemon: &TestDaemon) -> Grpc {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let channel = runtime.block_on(stitchd::session::dial(&daemon.socket())).unwrap();
+        Grpc { runtime, channel }
+    }
+
+    fn call<T, A>(&self, call: impl FnOnce(Channel) -> A) -> Result<T, Status>
+    where
+        A: Future<Output = Result<Response<T>, Status>>,
+    {
+        self.runtime.block_on(call(self.channel.clone())).map(Response::into_inner)
+    }
+
+    pub(crate) fn open(&self, name: &str, protocol: u32) -> Result<v1::OpenReply, Status> {
+        let request = v1::OpenRequest { protocol, name: name.into(), ..v1::OpenRequest::default() };
+        self.call(async |channel| SessionsClient::new(channel).open(request).await)
+    }
+
+    pub(crate) fn close(&self, session: &v1::OpenReply) -> Result<v1::CloseReply, Status> {
+        let request = v1::CloseRequest { session_id: session.session_id, secret: session.secret.clone() };
+        self.call(async |channel| SessionsClient::new(channel).close(request).await)
+    }
+
+    pub(crate) fn acquire(&self, session: &v1::OpenReply, want: v1::Want) -> Result<v1::AcquireReply, Status> {
+        let request =
+            v1::AcquireRequest { session_id: session.session_id, secret: session.secret.clone(), want: Some(want) };
+        self.call(async |channel| LeasesClient::new(channel).acquire(request).await)
+    }
+
+    pub(crate) fn release(&self, session: &v1::OpenReply, chunk_ids: Vec<u64>) -> Result<v1::ReleaseReply, Status> {
+        let request = v1::ReleaseRequest { session_id: session.session_id, secret: session.secret.clone(), chunk_ids };
+        self.call(async |channel| LeasesClient::new(channel).release(request).await)
+    }
+
+    pub(crate) fn status(&self) -> v1::StatusReply {
+        self.call(async |channel| AdminClient::new(channel).status(v1::StatusRequest {}).await).unwrap()
+    }
+}
+
+/// A want for `mib` MiB in chunks of 2 MiB on the session's first device.
+pub(crate) fn want(session: &v1::OpenReply, mib: u64) -> v1::Want {
+    v1::Want {
+        device_uuid: session.devices[0].uuid.clone(),
+        len_bytes: mib << 20,
+        shape: Some(v1::want::Shape::UniformBytes(2 << 20)),
+        plan_id: 0,
+        wait_ms: 0,
+    }
+}
+
+/// A connection to the chunk socket.
+pub(crate) fn chunk_socket(daemon: &TestDaemon) -> FdChannel {
+    FdChannel::connect(&daemon.chunk_socket(), PATIENCE).unwrap()
+}
+
+pub(crate) fn send(channel: &FdChannel, what: client_frame::What) {
+    channel.send(&v1::ClientFrame { what: Some(what) }, &[]).unwrap();
+}
+
+pub(crate) fn receive(channel: &FdChannel) -> (daemon_frame::What, Vec<OwnedFd>) {
+    let (frame, fds) = channel.receive::<v1::DaemonFrame>().unwrap();
+    (frame.what.unwrap(), fds)
+}
+
+pub(crate) fn hello(session: &v1::OpenReply) -> client_frame::What {
+    client_frame::What::Hello(v1::Hello { protocol: 1, ticket: session.ticket.clone() })
+}
+
+/// A session with its chunk socket, welcomed.
+pub(crate) fn link(daemon: &TestDaemon, grpc: &Grpc, name: &str) -> (v1::OpenReply, FdChannel) {
+    let session = grpc.open(name, 1).unwrap();
+    let channel = chunk_socket(daemon);
+    send(&channel, hello(&session));
+    let (welcome, fds) = receive(&channel);
+    assert!(matches!(welcome, daemon_frame::What::Welcome(_)) && fds.len() == 1);
+    (session, channel)
+}
+
+/// Asks for memory over the chunk socket and takes every batch.
+pub(crate) fn acquire(channel: &FdChannel, request: u64, want: v1::Want) -> Result<Vec<(u64, OwnedFd)>, v1::Refused> {
+    send(channel, client_frame::What::Acquire(v1::Acquire { request, want: Some(want) }));
+    let mut leased = Vec::new();
+    loop {
+        match receive(channel) {
+            (daemon_frame::What::Batch(batch), fds) => {
+                assert_eq!((batch.request, batch.chunks.len()), (request, fds.len()));
+                send(channel, client_frame::What::Ack(v1::Ack { request }));
+                leased.extend(batch.chunks.iter().map(|chunk| chunk.chunk_id).zip(fds));
+                if batch.is_last {
+                    return Ok(leased);
+                }
+            }
+            (daemon_frame::What::Refused(refused), _) => return Err(refused),
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The daemon says no on this connection, and perhaps closes it.
+pub(crate) fn expect_refusal(channel: &FdChannel, kind: v1::ErrorKind, words: &str) {
+    match receive(channel).0 {
+        daemon_frame::What::Refused(refused) => {
+            assert_eq!(refused.kind(), kind, "{}", refused.message);
+            assert!(refused.message.contains(words), "{:?} does not say {words:?}", refused.message);
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// The daemon has closed this connection.
+pub(crate) fn expect_closed(channel: &FdChannel) {
+    channel.set_patience(Duration::from_secs(5)).unwrap();
+    assert_eq!(channel.receive::<v1::DaemonFrame>().map(|_| ()), Err(ChannelError::Closed));
+}

@@ -1,0 +1,129 @@
+//! The daemon as a service: one at a time, started and ended cleanly, configured clearly.
+
+use std::process::Stdio;
+
+use crate::support::{TestDaemon, run, stderr, stitchd};
+
+#[test]
+fn a_second_daemon_is_refused_and_the_first_unharmed() {
+    let daemon = TestDaemon::start(64);
+    let second = run(&["serve", "--driver", "host", "--runtime-dir", daemon.path().to_str().unwrap()]);
+    assert_eq!(second.status.code(), Some(2));
+    let text = stderr(&second);
+    assert!(text.contains(&format!("another stitchd daemon (pid {})", daemon.pid())), "{text}");
+    assert_eq!(daemon.cli_json(&["health"])["serving"], true);
+}
+
+#[test]
+fn sockets_that_a_killed_daemon_left_behind_do_not_stop_the_next() {
+    let daemon = TestDaemon::start(64);
+    let dir = daemon.kill();
+    assert!(dir.path().join("stitchd.sock").exists());
+    let daemon = TestDaemon::in_dir(dir, &["--device=0=64MiB"]);
+    assert_eq!(daemon.cli_json(&["health"])["serving"], true);
+}
+
+#[test]
+fn a_daemon_that_is_told_to_end_ends_well_and_leaves_no_sockets() {
+    let mut daemon = TestDaemon::start(64);
+    let session = daemon.session("unfinished");
+    assert!(session.is_attached());
+    assert_eq!(daemon.terminate().code(), Some(0));
+    assert!(!daemon.socket().exists() && !daemon.chunk_socket().exists());
+    let attached = |_| std::thread::sleep(std::time::Duration::from_millis(10));
+    (0..500).take_while(|_| session.is_attached()).for_each(attached);
+    assert!(!session.is_attached(), "the session was not told");
+}
+
+#[test]
+fn directories_that_cannot_be_used_and_flags_that_make_no_sense_are_named() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let in_a_file = file.path().join("x");
+    let dir = tempfile::tempdir().unwrap();
+    let fine = dir.path().to_str().unwrap();
+    let cases: [(&[&str], &str); 9] = [
+        (&["--runtime-dir", in_a_file.to_str().unwrap()], "choose another with --runtime-dir"),
+        (&["--runtime-dir", "/proc/none"], "choose another with --runtime-dir"),
+        (&["--runtime-dir", fine, "--driver", "cudda"], "there is no driver 'cudda'"),
+        (&["--runtime-dir", fine, "--device", "0=banana"], "'banana' is not a size"),
+        (&["--runtime-dir", fine, "--device", "zero"], "is not ORDINAL"),
+        (&["--runtime-dir", fine, "--device", "0", "--device", "0"], "device 0 is there twice"),
+        (&["--runtime-dir", fine, "--http", "here"], "is not an address with a port"),
+        (&["--runtime-dir", fine, "--config", "/nowhere.toml"], "cannot read the configuration"),
+        (&["--runtime-dir", fine, "--log", "a=b=c"], "--log"),
+    ];
+    for (args, words) in cases {
+        let output = run(&[&["serve"], args].concat());
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{args:?} says {:?}, not {words:?}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let output = run(&["serve", "--driver", "host", "--runtime-dir", dir.path().to_str().unwrap(), "--http", &address]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains(&address), "{}", stderr(&output));
+}
+
+#[test]
+fn the_effective_configuration_can_be_printed_and_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let printed = run(&[
+        "serve",
+        "--runtime-dir",
+        dir.path().to_str().unwrap(),
+        "--driver",
+        "host",
+        "--device",
+        "0=32MiB",
+        "--print-config",
+    ]);
+    assert!(printed.status.success());
+    let file = dir.path().join("stitchd.toml");
+    std::fs::write(&file, &printed.stdout).unwrap();
+    let again = run(&["serve", "--config", file.to_str().unwrap(), "--print-config"]);
+    assert_eq!(again.stdout, printed.stdout);
+    let daemon = TestDaemon::in_dir(dir, &["--config", file.to_str().unwrap()]);
+    assert_eq!(daemon.device("total_bytes"), 32 << 20);
+}
+
+#[test]
+fn logs_are_lines_or_json_on_standard_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = stitchd()
+        .args(["serve", "--driver", "host", "--log-format", "json", "--json", "--runtime-dir"])
+        .arg(dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut String::new())
+        .unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    for line in stderr(&output).lines() {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(event["level"].is_string() && event["fields"]["message"].is_string(), "{line}");
+    }
+}
+
+#[test]
+fn two_devices_are_two_budgets() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--device=1=32MiB"]);
+    let session = daemon.session("both");
+    assert_eq!(session.devices().len(), 2);
+    let request = |mib| stitchd::pool::Request::of(stitchd::units::Bytes::mib(mib));
+    let runtimes = [0, 1].map(|ordinal| session.runtime(ordinal, stitchd::runtime::RuntimeConfig::default()).unwrap());
+    runtimes[1].alloc(&request(33)).unwrap_err();
+    runtimes[1].alloc(&request(32)).unwrap();
+    runtimes[0].alloc(&request(64)).unwrap();
+    let status = daemon.status();
+    assert_eq!(status["devices"][0]["leased_bytes"], 64 << 20);
+    assert_eq!(status["devices"][1]["leased_bytes"], 32 << 20);
+}

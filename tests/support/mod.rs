@@ -1,0 +1,262 @@
+//! Daemons for tests: each its own process in its own directory, ended with the test, and held to a log without complaints.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use stitchd::runtime::{Runtime, RuntimeConfig};
+use stitchd::session::{Session, SessionConfig};
+use stitchd::units::Bytes;
+use tempfile::TempDir;
+
+/// How long anything may take that should take a moment: the one number of patience in the tests.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The binary under test.
+pub(crate) fn stitchd() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_stitchd"))
+}
+
+/// Runs the binary, and says how it ended.
+pub(crate) fn run(args: &[&str]) -> Output {
+    stitchd().args(args).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Runs the binary and reads the one JSON object that it prints.
+pub(crate) fn run_json(args: &[&str]) -> Value {
+    let output = run(args);
+    assert!(output.status.success(), "{args:?} ended with {}: {}", output.status, stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Polls until `done` gives something.
+pub(crate) fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    const STEP: Duration = Duration::from_millis(5);
+    let mut waited = Duration::ZERO;
+    loop {
+        if let Some(value) = done() {
+            return value;
+        }
+        assert!(waited < PATIENCE, "{what} did not happen in {PATIENCE:?}");
+        std::thread::sleep(STEP);
+        waited += STEP;
+    }
+}
+
+/// A daemon on the host driver.
+pub(crate) struct TestDaemon {
+    child: Child,
+    dir: TempDir,
+    http: Option<String>,
+    /// Log lines with these words are what the test is about.
+    expected: Vec<&'static str>,
+    is_over: bool,
+}
+
+impl TestDaemon {
+    /// A daemon with one device of `mib` MiB.
+    pub(crate) fn start(mib: u64) -> TestDaemon {
+        TestDaemon::with(&[&format!("--device=0={mib}MiB")])
+    }
+
+    /// A daemon with these flags.
+    pub(crate) fn with(flags: &[&str]) -> TestDaemon {
+        TestDaemon::in_dir(tempfile::tempdir().unwrap(), flags)
+    }
+
+    /// A daemon in a directory that is there already.
+    pub(crate) fn in_dir(dir: TempDir, flags: &[&str]) -> TestDaemon {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.path().join("log")).unwrap();
+        let mut child = stitchd()
+            .args(["serve", "--json", "--driver", "host", "--log", "debug"])
+            .arg("--runtime-dir")
+            .arg(dir.path())
+            .args(flags)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut ready = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+        let ready: Value = serde_json::from_str(&ready).unwrap_or_else(|_| {
+            let log = std::fs::read_to_string(dir.path().join("log")).unwrap_or_default();
+            panic!("the daemon did not start: {log}")
+        });
+        let http = ready["http"].as_str().map(str::to_owned);
+        TestDaemon { child, dir, http, expected: Vec::new(), is_over: false }
+    }
+
+    /// The test makes the daemon say something with these words.
+    pub(crate) fn expect_complaint(&mut self, words: &'static str) {
+        self.expected.push(words);
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("stitchd.sock")
+    }
+
+    pub(crate) fn chunk_socket(&self) -> PathBuf {
+        self.dir.path().join("chunks.sock")
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+
+    /// Runs a command of the binary against this daemon.
+    pub(crate) fn cli(&self, args: &[&str]) -> Output {
+        let socket = self.socket();
+        run(&[args, &["--socket", socket.to_str().unwrap()]].concat())
+    }
+
+    /// The same, with its JSON.
+    pub(crate) fn cli_json(&self, args: &[&str]) -> Value {
+        let socket = self.socket();
+        run_json(&[args, &["--json", "--socket", socket.to_str().unwrap()]].concat())
+    }
+
+    pub(crate) fn status(&self) -> Value {
+        self.cli_json(&["status"])
+    }
+
+    /// A figure of the first device.
+    pub(crate) fn device(&self, figure: &str) -> u64 {
+        self.status()["devices"][0][figure].as_u64().unwrap()
+    }
+
+    /// Waits until a figure of the first device is this.
+    pub(crate) fn wait_for_device(&self, figure: &str, expected: u64) {
+        eventually(&format!("{figure} = {expected}"), || (self.device(figure) == expected).then_some(()));
+    }
+
+    pub(crate) fn session(&self, name: &str) -> Arc<Session> {
+        Session::connect(&SessionConfig::new(self.socket(), name)).unwrap()
+    }
+
+    pub(crate) fn runtime(&self, name: &str) -> Runtime {
+        self.session(name).runtime(0, RuntimeConfig::default()).unwrap()
+    }
+
+    pub(crate) fn session_with_limit(&self, name: &str, limit: Bytes) -> Arc<Session> {
+        let config = SessionConfig { limit: Some(limit), ..SessionConfig::new(self.socket(), name) };
+        Session::connect(&config).unwrap()
+    }
+
+    /// A page over HTTP: its status line and its body.
+    pub(crate) fn http(&self, path: &str) -> (String, String) {
+        let address = self.http.as_ref().expect("the daemon was started with --http");
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+    }
+
+    /// Ends the daemon as a service manager would.
+    pub(crate) fn terminate(&mut self) -> std::process::ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.is_over = true;
+        self.child.wait().unwrap()
+    }
+
+    /// Ends the daemon without warning, and gives its directory back.
+    pub(crate) fn kill(mut self) -> TempDir {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.is_over = true;
+        self.check_log();
+        std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap())
+    }
+
+    /// Any complaint that the test did not announce is a failure of the test.
+    fn check_log(&self) {
+        let log = self.log();
+        let is_complaint = |line: &&str| {
+            (line.contains(" WARN ") || line.contains(" ERROR ") || line.contains("panicked"))
+                && !self.expected.iter().any(|words| line.contains(words))
+        };
+        let complaints: Vec<_> = log.lines().filter(is_complaint).collect();
+        assert!(complaints.is_empty(), "the daemon complained:\n{}", complaints.join("\n"));
+    }
+}
+
+impl Drop for TestDaemon {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            if !std::thread::panicking() {
+                self.check_log();
+            }
+        }
+    }
+}
+
+/// The client library, built beside the binary; `None` when only a part of the workspace was built.
+pub(crate) fn client_library() -> Option<PathBuf> {
+    let beside = Path::new(env!("CARGO_BIN_EXE_stitchd")).parent().unwrap();
+    let places = [beside.join("libstitchd_client.so"), beside.join("deps/libstitchd_client.so")];
+    places.into_iter().find(|path| path.exists())
+}
+
+/// A Python process that can call the client library: `lib` is loaded, `main` is what the script does.
+pub(crate) fn python(daemon: &TestDaemon, script: &str) -> Option<Child> {
+    let Some(library) = client_library() else {
+        println!("SKIP: libstitchd_client.so was not built; build the whole workspace");
+        return None;
+    };
+    let prelude = "\
+import ctypes, os, sys, mmap, time
+lib = ctypes.CDLL(sys.argv[1])
+lib.stitch_malloc.restype = ctypes.c_void_p
+lib.stitch_malloc.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+lib.stitch_free.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+lib.stitch_last_error.restype = ctypes.c_char_p
+def malloc(size):
+    p = lib.stitch_malloc(size, 0, None)
+    assert p, lib.stitch_last_error()
+    return p
+def free(p, size):
+    lib.stitch_free(p, size, 0, None)
+def say(*words):
+    print(*words, flush=True)
+MIB = 1 << 20
+";
+    let child = Command::new("python3")
+        .args(["-c", &format!("{prelude}{script}")])
+        .arg(library)
+        .env("STITCHD_SOCKET", daemon.socket())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    match child {
+        Ok(child) => Some(child),
+        Err(error) => {
+            println!("SKIP: python3 cannot be started: {error}");
+            None
+        }
+    }
+}
+
+/// The next line that a process says.
+pub(crate) fn hear(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> String {
+    lines.next().expect("the process says something").unwrap()
+}
