@@ -280,7 +280,7 @@ impl PlannedPool {
         let planned = self.entries[entry as usize];
         let is_free = self.pending[entry as usize] == 0
             && self.places.at(planned.place) == Occupant::Nobody
-            && self.tenants.is_clear(self.offsets_of(entry));
+            && (self.tenants.is_empty() || self.tenants.is_clear(self.offsets_of(entry)));
         if !is_free {
             self.pass(entry);
             self.counts.blocked += 1;

@@ -28,13 +28,14 @@ impl Tenants {
         }
     }
 
-    /// Nobody has a byte of `span`.
+    /// There are none, as in every job that goes by its plan.
     #[inline]
-    pub(super) fn is_clear(&self, span: PlanSpan) -> bool {
-        self.spans.is_empty() || self.is_clear_among(span)
+    pub(super) fn is_empty(&self) -> bool {
+        self.spans.is_empty()
     }
 
-    fn is_clear_among(&self, span: PlanSpan) -> bool {
+    /// Nobody has a byte of `span`.
+    pub(super) fn is_clear(&self, span: PlanSpan) -> bool {
         let (start, end) = (span.start().get(), span.end().get());
         if !self.touches_busy_cell(start, end) {
             return true;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::StitchingPool;
-use super::blocks::{BlockId, Place};
+use super::blocks::{BlockId, Place, Seat};
 use crate::units::{Bytes, Span};
 
 impl StitchingPool {
@@ -11,7 +11,7 @@ impl StitchingPool {
     pub fn invariants(&self) -> Result<(), String> {
         self.blocks_partition_their_ranges()?;
         self.sblocks_list_their_parts()?;
-        self.idle_lists_hold_what_is_idle()?;
+        self.every_block_has_its_seat()?;
         self.live_blocks_share_nothing()
     }
 
@@ -52,6 +52,11 @@ impl StitchingPool {
         Ok(())
     }
 
+    fn granules_of(&self, id: usize) -> impl Iterator<Item = (usize, u32)> + use<'_> {
+        let block = self.pblock(id);
+        block.slots.clone().map(|slot| (block.range, slot))
+    }
+
     fn sblocks_list_their_parts(&self) -> Result<(), String> {
         let mut aliased = Bytes::ZERO;
         for (id, block) in &self.sblocks {
@@ -67,7 +72,9 @@ impl StitchingPool {
                 chunks
                     .extend(part_block.slots.clone().map(|slot| mapping.chunk(slot as usize).map(|chunk| chunk.id())));
             }
-            if len != block.len {
+            let granules: Vec<_> = block.parts.iter().flat_map(|part| self.granules_of(*part)).collect();
+            let in_runs = block.runs.iter().flat_map(|run| run.slots.clone().map(|slot| (run.range, slot)));
+            if len != block.len || !granules.iter().copied().eq(in_runs) {
                 return Err(format!("SBlock {id} is {len} long: {block:?}"));
             }
             match &block.place {
@@ -100,65 +107,82 @@ impl StitchingPool {
         }
     }
 
-    fn idle_lists_hold_what_is_idle(&self) -> Result<(), String> {
-        let (mut listed_p, mut listed_s) = (0, 0);
+    /// Every block has one seat, and stands where it says.
+    fn every_block_has_its_seat(&self) -> Result<(), String> {
+        let mut seated = 0;
         for (number, class) in self.classes.iter().enumerate() {
             for block in class.ready.iter() {
-                let (is_listed_right, count) = match block {
-                    BlockId::P(id) => {
-                        let block = self.pblock(id);
-                        (!block.is_live && block.len == class.len && block.class as usize == number, &mut listed_p)
-                    }
-                    BlockId::S(id) => {
-                        let block = self.sblock(id);
-                        (!block.is_live && block.len == class.len && block.class as usize == number, &mut listed_s)
-                    }
+                seated += 1;
+                let (len, of, seat) = match block {
+                    BlockId::P(id) => (self.pblock(id).len, self.pblock(id).class, self.pblock(id).seat),
+                    BlockId::S(id) => (self.sblock(id).len, self.sblock(id).class, self.sblock(id).seat),
                 };
-                *count += 1;
-                if !is_listed_right {
+                if (len, of as usize, seat) != (class.len, number, Seat::Ready) {
                     return Err(format!("{block:?} stands in the wrong list"));
                 }
             }
         }
-        let idle_p = self.pblocks.iter().filter(|(_, block)| !block.is_live).count();
-        let idle_s = self.sblocks.iter().filter(|(_, block)| !block.is_live).count();
-        if (listed_p, listed_s) == (idle_p, idle_s) {
-            return Ok(());
+        for (range_id, range) in &self.ranges {
+            for (at, block) in range.granules.waiting() {
+                seated += 1;
+                let (seat, has_it) = match block {
+                    BlockId::P(id) => {
+                        (self.pblock(id).seat, self.pblock(id).range == range_id && self.pblock(id).slots.contains(&at))
+                    }
+                    BlockId::S(id) => (
+                        self.sblock(id).seat,
+                        self.sblock(id).runs.iter().any(|run| run.range == range_id && run.slots.contains(&at)),
+                    ),
+                };
+                if seat != Seat::Waiting(range_id, at) || !has_it || !range.granules.is_busy(at) {
+                    return Err(format!("{block:?} waits for granule {at} of range {range_id} for nothing"));
+                }
+            }
         }
-        Err(format!("{idle_p} and {idle_s} blocks are idle, {listed_p} and {listed_s} are listed"))
+        let seats =
+            self.pblocks.iter().map(|(_, block)| block.seat).chain(self.sblocks.iter().map(|(_, block)| block.seat));
+        let idle = seats.filter(|seat| *seat != Seat::Serving).count();
+        if seated == idle { Ok(()) } else { Err(format!("{idle} blocks serve nobody, {seated} are listed or wait")) }
     }
 
-    /// Every live PBlock serves exactly one allocation, alone or as a part.
+    /// Every granule serves at most one allocation, and the bits say which serve any.
     fn live_blocks_share_nothing(&self) -> Result<(), String> {
-        let mut serving: BTreeMap<usize, u32> = BTreeMap::new();
+        let mut serving: BTreeMap<(usize, u32), u32> = BTreeMap::new();
         let mut live = Bytes::ZERO;
         for (address, served) in self.live.iter().chain(&self.lent) {
-            let (at, len, parts) = match served.block {
-                BlockId::P(id) => (self.pblock(id).address, self.pblock(id).len, vec![id]),
-                BlockId::S(id) => (self.sblock(id).address, self.sblock(id).len, self.sblock(id).parts.clone()),
+            let (at, len, seat, parts) = match served.block {
+                BlockId::P(id) => (self.pblock(id).address, self.pblock(id).len, self.pblock(id).seat, vec![id]),
+                BlockId::S(id) => {
+                    (self.sblock(id).address, self.sblock(id).len, self.sblock(id).seat, self.sblock(id).parts.clone())
+                }
             };
             if Some(len) != self.block_len(served.bytes) {
                 return Err(format!("{} were asked for at {address}, which has {len}", served.bytes));
             }
-            if at != *address {
-                return Err(format!("the block at {address} says it is at {at}"));
+            if at != *address || seat != Seat::Serving {
+                return Err(format!("the block at {address} says it is at {at}, with {seat:?}"));
             }
             live += len;
             for part in parts {
-                *serving.entry(part).or_default() += 1;
+                let block = self.pblock(part);
+                for slot in block.slots.clone() {
+                    *serving.entry((block.range, slot)).or_default() += 1;
+                }
             }
         }
-        let live_s = self.sblocks.iter().filter(|(_, block)| block.is_live).count();
-        let served_s =
-            self.live.values().chain(self.lent.values()).filter(|served| matches!(served.block, BlockId::S(_))).count();
-        if live != self.live_bytes || live_s != served_s {
-            return Err(format!("{live} are live, the pool says {}", self.live_bytes));
+        let seats =
+            self.pblocks.iter().map(|(_, block)| block.seat).chain(self.sblocks.iter().map(|(_, block)| block.seat));
+        let serving_blocks = seats.filter(|seat| *seat == Seat::Serving).count();
+        if live != self.live_bytes || serving_blocks != self.live.len() + self.lent.len() {
+            return Err(format!("{live} are live in {serving_blocks} blocks, the pool says {}", self.live_bytes));
         }
-        for (id, block) in &self.pblocks {
-            let count = serving.get(&id).copied().unwrap_or(0);
-            if count != u32::from(block.is_live) {
-                return Err(format!("block {id} serves {count} allocations, live: {}", block.is_live));
-            }
+        if let Some((granule, count)) = serving.iter().find(|(_, count)| **count != 1) {
+            return Err(format!("granule {granule:?} serves {count} allocations"));
+        }
+        let is_busy = |(range, slot): &(usize, u32)| self.ranges[*range].granules.is_busy(*slot);
+        let busy: u64 = self.ranges.iter().map(|(_, range)| range.granules.busy_count()).sum();
+        if !serving.keys().all(is_busy) || busy != serving.len() as u64 {
+            return Err(format!("{} granules serve, {busy} are busy", serving.len()));
         }
         Ok(())
     }

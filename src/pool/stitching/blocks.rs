@@ -1,7 +1,9 @@
 //! The blocks and the lists that find them: by size for an exact match, by range for neighbours.
 //!
-//! Invariant: a PBlock stands in the list of its size exactly while it is idle; an SBlock exactly while it serves nobody itself (its parts may).
+//! Invariant: a block that serves nobody itself stands in the list of its size, or waits for a granule of its own that serves another
+//! ([`Seat`]).
 
+use super::granules::Granules;
 use super::{Mapping, StitchingPool};
 use crate::ids::StreamId;
 use crate::units::{Bytes, DeviceAddress};
@@ -16,12 +18,31 @@ pub(super) enum BlockId {
     S(SBlockId),
 }
 
+/// Where a block is to be found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Seat {
+    /// In the list of its size: it may be able to serve.
+    Ready,
+    /// It cannot serve before this granule is idle.
+    Waiting(RangeId, u32),
+    /// With the allocation that it serves.
+    Serving,
+}
+
+/// Granules side by side in one range.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Run {
+    pub(super) range: RangeId,
+    pub(super) slots: std::ops::Range<u32>,
+}
+
 /// Chunks mapped back to back, cut into PBlocks.
 #[derive(Debug)]
 pub(super) struct Range {
     pub(super) mapping: Mapping,
     /// The PBlock at the lowest address. Where chunks were taken out, neighbours in the list are not neighbours in addresses.
     pub(super) first: Option<PBlockId>,
+    pub(super) granules: Granules,
 }
 
 #[derive(Debug)]
@@ -31,10 +52,10 @@ pub(super) struct PBlock {
     pub(super) slots: std::ops::Range<u32>,
     pub(super) address: DeviceAddress,
     pub(super) len: Bytes,
-    pub(super) is_live: bool,
+    pub(super) seat: Seat,
     /// Who used it last.
     pub(super) stream: StreamId,
-    /// The pool's moment at which it became idle.
+    /// The pool's moment at which it became idle. As long as there is one stream only, uses as a part do not count here.
     pub(super) idle_since: u64,
     /// SBlocks that it is a part of.
     pub(super) sblocks: Vec<SBlockId>,
@@ -50,8 +71,9 @@ pub(super) struct SBlock {
     pub(super) len: Bytes,
     /// In the order of addresses.
     pub(super) parts: Vec<PBlockId>,
-    /// It serves an allocation itself.
-    pub(super) is_live: bool,
+    /// The same granules, whatever cuts there are.
+    pub(super) runs: Vec<Run>,
+    pub(super) seat: Seat,
     pub(super) place: Place,
     /// The pool's moment of its last use.
     pub(super) used: u64,
@@ -88,7 +110,12 @@ pub(super) struct Ready {
 
 impl Ready {
     #[inline]
-    fn insert(&mut self, birth: u64, block: BlockId) {
+    pub(super) fn insert(&mut self, birth: u64, block: BlockId) {
+        // Most often it is the one that was taken last, and older than the rest.
+        if self.by_age.last().is_none_or(|(other, _)| *other > birth) {
+            self.by_age.push((birth, block));
+            return;
+        }
         let at = self.by_age.partition_point(|(other, _)| *other > birth);
         self.by_age.insert(at, (birth, block));
     }
@@ -111,7 +138,20 @@ impl Ready {
         self.by_age.iter().rev().map(|(_, block)| *block)
     }
 
-    /// Idle PBlocks, the oldest first.
+    /// The oldest but `skipped`.
+    #[inline]
+    pub(super) fn oldest(&self, skipped: usize) -> Option<BlockId> {
+        let at = self.by_age.len().checked_sub(skipped + 1)?;
+        Some(self.by_age[at].1)
+    }
+
+    /// Takes out the oldest but `skipped`.
+    #[inline]
+    pub(super) fn take(&mut self, skipped: usize) {
+        self.by_age.remove(self.by_age.len() - 1 - skipped);
+    }
+
+    /// PBlocks among them, the oldest first.
     pub(super) fn pblocks(&self) -> impl Iterator<Item = PBlockId> + '_ {
         self.iter().filter_map(|block| if let BlockId::P(id) = block { Some(id) } else { None })
     }
@@ -173,32 +213,104 @@ impl StitchingPool {
     pub(super) fn insert_pblock(&mut self, mut block: PBlock) -> PBlockId {
         block.class = self.class_or_new(block.len);
         let id = self.pblocks.insert(block);
-        self.list_pblock(id);
+        self.list(BlockId::P(id));
         id
     }
 
+    /// Class, age and seat of a block.
     #[inline]
-    pub(super) fn list_pblock(&mut self, id: PBlockId) {
-        let PBlock { class, birth, .. } = self.pblocks[id];
-        self.classes[class as usize].ready.insert(birth, BlockId::P(id));
+    fn place_of(&self, block: BlockId) -> (usize, u64, Seat) {
+        match block {
+            BlockId::P(id) => {
+                let block = &self.pblocks[id];
+                (block.class as usize, block.birth, block.seat)
+            }
+            BlockId::S(id) => {
+                let block = &self.sblocks[id];
+                (block.class as usize, block.birth, block.seat)
+            }
+        }
     }
 
     #[inline]
-    pub(super) fn unlist_pblock(&mut self, id: PBlockId) {
-        let PBlock { class, birth, .. } = self.pblocks[id];
-        self.classes[class as usize].ready.remove(birth, BlockId::P(id));
+    pub(super) fn seat(&mut self, block: BlockId, seat: Seat) {
+        match block {
+            BlockId::P(id) => self.pblocks[id].seat = seat,
+            BlockId::S(id) => self.sblocks[id].seat = seat,
+        }
     }
 
+    /// A block that has no seat takes one in the list of its size.
     #[inline]
-    pub(super) fn list_sblock(&mut self, id: SBlockId) {
-        let SBlock { class, birth, .. } = self.sblocks[id];
-        self.classes[class as usize].ready.insert(birth, BlockId::S(id));
+    pub(super) fn list(&mut self, block: BlockId) {
+        let (class, birth, _) = self.place_of(block);
+        self.seat(block, Seat::Ready);
+        self.classes[class].ready.insert(birth, block);
     }
 
+    /// A block leaves its seat.
     #[inline]
-    pub(super) fn unlist_sblock(&mut self, id: SBlockId) {
-        let SBlock { class, birth, .. } = self.sblocks[id];
-        self.classes[class as usize].ready.remove(birth, BlockId::S(id));
+    pub(super) fn unlist(&mut self, block: BlockId) {
+        match self.place_of(block) {
+            (class, birth, Seat::Ready) => self.classes[class].ready.remove(birth, block),
+            (_, _, Seat::Waiting(range, at)) => self.ranges[range].granules.leave(at, block),
+            (_, _, Seat::Serving) => {}
+        }
+    }
+
+    /// A block that was found to lack a granule waits for it.
+    pub(super) fn wait(&mut self, block: BlockId, range: RangeId, at: u32) {
+        self.unlist(block);
+        self.seat(block, Seat::Waiting(range, at));
+        self.ranges[range].granules.wait(at, block);
+    }
+
+    /// Some allocation uses its bytes, through itself or an SBlock.
+    #[inline]
+    pub(super) fn is_busy(&self, id: PBlockId) -> bool {
+        let block = &self.pblocks[id];
+        self.ranges[block.range].granules.is_busy(block.slots.start)
+    }
+
+    /// A granule of the block that serves somebody.
+    #[inline]
+    pub(super) fn obstacle(&self, block: BlockId) -> Option<(RangeId, u32)> {
+        match block {
+            BlockId::P(id) => {
+                let PBlock { range, slots, .. } = &self.pblocks[id];
+                self.ranges[*range].granules.is_busy(slots.start).then_some((*range, slots.start))
+            }
+            BlockId::S(id) => self.sblocks[id].runs.iter().find_map(|run| {
+                let busy = self.ranges[run.range].granules.first_busy(run.slots.clone());
+                busy.map(|at| (run.range, at))
+            }),
+        }
+    }
+
+    /// Whoever waited for a granule of the block, which is idle again, may be able to serve.
+    pub(super) fn wake(&mut self, block: BlockId) {
+        let runs = match block {
+            BlockId::P(id) => vec![Run { range: self.pblocks[id].range, slots: self.pblocks[id].slots.clone() }],
+            BlockId::S(id) => self.sblocks[id].runs.clone(),
+        };
+        for run in runs {
+            for block in self.ranges[run.range].granules.woken(run.slots) {
+                self.list(block);
+            }
+        }
+    }
+
+    /// The granules of `parts`, neighbours together.
+    fn runs_of(&self, parts: &[PBlockId]) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for part in parts {
+            let PBlock { range, slots, .. } = &self.pblocks[*part];
+            match runs.last_mut() {
+                Some(last) if last.range == *range && last.slots.end == slots.start => last.slots.end = slots.end,
+                _ => runs.push(Run { range: *range, slots: slots.clone() }),
+            }
+        }
+        runs
     }
 
     /// Takes up an SBlock over `parts`.
@@ -209,20 +321,21 @@ impl StitchingPool {
             Place::Alias(mapping) => mapping.span().start(),
         };
         let class = self.class_or_new(len);
-        let block = SBlock { address, len, parts, is_live: false, place, used: self.moment, class, birth };
+        let runs = self.runs_of(&parts);
+        let block = SBlock { address, len, parts, runs, seat: Seat::Ready, place, used: self.moment, class, birth };
         let id = self.sblocks.insert(block);
         for at in 0..self.sblocks[id].parts.len() {
             let part = self.sblocks[id].parts[at];
             self.pblocks[part].sblocks.push(id);
         }
-        self.list_sblock(id);
+        self.list(BlockId::S(id));
         id
     }
 
     /// Forgets an SBlock that serves nobody; an alias gives its addresses back. Says which parts it had.
     pub(super) fn remove_sblock(&mut self, id: SBlockId) -> Vec<PBlockId> {
-        assert!(!self.sblocks[id].is_live, "nobody uses the addresses any more");
-        self.unlist_sblock(id);
+        assert!(self.sblocks[id].seat != Seat::Serving, "nobody uses the addresses any more");
+        self.unlist(BlockId::S(id));
         let block = self.sblocks.remove(id);
         for part in &block.parts {
             self.pblocks[*part].sblocks.retain(|of| *of != id);
@@ -231,22 +344,5 @@ impl StitchingPool {
             self.aliased -= mapping.span().len();
         }
         block.parts
-    }
-
-    /// A PBlock becomes live, by itself or as a part.
-    #[inline]
-    pub(super) fn activate(&mut self, id: PBlockId) {
-        self.unlist_pblock(id);
-        self.pblocks[id].is_live = true;
-    }
-
-    /// A PBlock becomes idle.
-    #[inline]
-    pub(super) fn deactivate(&mut self, id: PBlockId, stream: StreamId) {
-        let block = &mut self.pblocks[id];
-        block.is_live = false;
-        block.stream = stream;
-        block.idle_since = self.moment;
-        self.list_pblock(id);
     }
 }

@@ -1,7 +1,7 @@
 //! Serving without the driver: splitting a larger block, joining idle neighbours.
 
 use super::StitchingPool;
-use super::blocks::{BlockId, PBlock, PBlockId, Place, SBlockId};
+use super::blocks::{BlockId, PBlock, PBlockId, Place, SBlockId, Seat};
 use crate::ids::StreamId;
 use crate::units::{Bytes, Place as _};
 
@@ -23,7 +23,7 @@ impl StitchingPool {
     /// The smallest larger PBlock that is idle.
     fn find_larger(&self, len: Bytes, stream: StreamId) -> Option<PBlockId> {
         self.class_of.range(len..).skip_while(|(of, _)| **of == len).find_map(|(_, class)| {
-            self.classes[*class as usize].ready.pblocks().find(|block| self.is_usable(*block, stream))
+            self.classes[*class as usize].ready.pblocks().find(|block| self.is_idle_for(*block, stream))
         })
     }
 
@@ -39,14 +39,14 @@ impl StitchingPool {
     pub(super) fn split(&mut self, id: PBlockId, len: Bytes) -> PBlockId {
         let (front_birth, rest_birth) = (self.next_birth(), self.next_birth());
         let block = self.pblock(id);
-        assert!(!block.is_live && len < block.len && !len.is_zero(), "only a larger idle block is split");
+        assert!(!self.is_busy(id) && len < block.len && !len.is_zero(), "only a larger idle block is split");
         let cut = block.slots.start + (len.get() >> self.granule_shift) as u32;
         let rest = PBlock {
             range: block.range,
             slots: cut..block.slots.end,
             address: block.address.checked_add(len).expect("the cut lies in the block"),
             len: block.len - len,
-            is_live: false,
+            seat: Seat::Ready,
             stream: block.stream,
             idle_since: block.idle_since,
             sblocks: block.sblocks.clone(),
@@ -72,14 +72,14 @@ impl StitchingPool {
 
     /// Gives an idle PBlock another length, and so another class.
     fn resize(&mut self, id: PBlockId, len: Bytes, slots_end: u32, birth: u64) {
-        self.unlist_pblock(id);
+        self.unlist(BlockId::P(id));
         let class = self.class_or_new(len);
         let block = self.pblock_mut(id);
         block.len = len;
         block.slots.end = slots_end;
         block.class = class;
         block.birth = birth;
-        self.list_pblock(id);
+        self.list(BlockId::P(id));
     }
 
     /// The shortest run of idle neighbours that holds `len` bytes.
@@ -93,7 +93,7 @@ impl StitchingPool {
             let mut run_len = Bytes::ZERO;
             // One more step than there are blocks, to look at the last run.
             for block in self.blocks_of(range).map(Some).chain([None]) {
-                let idle = block.filter(|id| !self.pblock(*id).is_live && self.is_usable(*id, stream));
+                let idle = block.filter(|id| self.is_idle_for(*id, stream));
                 let goes_on =
                     idle.is_some_and(|id| run.last().is_none_or(|last| self.end_of(*last) == self.pblock(id).address));
                 if !goes_on {
@@ -138,7 +138,7 @@ impl StitchingPool {
         if self.sblocks.len() < self.config.remembered_max {
             return;
         }
-        let is_idle = |block: &super::SBlock| !block.is_live && matches!(block.place, Place::InRange);
+        let is_idle = |block: &super::SBlock| block.seat != Seat::Serving && matches!(block.place, Place::InRange);
         let mut idle: Vec<(u64, SBlockId)> =
             self.sblocks.iter().filter(|(_, block)| is_idle(block)).map(|(id, block)| (block.used, id)).collect();
         idle.sort_unstable();
@@ -162,7 +162,7 @@ impl StitchingPool {
 
     fn can_merge(&self, front: PBlockId, rest: PBlockId) -> bool {
         let (a, b) = (self.pblock(front), self.pblock(rest));
-        let both_idle = !a.is_live && !b.is_live;
+        let both_idle = !self.is_busy(front) && !self.is_busy(rest);
         let neighbours = a.after == Some(rest) && self.end_of(front) == b.address;
         // Whoever used one of them last must not matter for the other.
         let same_past = a.stream == b.stream || self.has_passed(front) && self.has_passed(rest);
@@ -170,7 +170,7 @@ impl StitchingPool {
     }
 
     fn merge(&mut self, front: PBlockId, rest: PBlockId) {
-        self.unlist_pblock(rest);
+        self.unlist(BlockId::P(rest));
         let gone = self.pblocks.remove(rest);
         for of in gone.sblocks {
             self.sblock_mut(of).parts.retain(|part| *part != rest);

@@ -31,6 +31,7 @@
 mod audit;
 mod blocks;
 mod cut;
+mod granules;
 mod stitch;
 mod trim;
 
@@ -39,7 +40,8 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use self::blocks::{BlockId, Class, PBlock, PBlockId, Range, SBlock};
+use self::blocks::{BlockId, Class, PBlock, PBlockId, Range, SBlock, Seat};
+use self::granules::Granules;
 pub use self::stitch::{Effort, Stitched};
 use super::AddressMap;
 use crate::ids::StreamId;
@@ -160,6 +162,12 @@ impl Passed {
         }
     }
 
+    /// There is no other.
+    #[inline]
+    fn is_only(&self, stream: StreamId) -> bool {
+        matches!(self.streams[..], [(only, _)] if only == stream)
+    }
+
     fn up_to(&self, stream: StreamId) -> u64 {
         self.streams.iter().find(|(known, _)| *known == stream).map_or(0, |(_, moment)| *moment)
     }
@@ -197,7 +205,9 @@ impl StitchingPool {
 
     /// What a request for `bytes` occupies; `None` where that is more than any device has.
     pub fn block_len(&self, bytes: Bytes) -> Option<Bytes> {
-        bytes.max(Bytes::new(1)).round_up(self.granule)
+        // As rounding up to a multiple of the granule, without a division.
+        let granules = ((bytes.get().max(1) - 1) >> self.granule_shift) + 1;
+        Bytes::new(granules).checked_mul(self.granule.get())
     }
 
     /// Size of the pool's chunks.
@@ -223,36 +233,59 @@ impl StitchingPool {
     /// Serves a request without a driver call: S1 or S2.
     #[inline]
     pub fn alloc(&mut self, bytes: Bytes, stream: StreamId) -> Option<StitchAllocation> {
+        self.note_stream(stream);
         let len = self.block_len(bytes)?;
-        let block = match self.find_exact(len, stream) {
+        let block = match self.take_exact(len, stream) {
             Some(block) => {
                 self.counts.exact += 1;
                 block
             }
-            None => self.cut(len, stream)?,
-        };
-        Some(self.serve(block, bytes, stream))
-    }
-
-    /// S1: the oldest block of exactly this size that is idle in all its parts.
-    #[inline]
-    fn find_exact(&self, len: Bytes, stream: StreamId) -> Option<BlockId> {
-        /// Blocks that are looked at before only PBlocks are: a look at an SBlock ends at its first part that is live.
-        const TRIES: usize = 64;
-        let ready = &self.classes[self.class(len)? as usize].ready;
-        let can_serve = |block: &BlockId| match block {
-            BlockId::P(id) => self.is_usable(*id, stream),
-            BlockId::S(id) => {
-                self.sblock(*id).parts.iter().all(|part| !self.pblock(*part).is_live && self.is_usable(*part, stream))
+            None => {
+                let block = self.cut(len, stream)?;
+                self.unlist(block);
+                block
             }
         };
-        let mut blocks = ready.iter();
-        let found = blocks.by_ref().take(TRIES).find(can_serve);
-        found.or_else(|| blocks.filter(|block| matches!(block, BlockId::P(_))).take(TRIES).find(can_serve))
+        Some(self.serve(block, bytes))
     }
 
-    /// `stream` may use the idle block: it used it last, or whoever did has passed.
+    /// S1: takes the oldest block of exactly this size that is idle in all its parts from its list. Those that are not wait for what they lack.
     #[inline]
+    fn take_exact(&mut self, len: Bytes, stream: StreamId) -> Option<BlockId> {
+        /// Idle blocks that are looked at and left, because another stream may still use them.
+        const TRIES: usize = 64;
+        let class = self.class(len)? as usize;
+        let mut skipped = 0;
+        while skipped < TRIES {
+            let block = self.classes[class].ready.oldest(skipped)?;
+            match self.obstacle(block) {
+                Some((range, at)) => self.wait(block, range, at),
+                None if self.is_for(block, stream) => {
+                    self.classes[class].ready.take(skipped);
+                    return Some(block);
+                }
+                None => skipped += 1,
+            }
+        }
+        None
+    }
+
+    /// `stream` may use the idle block and all its parts.
+    #[inline]
+    fn is_for(&self, block: BlockId, stream: StreamId) -> bool {
+        self.streams.is_only(stream)
+            || match block {
+                BlockId::P(id) => self.is_usable(id, stream),
+                BlockId::S(id) => self.sblock(id).parts.iter().all(|part| self.is_usable(*part, stream)),
+            }
+    }
+
+    /// The block is idle, and `stream` may use it.
+    fn is_idle_for(&self, block: PBlockId, stream: StreamId) -> bool {
+        !self.is_busy(block) && self.is_usable(block, stream)
+    }
+
+    /// `stream` used the idle block last, or whoever did has passed.
     fn is_usable(&self, block: PBlockId, stream: StreamId) -> bool {
         self.pblock(block).stream == stream || self.has_passed(block)
     }
@@ -263,29 +296,42 @@ impl StitchingPool {
         block.idle_since <= self.streams.up_to(block.stream)
     }
 
-    /// Makes an idle block live.
+    /// Takes note of a stream. With the second one it begins to matter who used a part last: until now it was the first.
     #[inline]
-    fn serve(&mut self, block: BlockId, bytes: Bytes, stream: StreamId) -> StitchAllocation {
+    fn note_stream(&mut self, stream: StreamId) {
+        if self.streams.is_only(stream) {
+            return;
+        }
+        if let [(only, _)] = self.streams.streams[..] {
+            let moment = self.moment;
+            for (_, block) in &mut self.pblocks {
+                (block.stream, block.idle_since) = (only, moment);
+            }
+        }
+        self.streams.note_used(stream);
+    }
+
+    /// Makes an idle block live that was taken from its list.
+    #[inline]
+    fn serve(&mut self, block: BlockId, bytes: Bytes) -> StitchAllocation {
         self.moment += 1;
         let allocation = match block {
             BlockId::P(id) => {
-                self.activate(id);
-                StitchAllocation { address: self.pblock(id).address, len: self.pblock(id).len }
+                let block = &mut self.pblocks[id];
+                block.seat = Seat::Serving;
+                self.ranges[block.range].granules.occupy(block.slots.clone());
+                StitchAllocation { address: block.address, len: block.len }
             }
             BlockId::S(id) => {
-                let moment = self.moment;
-                self.unlist_sblock(id);
-                let block = self.sblock_mut(id);
-                block.is_live = true;
-                block.used = moment;
-                let allocation = StitchAllocation { address: block.address, len: block.len };
-                for at in 0..self.sblock(id).parts.len() {
-                    self.activate(self.sblock(id).parts[at]);
+                let block = &mut self.sblocks[id];
+                block.seat = Seat::Serving;
+                block.used = self.moment;
+                for run in &block.runs {
+                    self.ranges[run.range].granules.occupy(run.slots.clone());
                 }
-                allocation
+                StitchAllocation { address: block.address, len: block.len }
             }
         };
-        self.streams.note_used(stream);
         self.live_bytes += allocation.len;
         let before = self.live.insert(allocation.address, Live { block, bytes });
         assert!(before.is_none(), "two live blocks never share an address");
@@ -314,21 +360,35 @@ impl StitchingPool {
 
     #[inline]
     fn retire(&mut self, Live { block, bytes }: Live, stream: StreamId) -> Bytes {
+        self.note_stream(stream);
         self.moment += 1;
-        let len = match block {
+        let mut is_awaited = false;
+        let (len, class, birth) = match block {
             BlockId::P(id) => {
-                self.deactivate(id, stream);
-                self.pblock(id).len
+                let block = &mut self.pblocks[id];
+                (block.stream, block.idle_since, block.seat) = (stream, self.moment, Seat::Ready);
+                is_awaited |= self.ranges[block.range].granules.vacate(block.slots.clone());
+                (block.len, block.class, block.birth)
             }
             BlockId::S(id) => {
-                self.sblock_mut(id).is_live = false;
-                self.list_sblock(id);
-                for at in 0..self.sblock(id).parts.len() {
-                    self.deactivate(self.sblock(id).parts[at], stream);
+                let block = &mut self.sblocks[id];
+                block.seat = Seat::Ready;
+                if !self.streams.is_only(stream) {
+                    for part in &block.parts {
+                        let part = &mut self.pblocks[*part];
+                        (part.stream, part.idle_since) = (stream, self.moment);
+                    }
                 }
-                self.sblock(id).len
+                for run in &block.runs {
+                    is_awaited |= self.ranges[run.range].granules.vacate(run.slots.clone());
+                }
+                (block.len, block.class, block.birth)
             }
         };
+        self.classes[class as usize].ready.insert(birth, block);
+        if is_awaited {
+            self.wake(block);
+        }
         self.live_bytes -= len;
         bytes
     }
@@ -355,15 +415,15 @@ impl StitchingPool {
     fn add_range(&mut self, mapping: Mapping, stream: StreamId, idle_since: u64) -> PBlockId {
         let (span, slots) = (mapping.span(), mapping.slot_count() as u32);
         self.held += span.len();
-        self.streams.note_used(stream);
-        let range = self.ranges.insert(Range { mapping, first: None });
+        self.note_stream(stream);
+        let range = self.ranges.insert(Range { mapping, first: None, granules: Granules::new(slots) });
         let birth = self.next_birth();
         let block = PBlock {
             range,
             slots: 0..slots,
             address: span.start(),
             len: span.len(),
-            is_live: false,
+            seat: Seat::Ready,
             stream,
             idle_since,
             sblocks: Vec::new(),
@@ -384,7 +444,7 @@ impl StitchingPool {
 
     /// All that `stream` had queued when the pool was at `moment` has run.
     pub fn note_passed(&mut self, stream: StreamId, moment: u64) {
-        self.streams.note_used(stream);
+        self.note_stream(stream);
         let known = self.streams.streams.iter_mut().find(|(known, _)| *known == stream);
         let (_, passed) = known.expect("noted just now");
         *passed = (*passed).max(moment);
@@ -393,8 +453,8 @@ impl StitchingPool {
     /// Other streams that used idle blocks and are not known to have passed: what stands between `stream` and their bytes.
     pub fn unpassed_streams(&self, stream: StreamId) -> Vec<StreamId> {
         let mut streams = Vec::new();
-        for (_, block) in &self.pblocks {
-            if !block.is_live
+        for (id, block) in &self.pblocks {
+            if !self.is_busy(id)
                 && block.stream != stream
                 && !streams.contains(&block.stream)
                 && block.idle_since > self.streams.up_to(block.stream)
@@ -411,10 +471,10 @@ impl StitchingPool {
         for (_, range) in &self.ranges {
             let mut run = Bytes::ZERO;
             let mut end = None;
-            for block in self.blocks_of(range) {
-                let block = self.pblock(block);
+            for id in self.blocks_of(range) {
+                let block = self.pblock(id);
                 let is_next = end == Some(block.address);
-                run = match (block.is_live, is_next) {
+                run = match (self.is_busy(id), is_next) {
                     (true, _) => Bytes::ZERO,
                     (false, true) => run + block.len,
                     (false, false) => block.len,

@@ -1,6 +1,6 @@
 //! S3: making one range of addresses out of idle blocks that are not neighbours.
 
-use super::blocks::{BlockId, PBlockId, Place, SBlock, SBlockId};
+use super::blocks::{BlockId, PBlockId, Place, SBlock, SBlockId, Seat};
 use super::{StitchAllocation, StitchingPool};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
@@ -62,7 +62,8 @@ impl StitchingPool {
         };
         self.counts.stitched += 1;
         self.counts.stitched_bytes += len;
-        Ok(Stitched::Served(self.serve(block, bytes, stream)))
+        self.unlist(block);
+        Ok(Stitched::Served(self.serve(block, bytes)))
     }
 
     /// Idle blocks of at least `limit`, from the largest down until they hold `len` bytes, and what they hold.
@@ -74,7 +75,7 @@ impl StitchingPool {
             if sum >= len {
                 break;
             }
-            if self.is_usable(block, stream) {
+            if self.is_idle_for(block, stream) {
                 parts.push(block);
                 sum += self.pblock(block).len;
             }
@@ -158,7 +159,7 @@ impl StitchingPool {
 
     /// Drops idle stitched blocks, the least recently used first, until `len` bytes of addresses are free. False if there was none.
     fn evict(&mut self, len: Bytes) -> bool {
-        let is_idle_alias = |block: &SBlock| !block.is_live && matches!(block.place, Place::Alias(_));
+        let is_idle_alias = |block: &SBlock| block.seat != Seat::Serving && matches!(block.place, Place::Alias(_));
         let mut idle: Vec<(u64, SBlockId)> =
             self.sblocks.iter().filter(|(_, block)| is_idle_alias(block)).map(|(id, block)| (block.used, id)).collect();
         idle.sort_unstable();

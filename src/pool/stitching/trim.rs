@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::StitchingPool;
-use super::blocks::PBlockId;
+use super::blocks::{BlockId, PBlockId};
 use crate::memory::{Chunk, MemoryError};
 use crate::units::Bytes;
 
@@ -11,8 +11,8 @@ impl StitchingPool {
     /// Takes idle blocks out, those that have been idle longest first, until they hold `wanted` bytes or none is left; the chunks are the caller's. What
     /// cannot be unmapped stays.
     pub fn trim(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        let mut idle: Vec<(u64, PBlockId)> =
-            self.pblocks.iter().filter(|(_, block)| !block.is_live).map(|(id, block)| (block.idle_since, id)).collect();
+        let idle = self.pblocks.iter().map(|(id, _)| id).filter(|id| !self.is_busy(*id));
+        let mut idle: Vec<(u64, PBlockId)> = idle.map(|id| (self.used_at(id), id)).collect();
         idle.sort_unstable();
         let mut chunks = self.orphans();
         let mut left = wanted.saturating_sub(chunks.iter().map(|chunk| chunk.len()).sum());
@@ -35,6 +35,12 @@ impl StitchingPool {
         chunks
     }
 
+    /// The pool's moment at which the block, or an SBlock over it, was used last.
+    fn used_at(&self, id: PBlockId) -> u64 {
+        let block = self.pblock(id);
+        block.sblocks.iter().map(|of| self.sblock(*of).used).fold(block.idle_since, u64::max)
+    }
+
     /// Every chunk that the pool has, live ones included, for the end of its life: all mappings go.
     pub fn take_all(&mut self) -> Vec<Arc<Chunk>> {
         let mut chunks = self.orphans();
@@ -54,13 +60,13 @@ impl StitchingPool {
 
     /// Unmaps an idle block and drops every SBlock over it. On error the block is still there.
     pub(super) fn take_out(&mut self, id: PBlockId) -> Result<Vec<Arc<Chunk>>, MemoryError> {
-        assert!(!self.pblock(id).is_live, "only an idle block leaves");
+        assert!(!self.is_busy(id), "only an idle block leaves");
         for of in self.pblock(id).sblocks.clone() {
             self.remove_sblock(of);
         }
         let (range, slots) = (self.pblock(id).range, self.pblock(id).slots.clone());
         let chunks = self.ranges[range].mapping.take(slots.start as usize..slots.end as usize)?;
-        self.unlist_pblock(id);
+        self.unlist(BlockId::P(id));
         let block = self.pblocks.remove(id);
         match block.before {
             Some(before) => self.pblock_mut(before).after = block.after,
