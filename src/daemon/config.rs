@@ -41,6 +41,8 @@ pub struct Config {
     pub ladder: Ladder,
     /// Bytes that a session may hold when it does not say; `None` for all there are.
     pub session_limit: Option<Bytes>,
+    /// Bytes per device that are created ahead of need, in the chunks by which sessions grow.
+    pub warm: Bytes,
     /// How long sessions may go on once the daemon is to end.
     pub drain: Duration,
     /// Access to the sockets, as chmod writes it.
@@ -100,6 +102,7 @@ struct File {
     http: Option<String>,
     ladder: Option<Vec<String>>,
     session_limit: Option<String>,
+    warm: Option<String>,
     drain: Option<String>,
     socket_mode: Option<String>,
     plans: Option<PathBuf>,
@@ -172,6 +175,7 @@ impl Config {
                 Some(steps) => Ladder::new(steps.iter().map(|step| size("ladder", step)).collect::<Result<_, _>>()?)?,
             },
             session_limit: file.session_limit.map(|text| size("session_limit", &text)).transpose()?,
+            warm: file.warm.map_or(Ok(Bytes::ZERO), |text| text.parse().map_err(|error| value("warm", error)))?,
             drain: file.drain.map_or(Ok(Duration::from_secs(2)), |text| parse_duration("drain", &text))?,
             socket_mode: file.socket_mode.map_or(Ok(0o660), |text| parse_mode(&text))?,
             plans: file.plans,
@@ -189,6 +193,7 @@ impl Config {
             http: self.http.map(|address| address.to_string()),
             ladder: Some(self.ladder.steps().iter().copied().map(exact).collect()),
             session_limit: self.session_limit.map(exact),
+            warm: Some(exact(self.warm)),
             drain: Some(format!("{}ms", self.drain.as_millis())),
             socket_mode: Some(format!("{:o}", self.socket_mode)),
             plans: Some(self.plan_dir()),
@@ -287,9 +292,11 @@ mod tests {
 
     #[test]
     fn the_effective_configuration_reads_back_as_itself() {
-        let config =
-            load("ladder = ['2MiB', '64MiB']\nsession_limit = '3GiB'\nsocket_mode = '600'\n", &flags(&["0=1GiB"]))
-                .unwrap();
+        let config = load(
+            "ladder = ['2MiB', '64MiB']\nsession_limit = '3GiB'\nwarm = '1GiB'\nsocket_mode = '600'\n",
+            &flags(&["0=1GiB"]),
+        )
+        .unwrap();
         let config = Config { plans: Some(config.plan_dir()), ..config };
         assert_eq!(load(&config.to_toml(), &Flags::default()).unwrap(), config);
     }
@@ -299,6 +306,7 @@ mod tests {
         let cases = [
             ("driver = 'cudda'", "driver: there is no driver 'cudda'"),
             ("http = 'here'", "http: 'here' is not an address"),
+            ("warm = 'hot'", "warm: 'hot'"),
             ("drain = '5'", "drain: '5' is not a time"),
             ("socket_mode = '999'", "socket_mode"),
             ("ladder = []", "ladder"),

@@ -34,7 +34,7 @@ use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::{Driver, DriverError};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{DeviceId, DeviceUuid};
-use crate::ladder::Ladder;
+use crate::ladder::{Ladder, Part};
 use crate::memory::Device;
 use crate::steward::Steward;
 use crate::store::{Store, StoreError};
@@ -205,6 +205,18 @@ impl Daemon {
         }
     }
 
+    /// Sees to it that the chunks by which sessions grow lie there before they are asked for.
+    fn keep_warm(&self) {
+        let len = self.ladder.smallest();
+        let part = Part { len, count: self.config.warm.get() / len.get() };
+        if part.count == 0 || self.is_draining() {
+            return;
+        }
+        for device in &self.devices {
+            self.steward.warm(device.id, part).expect("the device is the ledger's own");
+        }
+    }
+
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -231,6 +243,7 @@ async fn tick(daemon: Arc<Daemon>) {
     loop {
         ticks.tick().await;
         daemon.steward.tick();
+        daemon.keep_warm();
         for expired in daemon.registry.expired_claims(daemon.clock.now()) {
             let chunks = expired.chunks.iter().map(|(chunk, _)| *chunk).collect();
             if let Err(error) = daemon.steward.release(expired.session, chunks) {

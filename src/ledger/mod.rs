@@ -103,7 +103,8 @@ pub enum Command {
         /// Which plan.
         plan: PlanId,
     },
-    /// Chunks are to be created ahead of need, if there is room.
+    /// So many chunks that nobody could have imported are to lie idle: what is missing is created ahead of need, in room that nobody needs. Nothing
+    /// happens while other chunks are being created.
     Warm {
         /// Where.
         device: DeviceId,
@@ -566,9 +567,11 @@ impl Ledger {
 
     fn warm(&mut self, device: DeviceId, part: Part, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
         let account = self.devices.get(&device).ok_or(LedgerError::NoDevice(device))?;
-        // Only what nobody waits for.
-        let room = if account.has_waiting() { Bytes::ZERO } else { account.available() };
-        let count = (room.get() / part.len.get().max(1)).min(part.count);
+        if account.has_waiting() || !account.bytes().creating.is_zero() {
+            return Ok(());
+        }
+        let missing = part.count.saturating_sub(account.count_on_shelf(Shelf::Pristine, part.len));
+        let count = (account.available().get() / part.len.get().max(1)).min(missing);
         let count = count.min(limits::CHUNKS_MAX.saturating_sub(self.chunks.len()) as u64);
         for _ in 0..count {
             self.promise(device, part.len, None, effects);

@@ -331,8 +331,13 @@ fn warm_chunks_are_created_only_in_room_that_nobody_needs() {
     let mut desk = Desk::new(16);
     let one = desk.open(1, 64);
     desk.granted(one, 6);
-    desk.step(Command::Warm { device: DEVICE, part: Part { len: Bytes::mib(2), count: 100 } });
-    assert_eq!(desk.created.len(), 8);
+    let warm = |count| Command::Warm { device: DEVICE, part: Part { len: Bytes::mib(2), count } };
+    desk.step(warm(1));
+    assert_eq!(desk.created.len(), 7);
+    desk.step(warm(1));
+    assert_eq!(desk.created.len(), 7, "one lies there already");
+    desk.step(warm(100));
+    assert_eq!(desk.created.len(), 8, "there is room for eight");
     assert_eq!(desk.granted(one, 2).len(), 2);
-    assert_eq!(desk.created.len(), 8);
+    assert_eq!(desk.created.len(), 8, "what was warm is what was granted");
 }

@@ -127,3 +127,21 @@ fn two_devices_are_two_budgets() {
     assert_eq!(status["devices"][0]["leased_bytes"], 64 << 20);
     assert_eq!(status["devices"][1]["leased_bytes"], 32 << 20);
 }
+
+#[test]
+fn warm_chunks_lie_there_before_they_are_asked_for_and_are_in_nobodys_way() {
+    const MIB: u64 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("stitchd.toml");
+    std::fs::write(&file, "warm = '16MiB'\n").unwrap();
+    let daemon = TestDaemon::in_dir(dir, &["--config", file.to_str().unwrap(), "--device=0=64MiB"]);
+    daemon.wait_for_device("idle_bytes", 16 * MIB);
+    let request = |mib| stitchd::pool::Request::of(stitchd::units::Bytes::mib(mib));
+    let one = daemon.runtime("one");
+    one.alloc(&request(10)).unwrap();
+    // Made up for.
+    daemon.wait_for_device("idle_bytes", 16 * MIB);
+    let two = daemon.runtime("two");
+    two.alloc(&request(54)).unwrap();
+    assert_eq!((daemon.device("leased_bytes"), daemon.device("idle_bytes")), (64 * MIB, 0));
+}
