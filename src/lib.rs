@@ -109,3 +109,8 @@ pub mod store;
 pub mod trace;
 pub mod units;
 pub mod wire;
+
+/// The README's examples compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

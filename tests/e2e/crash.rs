@@ -172,7 +172,7 @@ impl Orphan {
     /// From what parent and child said, in whatever order: one of the lines is "child", its pid, and how many chunks it has mapped.
     fn of(said: &[String]) -> Orphan {
         let words: Vec<_> = said.iter().filter_map(|line| line.strip_prefix("child ")).collect();
-        let (pid, maps) = words.first().unwrap().split_once(' ').unwrap();
+        let (pid, maps) = words.first().unwrap_or_else(|| panic!("{said:?}")).split_once(' ').unwrap();
         Orphan { pid: pid.parse().unwrap(), maps: maps.parse().unwrap() }
     }
 

@@ -1,0 +1,165 @@
+//! Growing a process by 1 GiB in 32 MiB chunks that the daemon has warm: a real daemon process, its real socket, from the request until the bytes can be
+//! used.
+//!
+//! The floor is bare system calls between two processes' worth of threads: one packet there, one packet with 32 descriptors back, one reservation, one
+//! mapping per descriptor, one change of access over all.
+#![expect(unsafe_code, reason = "the floor is bare system calls, and mapping memory is an unsafe one")]
+
+mod support;
+
+use std::io::{BufRead as _, BufReader};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use stitchd::pool::Request;
+use stitchd::runtime::RuntimeConfig;
+use stitchd::session::{Session, SessionConfig};
+use stitchd::units::{Bytes, Place as _};
+use stitchd::wire::fd_channel::FdChannel;
+use stitchd::wire::v1::{Ack, Batch, ChunkInfo};
+use support::{compare, timed};
+
+const ROUNDS: usize = 41;
+const LEN: Bytes = Bytes::gib(1);
+const CHUNK: Bytes = Bytes::mib(32);
+const CHUNKS: usize = 32;
+
+/// A daemon that keeps twice of what is asked for warm.
+struct Daemon {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start() -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("stitchd.toml");
+        std::fs::write(&config, "ladder = ['32MiB']\nwarm = '2GiB'\n").unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_stitchd"))
+            .args(["serve", "--json", "--driver", "host", "--device=0=8GiB", "--log", "warn", "--config"])
+            .arg(&config)
+            .arg("--runtime-dir")
+            .arg(dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        Daemon { child, dir }
+    }
+
+    /// A new session, once the daemon has made up for what the last one took: its chunks are as nobody has ever had them.
+    fn session(&self) -> Arc<Session> {
+        let config = SessionConfig::new(self.dir.path().join("stitchd.sock"), "bench");
+        let session = Session::connect(&config).unwrap();
+        while self.idle() < 2 * LEN.get() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        session
+    }
+
+    fn idle(&self) -> u64 {
+        let status = Command::new(env!("CARGO_BIN_EXE_stitchd"))
+            .args(["status", "--json", "--socket"])
+            .arg(self.dir.path().join("stitchd.sock"))
+            .output()
+            .unwrap();
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        status["devices"][0]["idle_bytes"].as_u64().unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn memfds() -> Vec<OwnedFd> {
+    let create = |_| {
+        let fd = rustix::fs::memfd_create("floor", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, CHUNK.get()).unwrap();
+        fd
+    };
+    (0..CHUNKS).map(create).collect()
+}
+
+/// The other side of the floor: answers every packet with as many descriptors as the subject needs.
+fn answer(channel: &FdChannel) {
+    let files = memfds();
+    let fds: Vec<_> = files.iter().map(|fd| fd.as_fd()).collect();
+    let chunks = (0..CHUNKS as u64).map(|chunk_id| ChunkInfo { chunk_id, len_bytes: CHUNK.get() }).collect();
+    let batch = Batch { request: 1, chunks, is_last: true };
+    while channel.receive::<Ack>().is_ok() {
+        if channel.send(&batch, &fds).is_err() {
+            break;
+        }
+    }
+}
+
+/// One round trip, and the mapping.
+fn floor(channel: &FdChannel) {
+    channel.send(&Ack { request: 1 }, &[]).unwrap();
+    let (_, fds) = channel.receive::<Batch>().unwrap();
+    let len = LEN.get() as usize;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address that the kernel chooses touches nothing that is there.
+    let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), flags) }.unwrap();
+    for (at, fd) in fds.iter().enumerate() {
+        let place = base.wrapping_byte_add(at * CHUNK.get() as usize);
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: `place` lies whole in the reservation made above, which nothing else uses.
+        unsafe { rustix::mm::mmap(place, CHUNK.get() as usize, ProtFlags::empty(), flags, fd, 0) }.unwrap();
+    }
+    let access = MprotectFlags::READ | MprotectFlags::WRITE;
+    // SAFETY: the range is this function's own, and nothing points into it.
+    unsafe { rustix::mm::mprotect(base, len, access) }.unwrap();
+    LAST.with(|last| last.set((base as usize, fds)));
+}
+
+thread_local! {
+    /// What the floor has mapped: let go of outside of the measurement.
+    static LAST: std::cell::Cell<(usize, Vec<OwnedFd>)> = const { std::cell::Cell::new((0, Vec::new())) };
+}
+
+fn let_go() {
+    let (base, fds) = LAST.with(std::cell::Cell::take);
+    drop(fds);
+    // SAFETY: the range was mapped by `floor`, is unmapped once, and nothing points into it.
+    unsafe { rustix::mm::munmap(base as *mut std::ffi::c_void, LEN.get() as usize) }.unwrap();
+}
+
+fn main() {
+    let name = "grow by 1 GiB in 32 MiB chunks";
+    if !support::is_wanted(name) {
+        return;
+    }
+    let daemon = Daemon::start();
+    let (here, there) = FdChannel::pair().unwrap();
+    std::thread::spawn(move || answer(&there));
+    let compared = compare(
+        name,
+        ROUNDS,
+        || {
+            let session = daemon.session();
+            let runtime = session.runtime(0, RuntimeConfig { granule: CHUNK, ..RuntimeConfig::default() }).unwrap();
+            let mut address = None;
+            let time = timed(|| address = Some(runtime.alloc(&Request::of(LEN)).unwrap()));
+            // Both ends of it can be used.
+            let (first, bytes) = (address.unwrap(), [7; 8]);
+            let last = first.checked_add(LEN - Bytes::new(8)).unwrap();
+            session.driver().write(first, &bytes).unwrap();
+            session.driver().write(last, &bytes).unwrap();
+            (time, 1)
+        },
+        || {
+            let time = timed(|| floor(&here));
+            let_go();
+            (time, 1)
+        },
+    );
+    support::print(("µs", 1000.0), &[compared]);
+}

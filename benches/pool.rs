@@ -1,0 +1,214 @@
+//! The allocation path: one allocation and its free, in the order of real traces, through the whole runtime of a process.
+//!
+//! The floor does per call what no allocator behind a lock can do without: an uncontended lock, a look-up of the address in the same table, and a
+//! load of a guard, on the same addresses in the same order.
+
+mod support;
+
+use std::collections::HashMap;
+use std::hint::black_box;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use stitchd::clock::SystemClock;
+use stitchd::driver::Driver;
+use stitchd::driver::sim::{SimDriver, SimOptions};
+use stitchd::ids::{DeviceId, StreamId};
+use stitchd::ladder::Ladder;
+use stitchd::memory::Device;
+use stitchd::plan::Plan;
+use stitchd::pool::AddressMap;
+use stitchd::pool::Request;
+use stitchd::runtime::Counters;
+use stitchd::runtime::{Runtime, RuntimeConfig};
+use stitchd::session::PrivateSource;
+use stitchd::store::Store;
+use stitchd::trace::{EventKind, Trace};
+use stitchd::units::{Bytes, DeviceAddress};
+use support::{compare, timed};
+
+const ROUNDS: usize = 51;
+
+/// Iterations until a job without a plan has found its blocks.
+const WARM_UP: usize = 40;
+
+#[derive(Clone, Copy)]
+enum Step {
+    Alloc(usize, Request),
+    Free(usize),
+}
+
+/// The last iteration of a trace: what it allocates and frees again. It begins and ends with the same allocations live.
+struct Iteration {
+    first: Vec<Step>,
+    steps: Vec<Step>,
+    slots: usize,
+    pairs: u64,
+}
+
+impl Iteration {
+    /// Of requests from `bytes_min` up.
+    fn of(trace: &Trace, bytes_min: Bytes) -> Iteration {
+        let last = trace.events.last().unwrap().iteration;
+        let (mut first, mut steps) = (Vec::new(), Vec::new());
+        let mut slots: HashMap<u64, (usize, u32)> = HashMap::new();
+        let frees: HashMap<u64, u32> = trace
+            .events
+            .iter()
+            .filter(|event| matches!(event.kind, EventKind::Free))
+            .map(|event| (event.id, event.iteration))
+            .collect();
+        let mut keys = HashMap::new();
+        for event in &trace.events {
+            let into = if event.iteration == last { &mut steps } else { &mut first };
+            match event.kind {
+                EventKind::Alloc if event.bytes >= bytes_min => {
+                    // What the last iteration leaves behind would be more with every repetition.
+                    if event.iteration == last && !frees.contains_key(&event.id) {
+                        continue;
+                    }
+                    let slot = slots.len();
+                    slots.insert(event.id, (slot, event.iteration));
+                    let context = *keys.entry(event.context).or_insert_with(|| trace.key(&event.context));
+                    let request =
+                        Request { bytes: event.bytes, stream: event.stream, context, is_dynamic: event.is_dynamic };
+                    into.push(Step::Alloc(slot, request));
+                }
+                EventKind::Free => {
+                    // What an earlier iteration left is freed once, before the first repetition.
+                    match slots.get(&event.id) {
+                        Some((slot, made)) if *made == event.iteration => into.push(Step::Free(*slot)),
+                        Some((slot, _)) => first.push(Step::Free(*slot)),
+                        None => {}
+                    }
+                }
+                _ => {}
+            }
+        }
+        let pairs = steps.iter().filter(|step| matches!(step, Step::Alloc(..))).count() as u64;
+        Iteration { first, steps, slots: slots.len(), pairs }
+    }
+}
+
+fn runtime() -> Runtime {
+    const DEVICE: DeviceId = DeviceId(0);
+    let driver = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::gib(141)])));
+    let device = Device::open(driver as Arc<dyn Driver>, DEVICE).unwrap();
+    let store = Arc::new(Store::new(vec![Arc::clone(&device)]));
+    let source = Arc::new(PrivateSource::new(store, DEVICE, Ladder::standard()));
+    Runtime::new(device, source, Arc::new(SystemClock::new()), RuntimeConfig::default(), Counters::private())
+}
+
+fn run(runtime: &Runtime, steps: &[Step], addresses: &mut [DeviceAddress]) {
+    for step in steps {
+        match step {
+            Step::Alloc(slot, request) => addresses[*slot] = runtime.alloc(request).unwrap(),
+            Step::Free(slot) => runtime.free(addresses[*slot], StreamId::DEFAULT).unwrap(),
+        }
+    }
+}
+
+/// What cannot be left out, for the addresses that the subject used.
+struct Floor {
+    table: Mutex<(AddressMap<usize>, Vec<u64>)>,
+    calls: Vec<DeviceAddress>,
+}
+
+impl Floor {
+    fn new(steps: &[Step], addresses: &[DeviceAddress]) -> Floor {
+        let slot = |step: &Step| match step {
+            Step::Alloc(slot, _) | Step::Free(slot) => *slot,
+        };
+        let calls: Vec<_> = steps.iter().map(|step| addresses[slot(step)]).collect();
+        let mut table = AddressMap::default();
+        for address in &calls {
+            let next = table.len();
+            table.entry(*address).or_insert(next);
+        }
+        let guards = vec![0; table.len()];
+        Floor { table: Mutex::new((table, guards)), calls }
+    }
+
+    fn run(&self) -> u64 {
+        let mut sum = 0;
+        for address in &self.calls {
+            let table = self.table.lock().unwrap();
+            let (table, guards) = &*table;
+            let at = black_box(table[address]);
+            sum += guards[at];
+        }
+        sum
+    }
+}
+
+fn trace(name: &str) -> Trace {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.csv.zst"));
+    stitchd::trace::csv::read_file(&path).unwrap()
+}
+
+fn measure(name: String, iteration: &Iteration, runtime: &Runtime, warm_up: usize) -> support::Compared {
+    let mut addresses = vec![DeviceAddress::new(0); iteration.slots];
+    run(runtime, &iteration.first, &mut addresses);
+    runtime.mark_iteration();
+    for _ in 0..warm_up {
+        run(runtime, &iteration.steps, &mut addresses);
+        runtime.mark_iteration();
+    }
+    let floor = Floor::new(&iteration.steps, &addresses);
+    compare(
+        name,
+        ROUNDS,
+        || {
+            let time = timed(|| run(runtime, &iteration.steps, &mut addresses));
+            runtime.mark_iteration();
+            (time, iteration.pairs)
+        },
+        || {
+            let time: Duration = timed(|| floor.run());
+            (time, iteration.pairs)
+        },
+    )
+}
+
+fn main() {
+    let mut compared = Vec::new();
+    for name in ["gpt2-345m-VR", "gpt2-medium-hf", "opt-13b-Z3-RO", "resnet50-olla"] {
+        let label = format!("planned pair, {name}");
+        if !support::is_wanted(&label) {
+            continue;
+        }
+        let trace = trace(name);
+        let runtime = runtime();
+        runtime.install_plan(&Plan::from_trace(&trace, 1).unwrap()).unwrap();
+        let before = runtime.stats().served;
+        let iteration = Iteration::of(&trace, Bytes::ZERO);
+        compared.push(measure(label, &iteration, &runtime, 3));
+        let served = runtime.stats().served;
+        let others = served.stitching + served.small - before.stitching - before.small;
+        assert_eq!(others, 0, "{name}: every request is served from the plan, or this measures something else");
+    }
+    for name in ["gpt2-345m-VR", "gpt2-medium-hf", "opt-13b-Z3-RO", "resnet50-olla"] {
+        let label = format!("exact-match pair, {name}");
+        if !support::is_wanted(&label) {
+            continue;
+        }
+        let iteration = Iteration::of(&trace(name), Bytes::mib(2));
+        let runtime = runtime();
+        compared.push(measure(label, &iteration, &runtime, WARM_UP));
+        let settled = runtime.stats().stitch;
+        run_once_more(&runtime, &iteration);
+        let after = runtime.stats().stitch;
+        assert_eq!(
+            (settled.stitched, settled.grown),
+            (after.stitched, after.grown),
+            "{name}: the job has settled, or this measures something else"
+        );
+    }
+    support::print(("ns/pair", 1.0), &compared);
+}
+
+fn run_once_more(runtime: &Runtime, iteration: &Iteration) {
+    run(runtime, &iteration.steps, &mut vec![DeviceAddress::new(0); iteration.slots]);
+}

@@ -1,0 +1,321 @@
+//! The rules of the house, as tests: who may import whom, where `unsafe` may stand, what the documentation must name.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Everybody may use these; among themselves they go from left to right.
+const BASE: [&str; 7] = ["units", "limits", "ids", "clock", "error", "rng", "ladder"];
+
+/// Module by module, what it may use beside the base. Nothing else, and a module that is not here does not exist.
+const MAY_USE: [(&str, &[&str]); 15] = [
+    ("driver", &[]),
+    ("memory", &["driver"]),
+    ("store", &["memory", "driver"]),
+    ("ledger", &[]),
+    ("steward", &["ledger", "store"]),
+    ("trace", &[]),
+    ("plan", &["trace"]),
+    ("pool", &["memory", "plan", "trace"]),
+    ("runtime", &["pool", "plan", "trace", "memory", "driver"]),
+    ("wire", &[]),
+    ("session", &["wire", "runtime", "plan", "store", "memory", "driver"]),
+    ("daemon", &["session", "wire", "runtime", "plan", "steward", "ledger", "store", "memory", "driver"]),
+    ("cli", &["daemon", "session", "wire", "runtime", "pool", "plan", "trace", "steward", "memory", "driver"]),
+    // The package beside this one.
+    ("client", &["session", "runtime", "pool", "plan", "trace"]),
+    ("main", &["cli"]),
+];
+
+/// Modules that may know what others are told: generated messages, threads and sockets.
+const MAY_USE_PROTO: [&str; 4] = ["wire", "session", "daemon", "cli"];
+const MAY_USE_TOKIO: [&str; 3] = ["session", "daemon", "cli"];
+
+/// Files with `unsafe`; each opens with its reason.
+const UNSAFE: [&str; 7] = [
+    "benches/lease.rs",
+    "client/src/ffi.rs",
+    "src/daemon/watched.rs",
+    "src/driver/host.rs",
+    "src/session/fork.rs",
+    "src/session/stats_page.rs",
+    "src/wire/peer.rs",
+];
+
+/// Files that read the environment.
+const ENVIRONMENT: [&str; 1] = ["src/session/locate.rs"];
+
+/// Crates that the client library must not carry.
+const TOO_THICK: [&str; 12] = [
+    "anyhow",
+    "axum",
+    "clap",
+    "csv",
+    "dashmap",
+    "flate2",
+    "indicatif",
+    "metrics",
+    "serde_json",
+    "toml",
+    "tonic-health",
+    "zstd",
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every file of the project with one of these endings, by its path from the root.
+fn files(endings: &[&str]) -> Vec<(String, String)> {
+    fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() && name != "target" && name != ".git" {
+                walk(&path, found);
+            } else if path.is_file() {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(root(), &mut found);
+    found.sort();
+    let wanted = found.into_iter().filter(|path| endings.iter().any(|ending| path.to_string_lossy().ends_with(ending)));
+    wanted
+        .map(|path| {
+            let name = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+            (name, std::fs::read_to_string(&path).unwrap())
+        })
+        .collect()
+}
+
+/// The code of a source file: no comments, no tests.
+fn code(text: &str) -> String {
+    let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+    code.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+/// The module that a source file belongs to.
+fn module(name: &str) -> Option<&str> {
+    if name.starts_with("client/src/") {
+        return Some("client");
+    }
+    let inside = name.strip_prefix("src/")?;
+    Some(inside.split('/').next().unwrap().trim_end_matches(".rs"))
+}
+
+fn sources() -> Vec<(String, String)> {
+    let mut sources = files(&[".rs"]);
+    sources.retain(|(name, _)| module(name).is_some() && !name.ends_with("/tests.rs"));
+    sources
+}
+
+fn fail(what: &str, wrong: &[String]) {
+    assert!(wrong.is_empty(), "{what}:\n  {}", wrong.join("\n  "));
+}
+
+#[test]
+fn modules_import_only_what_the_table_allows() {
+    let table: BTreeMap<_, _> = MAY_USE.into_iter().collect();
+    let mut wrong = Vec::new();
+    for (name, text) in sources() {
+        let module = module(&name).unwrap();
+        let code = code(&text);
+        assert!(!code.contains("use crate::{"), "{name}: one `use` per module, so that this test can read it");
+        let used = ["crate::", "stitchd::"].into_iter().flat_map(|of| code.split(of).skip(1).collect::<Vec<_>>());
+        let used: BTreeSet<String> = used
+            .map(|rest| rest.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect())
+            .filter(|word: &String| BASE.contains(&word.as_str()) || table.contains_key(word.as_str()))
+            .collect();
+        for used in &used {
+            let is_allowed = match BASE.iter().position(|base| *base == module) {
+                Some(at) => BASE[..=at].contains(&used.as_str()),
+                None if module == "lib" => true,
+                None => {
+                    let allowed = table.get(module).unwrap_or_else(|| panic!("{name}: no such module in the table"));
+                    // Inside the client package `crate::` is its own.
+                    used == module || BASE.contains(&used.as_str()) || allowed.contains(&used.as_str())
+                }
+            };
+            if !is_allowed {
+                wrong.push(format!("{name} uses {used}"));
+            }
+        }
+    }
+    fail("layers are crossed", &wrong);
+}
+
+#[test]
+fn messages_tokio_and_driver_names_stay_where_they_belong() {
+    let mut wrong = Vec::new();
+    for (name, text) in sources() {
+        let (module, code) = (module(&name).unwrap(), code(&text));
+        let speaks_proto = code.contains("v1::") || code.contains("wire::v1");
+        if speaks_proto && !MAY_USE_PROTO.contains(&module) {
+            wrong.push(format!("{name} knows the messages of the wire"));
+        }
+        if code.contains("tokio") && !MAY_USE_TOKIO.contains(&module) {
+            wrong.push(format!("{name} knows tokio"));
+        }
+        let words = code.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_ascii_lowercase);
+        if module != "driver" && words.into_iter().any(|word| word == "cuda" || word == "hip") {
+            wrong.push(format!("{name} names a driver"));
+        }
+        if code.contains("metrics::") && name != "src/daemon/metrics.rs" && code.contains("gauge!(") {
+            wrong.push(format!("{name} names metrics"));
+        }
+        if (code.contains("env::var") || code.contains("env::vars")) && !ENVIRONMENT.contains(&name.as_str()) {
+            wrong.push(format!("{name} reads the environment"));
+        }
+    }
+    fail("something is known where it should not be", &wrong);
+}
+
+#[test]
+fn unsafe_code_stands_in_the_files_that_say_why() {
+    let mut found = Vec::new();
+    for (name, text) in files(&[".rs"]) {
+        let has_unsafe = text.lines().any(|line| {
+            let code = line.split("//").next().unwrap();
+            code.contains("unsafe {")
+                || code.contains("unsafe fn")
+                || code.contains("unsafe impl")
+                || code.contains("unsafe(")
+        });
+        if has_unsafe && name != "tests/tidy.rs" {
+            assert!(text.contains("#![expect(unsafe_code, reason = \""), "{name} has unsafe code and does not say why");
+            found.push(name);
+        }
+    }
+    assert_eq!(found, UNSAFE, "the list of files with unsafe code");
+}
+
+#[test]
+fn every_file_says_what_it_is_for_and_leaves_nothing_undone() {
+    // Put together here, so that this file does not contain them.
+    let undone = [["TO", "DO"], ["FIX", "ME"], ["XX", "X"], ["todo", "!("], ["unimplemented", "!("], ["#[ign", "ore"]];
+    let undone = undone.map(|halves| halves.concat());
+    let mut wrong = Vec::new();
+    for (name, text) in files(&[".rs"]) {
+        if !text.starts_with("//! ") {
+            wrong.push(format!("{name} does not begin with what it is for"));
+        }
+        for mark in &undone {
+            if text.contains(mark.as_str()) {
+                wrong.push(format!("{name} has {mark}"));
+            }
+        }
+        let lines = text.lines().count();
+        if lines > 900 {
+            wrong.push(format!("{name} has {lines} lines: do two nouns live there?"));
+        }
+    }
+    fail("files are unfinished", &wrong);
+}
+
+#[test]
+fn no_file_knows_a_machine() {
+    let places = [["/wo", "rk/"], ["/ro", "ot/"], ["/ho", "me/"]].map(|halves| halves.concat());
+    let mut wrong = Vec::new();
+    for (name, text) in files(&[".rs", ".toml", ".md", ".proto", ".h", ".c", ".py", "run"]) {
+        for (number, line) in text.lines().enumerate() {
+            if places.iter().any(|place| line.contains(place.as_str())) {
+                wrong.push(format!("{name}:{}: {line}", number + 1));
+            }
+        }
+    }
+    fail("paths of one machine", &wrong);
+}
+
+/// Words in backquotes that look like these.
+fn quoted(text: &str, looks_right: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    text.split('`').skip(1).step_by(2).filter(|word| looks_right(word)).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_metric_and_configuration_key_is_documented() {
+    let docs = std::fs::read_to_string(root().join("deploy/README.md")).unwrap();
+    let metrics = std::fs::read_to_string(root().join("src/daemon/metrics.rs")).unwrap();
+    let names: BTreeSet<String> = code(&metrics)
+        .split('"')
+        .skip(1)
+        .step_by(2)
+        .filter(|word| word.starts_with("stitchd_") && !word.contains(' '))
+        .map(str::to_owned)
+        .collect();
+    assert!(names.len() >= 10, "{names:?}");
+    let documented = quoted(&docs, |word| word.starts_with("stitchd_"));
+    assert_eq!(documented, names, "metrics in deploy/README.md, and those that there are");
+
+    let printed = Command::new(env!("CARGO_BIN_EXE_stitchd"))
+        .args(["serve", "--print-config", "--device=0=1GiB", "--http=127.0.0.1:1"])
+        .output()
+        .unwrap();
+    let config: toml::Table = String::from_utf8(printed.stdout).unwrap().parse().unwrap();
+    let mut keys: BTreeSet<String> = config.keys().cloned().collect();
+    for device in config["device"].as_array().unwrap() {
+        keys.extend(device.as_table().unwrap().keys().map(|key| format!("device.{key}")));
+    }
+    // Not set by default, and so not printed.
+    keys.insert("session_limit".into());
+    keys.remove("device");
+    let table = docs.split("| key |").nth(1).expect("a table of keys").split("\n\n").next().unwrap();
+    let documented: BTreeSet<String> =
+        table.lines().skip(2).filter_map(|row| row.split('`').nth(1)).map(str::to_owned).collect();
+    assert_eq!(documented, keys, "configuration keys in deploy/README.md, and those that there are");
+}
+
+#[test]
+fn what_the_readme_promises_is_held_by_a_test_that_exists() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let tests: String = files(&[".rs"]).into_iter().map(|(_, text)| text).collect();
+    let promised = quoted(&readme, |word| word.contains("::") && word.contains('_') && !word.contains(' '));
+    assert!(promised.len() >= 8, "the promises table names its tests: {promised:?}");
+    let missing: Vec<String> = promised
+        .into_iter()
+        .filter(|path| !tests.contains(&format!("fn {}(", path.rsplit("::").next().unwrap())))
+        .collect();
+    fail("tests that the README names and nobody wrote", &missing);
+}
+
+fn cargo(arguments: &[&str]) -> Option<String> {
+    let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().unwrap();
+    if !output.status.success() {
+        println!("SKIP: cargo {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        return None;
+    }
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn licences_are_those_of_the_list() {
+    let Some(metadata) = cargo(&["metadata", "--format-version=1", "--offline", "--locked"]) else { return };
+    let metadata: serde_json::Value = serde_json::from_str(&metadata).unwrap();
+    let deny: toml::Table = std::fs::read_to_string(root().join("deny.toml")).unwrap().parse().unwrap();
+    let allowed: BTreeSet<&str> =
+        deny["licenses"]["allow"].as_array().unwrap().iter().map(|licence| licence.as_str().unwrap()).collect();
+    let mut wrong = Vec::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let licence = package["license"].as_str().unwrap_or("none");
+        let one_is_allowed =
+            |choice: &str| choice.split(" AND ").all(|part| allowed.contains(part.trim().trim_matches(['(', ')'])));
+        if !licence.replace('/', " OR ").split(" OR ").any(one_is_allowed) {
+            wrong.push(format!("{} has {licence}", package["name"]));
+        }
+    }
+    fail("licences that deny.toml does not allow", &wrong);
+}
+
+#[test]
+fn the_client_library_is_thin() {
+    let arguments =
+        ["tree", "-p", "stitchd-client", "-e", "normal,no-proc-macro", "--prefix=none", "--offline", "--locked"];
+    let Some(tree) = cargo(&arguments) else { return };
+    let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(crates.contains("tonic"), "{tree}");
+    let thick: Vec<String> =
+        TOO_THICK.iter().filter(|name| crates.contains(*name)).map(|name| (*name).to_owned()).collect();
+    fail("crates that a training process should not load", &thick);
+}
