@@ -410,11 +410,11 @@ fn descriptors(subject: &Subject<'_>, capabilities: Capabilities) -> Verdict {
     drop(fd);
     let during = ok("memory", driver.memory(*device))?.free;
     expect(during < before, "bytes returned while a descriptor was open")?;
-    let imported = ok("import after release", driver.import(*device, copy.as_fd(), capabilities.granularity));
-    if let Ok(imported) = imported {
-        ok("release", driver.release(imported))?;
-    }
+    let imported = ok("import after release", driver.import(*device, copy.as_fd(), capabilities.granularity))?;
     drop(copy);
+    let during = ok("memory", driver.memory(*device))?.free;
+    expect(during < before, "bytes returned while an import had them")?;
+    ok("release", driver.release(imported))?;
     DONE
 }
 

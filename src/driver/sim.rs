@@ -217,6 +217,15 @@ impl State {
         self.sweep();
     }
 
+    /// A chunk that only its descriptors kept has a handle again.
+    fn revive(&mut self, lingering: usize, identity: (u64, u64)) -> Handle {
+        let (probe, chunk) = self.lingering.swap_remove(lingering);
+        let (handle, key) = self.books.add_chunk(chunk.len);
+        self.chunks.insert(key, SimChunk { token: Some(probe), ..chunk });
+        self.exported.insert(identity, key);
+        handle
+    }
+
     fn sweep(&mut self) {
         let (held, returned): (Vec<_>, Vec<_>) =
             self.lingering.drain(..).partition(|(probe, _)| probe.is_held_elsewhere());
@@ -307,15 +316,21 @@ impl Driver for SimDriver {
             self.total(device)?;
             state.books.check_len("chunk size", len)?;
             let not_a_chunk = |found: String| Cause::NotAChunk { expected: len, found };
-            let key = *state
-                .exported
-                .get(&Token::identity(fd)?)
-                .ok_or_else(|| not_a_chunk("no chunk of this simulation".into()))?;
-            let found = state.chunks[&key].len;
+            let identity = Token::identity(fd)?;
+            let known = state.exported.get(&identity).copied();
+            let lingers = state.lingering.iter().position(|(probe, _)| Token::identity(probe.fd()) == Ok(identity));
+            let found = match (known, lingers) {
+                (Some(key), _) => state.chunks[&key].len,
+                (None, Some(at)) => state.lingering[at].1.len,
+                (None, None) => return Err(not_a_chunk("no chunk of this simulation".into())),
+            };
             if found != len {
                 return Err(not_a_chunk(format!("it has {} bytes", found.get())));
             }
-            Ok(state.books.add_handle(key))
+            Ok(match (known, lingers) {
+                (Some(key), _) => state.books.add_handle(key),
+                (None, at) => state.revive(at.expect("looked up above"), identity),
+            })
         })
     }
 

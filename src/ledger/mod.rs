@@ -495,7 +495,9 @@ impl Ledger {
 
     fn detach(&mut self, session: SessionId, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
         self.sessions.get_mut(&session).ok_or(LedgerError::NoSession(session))?.is_attached = false;
-        self.drop_requests_of(Holder::Session(session), effects);
+        for device in self.drop_requests_of(Holder::Session(session), effects) {
+            self.serve(device, effects);
+        }
         Ok(())
     }
 
@@ -505,7 +507,7 @@ impl Ledger {
         if !self.sessions.contains_key(&session) {
             return Err(LedgerError::NoSession(session));
         }
-        self.drop_requests_of(Holder::Session(session), effects);
+        let let_go = self.drop_requests_of(Holder::Session(session), effects);
         let ended = self.sessions.remove(&session).expect("looked up above");
         let mut left_behind = Bytes::ZERO;
         for chunk in ended.leased {
@@ -520,6 +522,9 @@ impl Ledger {
         match reason {
             EndReason::Closed => self.returned.release += left_behind,
             EndReason::Died => self.returned.death += left_behind,
+        }
+        for device in let_go {
+            self.serve(device, effects);
         }
         Ok(())
     }
@@ -552,8 +557,9 @@ impl Ledger {
     }
 
     fn unreserve(&mut self, plan: PlanId, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
-        let was_asked_for = self.drop_requests_of(Holder::Plan(plan), effects);
-        if self.plans.remove(&plan).is_none() && !was_asked_for {
+        let was_asked_for = !self.drop_requests_of(Holder::Plan(plan), effects).is_empty();
+        let was_in_use = self.forget_plan_of_claims(plan);
+        if self.plans.remove(&plan).is_none() && !was_asked_for && !was_in_use {
             return Err(LedgerError::NoPlan(plan));
         }
         for device in self.devices.keys().copied().collect::<Vec<_>>() {
@@ -585,12 +591,14 @@ impl Ledger {
         let device = record.device;
         let len = record.len;
         self.devices.get_mut(&device).expect("a chunk has its device").note_created(len);
-        match request.filter(|request| self.requests.contains_key(request)) {
+        let request = request.filter(|request| self.requests.contains_key(request));
+        match request {
             Some(request) => self.chunk_ready(request, chunk, effects),
-            None => {
-                self.make_idle(chunk, None);
-                self.serve(device, effects);
-            }
+            None => self.make_idle(chunk, None),
+        }
+        // After the last of a request too: its other chunks may lie idle again, and those who wait may turn out to wait for each other.
+        if request.is_none_or(|request| !self.requests.contains_key(&request)) {
+            self.serve(device, effects);
         }
         Ok(())
     }
@@ -635,7 +643,7 @@ impl Ledger {
     fn tick(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
         self.now_ms = self.now_ms.max(now_ms);
         for device in self.devices.keys().copied().collect::<Vec<_>>() {
-            self.refuse_overdue(device, effects);
+            self.serve(device, effects);
         }
     }
 

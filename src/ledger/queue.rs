@@ -234,6 +234,25 @@ impl Ledger {
         }
     }
 
+    /// Chunks of a plan that are set aside for requests go back to everybody, should they be put back. Says whether there were any.
+    pub(super) fn forget_plan_of_claims(&mut self, plan: PlanId) -> bool {
+        let set_aside = self.requests.values().filter_map(|request| match &request.phase {
+            Phase::Creating { ready, .. } => Some(ready),
+            Phase::Waiting(_) => None,
+        });
+        let mut found = false;
+        for chunk in set_aside.flatten() {
+            let record = self.chunks.get_mut(chunk).expect("a request's chunks are on record");
+            if let State::Claimed { from, .. } = &mut record.state
+                && *from == Shelf::Reserved(plan)
+            {
+                *from = Shelf::Pristine;
+                found = true;
+            }
+        }
+        found
+    }
+
     fn reserve(&mut self, chunk: ChunkId, plan: PlanId) {
         *self.plans.entry(plan).or_default() += self.chunks[&chunk].len;
         self.set_state(chunk, State::Reserved { plan });
@@ -371,24 +390,29 @@ impl Ledger {
     }
 
     pub(super) fn cancel(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
-        let Some(given_up) = self.requests.get(&request) else { return };
-        let device = given_up.device;
-        if let Phase::Creating { ready, .. } = &given_up.phase {
+        let Some(device) = self.requests.get(&request).map(|given_up| given_up.device) else { return };
+        self.give_up(request, effects);
+        self.serve(device, effects);
+    }
+
+    fn give_up(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+        if let Phase::Creating { ready, .. } = &self.requests[&request].phase {
             let ready = ready.clone();
             self.take_back(request, &ready);
         }
         self.refuse(request, Refusal::Cancelled, effects);
-        self.serve(device, effects);
     }
 
-    /// Gives up every request of a holder. Says whether there was one.
-    pub(super) fn drop_requests_of(&mut self, holder: Holder, effects: &mut Vec<Effect>) -> bool {
+    /// Gives up every request of a holder. Says where, for the caller to serve whoever stood behind them: only once all are gone, or the next of
+    /// the same holder would be granted to nobody.
+    pub(super) fn drop_requests_of(&mut self, holder: Holder, effects: &mut Vec<Effect>) -> BTreeSet<DeviceId> {
         let of_holder = |(_, request): &(&RequestId, &Request)| request.holder == holder;
-        let requests: Vec<_> = self.requests.iter().filter(of_holder).map(|(request, _)| *request).collect();
-        for request in &requests {
-            self.cancel(*request, effects);
+        let requests: Vec<_> =
+            self.requests.iter().filter(of_holder).map(|(id, request)| (*id, request.device)).collect();
+        for (request, _) in &requests {
+            self.give_up(*request, effects);
         }
-        !requests.is_empty()
+        requests.into_iter().map(|(_, device)| device).collect()
     }
 
     fn exhausted(&self, request: RequestId) -> Refusal {

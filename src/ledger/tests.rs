@@ -341,3 +341,100 @@ fn warm_chunks_are_created_only_in_room_that_nobody_needs() {
     assert_eq!(desk.granted(one, 2).len(), 2);
     assert_eq!(desk.created.len(), 8, "what was warm is what was granted");
 }
+
+#[test]
+fn whoever_stood_behind_an_overdue_request_is_served_by_the_same_tick() {
+    let mut desk = Desk::new(8);
+    let (one, two, three) = (desk.open(1, 64), desk.open(2, 64), desk.open(3, 64));
+    desk.granted(one, 2);
+    assert_eq!(desk.acquire(two, 3, 500), []);
+    assert_eq!(desk.acquire(three, 1, 10_000), []);
+    let answers = desk.step(Command::Tick { now_ms: 500 });
+    let [(overdue, Answer::Refused(Refusal::Exhausted { .. })), (next, Answer::Granted(_))] = &answers[..] else {
+        panic!("{answers:?}")
+    };
+    assert_eq!((*overdue, *next), (RequestId(2), RequestId(3)));
+}
+
+#[test]
+fn a_circle_that_a_grant_closes_is_broken_by_it() {
+    let mut ledger = Ledger::new();
+    ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4) }).unwrap();
+    let session = SessionId(1);
+    ledger.step(Command::Open { session, limit: Bytes::mib(64), priority: 0 }).unwrap();
+    let mut acquire = |request, count| {
+        let parts = vec![Part { len: Bytes::mib(2), count }];
+        let holder = Holder::Session(session);
+        let request = RequestId(request);
+        ledger.step(Command::Acquire { request, holder, device: DEVICE, parts, plan: None, wait_ms: 60_000 }).unwrap()
+    };
+    let effects = acquire(1, 1);
+    let [Effect::Create { chunk, .. }] = effects[..] else { panic!("{effects:?}") };
+    assert_eq!(acquire(2, 2), []);
+    let effects = ledger.step(Command::Created { chunk }).unwrap();
+    let [Effect::Grant { .. }, Effect::Refuse { request, refusal: Refusal::Deadlock { .. }, .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(*request, RequestId(2));
+}
+
+#[test]
+fn a_session_that_goes_is_granted_nothing_on_the_way() {
+    for goes in
+        [Command::Detach { session: SessionId(2) }, Command::End { session: SessionId(2), reason: EndReason::Died }]
+    {
+        let mut desk = Desk::new(8);
+        let (one, two) = (desk.open(1, 64), desk.open(2, 64));
+        desk.granted(one, 2);
+        assert_eq!(desk.acquire(two, 3, 1000), []);
+        assert_eq!(desk.acquire(two, 1, 1000), []);
+        let answers = desk.step(goes);
+        let is_given_up = |answer: &(RequestId, Answer)| answer.1 == Answer::Refused(Refusal::Cancelled);
+        assert!(answers.len() == 2 && answers.iter().all(is_given_up), "{answers:?}");
+        assert_eq!(desk.created.len(), 2);
+    }
+}
+
+#[test]
+fn chunks_that_were_set_aside_when_their_plan_was_unreserved_are_not_reserved_again() {
+    let mut desk = Desk::new(16);
+    let one = desk.open(1, 64);
+    let plan = PlanId(7);
+    desk.acquire_for(Holder::Plan(plan), 2, None, 0);
+    let parts = vec![Part { len: Bytes::mib(2), count: 3 }];
+    let holder = Holder::Session(one);
+    let request = RequestId(99);
+    let acquire = Command::Acquire { request, holder, device: DEVICE, parts, plan: Some(plan), wait_ms: 0 };
+    let effects = desk.ledger.step(acquire).unwrap();
+    let [Effect::Create { chunk, .. }] = effects[..] else { panic!("{effects:?}") };
+    desk.ledger.step(Command::Unreserve { plan }).unwrap();
+    desk.ledger.step(Command::CreateFailed { chunk, exhausted: false }).unwrap();
+    desk.ledger.invariants().unwrap();
+    assert_eq!(desk.ledger.reserved(), []);
+    assert_eq!(desk.ledger.device(DEVICE).unwrap().bytes.idle, Bytes::mib(4));
+    assert_eq!(desk.ledger.step(Command::Unreserve { plan }), Err(LedgerError::NoPlan(plan)));
+}
+
+#[test]
+fn chunks_that_a_failed_request_leaves_idle_are_given_to_whoever_waits() {
+    let mut ledger = Ledger::new();
+    ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4) }).unwrap();
+    for session in [SessionId(1), SessionId(2)] {
+        ledger.step(Command::Open { session, limit: Bytes::mib(64), priority: 0 }).unwrap();
+    }
+    let mut acquire = |request, count| {
+        let parts = vec![Part { len: Bytes::mib(2), count }];
+        let holder = Holder::Session(SessionId(request));
+        let request = RequestId(request);
+        ledger.step(Command::Acquire { request, holder, device: DEVICE, parts, plan: None, wait_ms: 60_000 }).unwrap()
+    };
+    let effects = acquire(1, 2);
+    let [Effect::Create { chunk: first, .. }, Effect::Create { chunk: second, .. }] = effects[..] else { panic!() };
+    assert_eq!(acquire(2, 2), []);
+    assert_eq!(ledger.step(Command::CreateFailed { chunk: first, exhausted: false }), Ok(vec![]));
+    let effects = ledger.step(Command::Created { chunk: second }).unwrap();
+    let [Effect::Refuse { request, refusal: Refusal::Driver { .. }, .. }, Effect::Create { .. }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(*request, RequestId(1));
+}
