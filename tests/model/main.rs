@@ -1,0 +1,43 @@
+//! Random and exhaustive lists of operations, each against a reference that is written for the purpose: lists, no cleverness, nothing of the code
+//! under test.
+//!
+//! Every test is the same in every run. One that fails prints its seed and step; to look at that seed alone, make it the only one in the
+//! list of the test.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
+
+mod driver;
+mod ledger;
+mod memory;
+mod store;
+
+use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Held by tests whose chunks have descriptors and that count bytes: whoever looks at all descriptors of this process, as the store's tests do, holds
+/// each of them open for a moment, and its bytes with it.
+fn alone() -> MutexGuard<'static, ()> {
+    static DESCRIPTORS: Mutex<()> = Mutex::new(());
+    DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a test is, printed if it fails.
+struct At {
+    what: &'static str,
+    seed: u64,
+    step: Cell<u64>,
+}
+
+impl At {
+    fn new(what: &'static str, seed: u64) -> At {
+        At { what, seed, step: Cell::new(0) }
+    }
+}
+
+impl Drop for At {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{} failed with seed {} at step {}", self.what, self.seed, self.step.get());
+        }
+    }
+}
