@@ -71,6 +71,17 @@ impl ReuseOrder {
     pub fn successors(&self, entry: u32) -> &[u32] {
         self.successors.of(entry)
     }
+
+    /// Where they begin and end in the list of all, for whoever keeps that with the entry.
+    pub fn successor_bounds(&self, entry: u32) -> (u32, u32) {
+        (self.successors.starts[entry as usize], self.successors.starts[entry as usize + 1])
+    }
+
+    /// The entries between such bounds.
+    #[inline]
+    pub fn successors_in(&self, (start, end): (u32, u32)) -> &[u32] {
+        &self.successors.entries[start as usize..end as usize]
+    }
 }
 
 /// The last holder of every byte: disjoint stretches by their start.

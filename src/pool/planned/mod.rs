@@ -44,7 +44,6 @@ pub struct PlannedPool {
     matcher: Matcher,
     streams: Streams,
     counts: PlannedCounts,
-    live_allocations: u64,
 }
 
 /// What the pool has served and what it has not.
@@ -54,8 +53,6 @@ pub struct PlannedCounts {
     pub hits: u64,
     /// Requests served for an entry that the cursor had skipped.
     pub late: u64,
-    /// Bytes of both, as asked for.
-    pub bytes: Bytes,
     /// Requests that agreed with an entry whose span was not free.
     pub blocked: u64,
     /// Requests that agree with no entry near the cursor.
@@ -82,18 +79,21 @@ pub enum Served {
     Elsewhere,
 }
 
-/// An entry as the matcher and the guard need it: half a cache line.
+/// An entry as the matcher and the guard need it: half a cache line, and all of it in that line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 struct Planned {
     bytes: Bytes,
     context: u64,
     /// In units of allocation.
     offset: u32,
-    /// Its place in [`Places`].
-    place: u32,
     /// Index into [`Streams`].
     stream: u32,
+    /// Where the entries that it is a predecessor of begin and end in the list of the [`ReuseOrder`].
+    successors: (u32, u32),
 }
+
+const _: () = assert!(size_of::<Planned>() == 32);
 
 /// Who is at an offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -142,6 +142,12 @@ impl Places {
         (self.cells[at].0 == offset).then_some(at as u32)
     }
 
+    /// The cell of an offset of the plan.
+    #[inline]
+    fn of(&self, offset: u32) -> u32 {
+        self.probe(offset) as u32
+    }
+
     fn at(&self, place: u32) -> Occupant {
         match self.cells[place as usize].1 {
             NOBODY => Occupant::Nobody,
@@ -172,8 +178,12 @@ impl Streams {
         }
     }
 
+    #[inline]
     fn bind(&mut self, planned: u32, asked: StreamId) {
-        self.0[planned as usize].1 = Some(asked);
+        let bound = &mut self.0[planned as usize].1;
+        if bound.is_none() {
+            *bound = Some(asked);
+        }
     }
 }
 
@@ -207,33 +217,34 @@ impl PlannedPool {
         let places = Places::new(plan.entries.iter().map(|entry| units(entry.offset)));
         let mut streams = Streams(Vec::new());
         let mut stream_of: HashMap<StreamId, u32> = HashMap::new();
+        let order = ReuseOrder::of(plan);
         let entries = plan
             .entries
             .iter()
-            .map(|entry| Planned {
+            .zip(0..)
+            .map(|(entry, at)| Planned {
                 bytes: entry.bytes,
                 context: entry.context.0,
                 offset: units(entry.offset),
-                place: places.find(units(entry.offset)).expect("every offset was entered"),
                 stream: *stream_of.entry(entry.stream).or_insert_with(|| {
                     let bound = (entry.stream == StreamId::DEFAULT).then_some(StreamId::DEFAULT);
                     streams.0.push((entry.stream, bound));
                     streams.0.len() as u32 - 1
                 }),
+                successors: order.successor_bounds(at),
             })
             .collect::<Box<[_]>>();
         Ok(PlannedPool {
             span,
             pending: vec![0; entries.len()].into_boxed_slice(),
             cycle_start: plan.cycle_start as u32,
-            order: ReuseOrder::of(plan),
+            order,
             places,
             tenants: Tenants::new(span.len()),
             matcher: Matcher::new(&entries, plan.cycle_start as u32),
             entries,
             streams,
             counts: PlannedCounts::default(),
-            live_allocations: 0,
         })
     }
 
@@ -247,9 +258,10 @@ impl PlannedPool {
         self.counts
     }
 
-    /// Allocations that are live here.
+    /// Allocations that are live here. Walks over the plan: a count that is kept would be written at every allocation.
     pub fn live_allocations(&self) -> u64 {
-        self.live_allocations
+        let orderly = (0..self.entries.len() as u32).filter(|entry| self.is_orderly(*entry)).count();
+        orderly as u64 + self.tenants.spans().count() as u64
     }
 
     /// Serves a request, or says that another pool must.
@@ -278,23 +290,27 @@ impl PlannedPool {
     #[inline]
     fn serve_in_order(&mut self, entry: u32, request: &Request) -> Served {
         let planned = self.entries[entry as usize];
+        let place = self.places.of(planned.offset);
         let is_free = self.pending[entry as usize] == 0
-            && self.places.at(planned.place) == Occupant::Nobody
+            && self.places.at(place) == Occupant::Nobody
             && (self.tenants.is_empty() || self.tenants.is_clear(self.offsets_of(entry)));
         if !is_free {
             self.pass(entry);
             self.counts.blocked += 1;
             return Served::Elsewhere;
         }
-        self.places.set(planned.place, Occupant::Entry(entry));
-        for successor in self.order.successors(entry) {
+        self.places.set(place, Occupant::Entry(entry));
+        for successor in self.order.successors_in(planned.successors) {
             self.pending[*successor as usize] += 1;
         }
         self.streams.bind(planned.stream, request.stream);
         self.counts.hits += 1;
-        self.counts.bytes += request.bytes;
-        self.live_allocations += 1;
         Served::At(self.address(planned.offset))
+    }
+
+    /// Where it is kept who has the entry's offset.
+    fn place(&self, entry: u32) -> u32 {
+        self.places.of(self.entries[entry as usize].offset)
     }
 
     fn address(&self, offset: u32) -> DeviceAddress {
@@ -347,7 +363,7 @@ impl PlannedPool {
 
     /// The cursor goes over `entry` without an orderly allocation there: whoever is orderly and overlaps it becomes a tenant.
     fn pass(&mut self, entry: u32) {
-        if self.places.at(self.entries[entry as usize].place) == Occupant::Entry(entry) {
+        if self.places.at(self.place(entry)) == Occupant::Entry(entry) {
             self.make_tenant(entry);
         }
         if self.pending[entry as usize] == 0 {
@@ -364,18 +380,18 @@ impl PlannedPool {
     }
 
     fn is_orderly(&self, entry: u32) -> bool {
-        self.places.at(self.entries[entry as usize].place) == Occupant::Entry(entry)
+        self.places.at(self.place(entry)) == Occupant::Entry(entry)
     }
 
     fn make_tenant(&mut self, entry: u32) {
-        self.places.set(self.entries[entry as usize].place, Occupant::Tenant);
+        self.places.set(self.place(entry), Occupant::Tenant);
         self.tenants.insert(self.offsets_of(entry), self.entries[entry as usize].bytes);
         self.release_successors(entry);
     }
 
     #[inline]
     fn release_successors(&mut self, entry: u32) {
-        for successor in self.order.successors(entry) {
+        for successor in self.order.successors_in(self.entries[entry as usize].successors) {
             self.pending[*successor as usize] -= 1;
         }
     }
@@ -387,16 +403,15 @@ impl PlannedPool {
         // Whoever was orderly and overlapped the entry when it was passed is a tenant since; whoever came after lies between it and the cursor.
         let overlaps_since =
             self.matcher.since(entry).any(|other| self.is_orderly(other) && self.offsets_of(other).overlaps(span));
-        if overlaps_since || self.places.at(planned.place) != Occupant::Nobody || !self.tenants.is_clear(span) {
+        let place = self.places.of(planned.offset);
+        if overlaps_since || self.places.at(place) != Occupant::Nobody || !self.tenants.is_clear(span) {
             self.counts.blocked += 1;
             return Served::Elsewhere;
         }
-        self.places.set(planned.place, Occupant::Tenant);
+        self.places.set(place, Occupant::Tenant);
         self.tenants.insert(span, request.bytes);
         self.streams.bind(planned.stream, request.stream);
         self.counts.late += 1;
-        self.counts.bytes += request.bytes;
-        self.live_allocations += 1;
         if self.matcher.is_behind(entry) {
             self.rewind_behind(entry);
         }
@@ -428,7 +443,6 @@ impl PlannedPool {
             Occupant::Tenant => self.tenants.remove(self.plan_offset(offset)),
         };
         self.places.set(place, Occupant::Nobody);
-        self.live_allocations -= 1;
         Some(bytes)
     }
 
@@ -465,7 +479,6 @@ impl PlannedPool {
         if let Some(place) = self.offset_of(span.start()).and_then(|offset| self.places.find(offset)) {
             self.places.set(place, Occupant::Tenant);
         }
-        self.live_allocations += 1;
         true
     }
 
@@ -478,7 +491,6 @@ impl PlannedPool {
         let gone = self.tenants.len_at(PlanOffset::new(start.get())).is_some();
         if gone {
             self.tenants.remove(PlanOffset::new(start.get()));
-            self.live_allocations -= 1;
         }
         gone
     }
@@ -506,9 +518,6 @@ impl PlannedPool {
         spans.sort_unstable_by_key(|span| span.start());
         if let Some(pair) = spans.windows(2).find(|pair| pair[0].overlaps(pair[1])) {
             return Err(format!("live allocations overlap: {pair:?}"));
-        }
-        if spans.len() as u64 != self.live_allocations {
-            return Err(format!("{} allocations are live and {} are counted", spans.len(), self.live_allocations));
         }
         for entry in 0..self.entries.len() as u32 {
             let live = self.order.predecessors(entry).iter().filter(|other| self.is_orderly(**other)).count();
