@@ -2,6 +2,7 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Device, MemoryError};
 use crate::driver::Handle;
@@ -16,19 +17,21 @@ pub struct Chunk {
     /// Gone only inside [`Chunk::release`].
     handle: Option<Handle>,
     len: Bytes,
+    /// Some mapping of it could not be undone.
+    is_stuck: AtomicBool,
 }
 
 impl Chunk {
     /// A new chunk of `len` bytes, called `id` by whoever keeps the books: a multiple of the device's granularity.
     pub fn create(device: &Arc<Device>, id: ChunkId, len: Bytes) -> Result<Chunk, MemoryError> {
         let handle = device.driver().create(device.id(), len).map_err(MemoryError::of("create a chunk of", len))?;
-        Ok(Chunk { device: Arc::clone(device), id, handle: Some(handle), len })
+        Ok(Chunk { device: Arc::clone(device), id, handle: Some(handle), len, is_stuck: AtomicBool::new(false) })
     }
 
     /// The chunk `id` of `len` bytes that somebody else exported as `fd`.
     pub fn import(device: &Arc<Device>, id: ChunkId, fd: BorrowedFd<'_>, len: Bytes) -> Result<Chunk, MemoryError> {
         let handle = device.driver().import(device.id(), fd, len).map_err(MemoryError::of("import a chunk of", len))?;
-        Ok(Chunk { device: Arc::clone(device), id, handle: Some(handle), len })
+        Ok(Chunk { device: Arc::clone(device), id, handle: Some(handle), len, is_stuck: AtomicBool::new(false) })
     }
 
     /// A descriptor for another process. A bearer right: nobody can take it back.
@@ -54,6 +57,15 @@ impl Chunk {
     /// Where it lives.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// It may be visible for ever somewhere in this process, for an unmap has failed: nobody else may get it while the process lives.
+    pub fn is_stuck(&self) -> bool {
+        self.is_stuck.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn note_stuck(&self) {
+        self.is_stuck.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn handle(&self) -> Handle {

@@ -124,8 +124,9 @@ impl Drop for Mapping {
             if let Err(error) = self.unmap(run) {
                 self.device().note_quarantined(run.len(), &error);
                 // The chunks may still be visible: never release them, so that nobody else gets them from us.
-                for slot in &mut self.slots[at..at + len] {
-                    std::mem::forget(slot.chunk.take());
+                for chunk in self.slots[at..at + len].iter_mut().filter_map(|slot| slot.chunk.take()) {
+                    chunk.note_stuck();
+                    std::mem::forget(chunk);
                 }
             }
             at += len;

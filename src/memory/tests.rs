@@ -67,10 +67,13 @@ fn taken_slots_are_unmapped_and_the_rest_stays() {
 #[test]
 fn what_cannot_be_unmapped_is_quarantined_with_its_chunks() {
     let (sim, faulty, device) = faulty_device();
-    let mapping = Mapping::stitch(&chunks(&device, 2)).unwrap();
+    let chunks = chunks(&device, 2);
+    let mapping = Mapping::stitch(&chunks).unwrap();
+    assert!(!chunks.iter().any(|chunk| chunk.is_stuck()));
     faulty.layer().fail_always(&[Call::Unmap]);
     drop(mapping);
     faulty.layer().fail_always(&[]);
+    assert!(chunks.iter().all(|chunk| chunk.is_stuck()), "nobody else may get them");
     // The run of 6 MiB, and its addresses.
     assert_eq!(device.quarantine(), Quarantine { count: 2, bytes: Bytes::mib(12) });
     assert_eq!(sim.counts(), (2, 2, 1));

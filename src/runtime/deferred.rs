@@ -22,7 +22,8 @@ impl Deferred {
         self.waiting.is_empty()
     }
 
-    fn has(&self, address: DeviceAddress) -> bool {
+    /// The allocation was freed, and waits.
+    pub(super) fn has(&self, address: DeviceAddress) -> bool {
         self.waiting.iter().any(|waiting| waiting.address == address)
     }
 }

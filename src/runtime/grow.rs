@@ -38,7 +38,8 @@ impl Runtime {
     fn serve_small(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         for _ in 0..ROUNDS_MAX {
             let slab_len = SmallPool::slab_len(request.bytes);
-            let slab = self.block(slab_len, request.stream)?;
+            // Nobody asked for the slab.
+            let slab = self.block(slab_len, request.stream).map_err(|error| error.asked_for(request.bytes))?;
             let mut pools = self.lock();
             let span = Span::new(slab.address, slab_len).expect("the block is at least that long");
             pools.stitching.lend(slab.address);
@@ -152,7 +153,7 @@ impl Runtime {
         let orphans = pools.stitching.orphans();
         if !orphans.is_empty() {
             // Only after a failing driver; a round trip under the lock is the least of it.
-            self.source.release(orphans);
+            self.give_back(orphans);
         }
         self.note_held(pools);
         stitched.map_err(|source| AllocError::Memory { requested: bytes, source })
@@ -172,11 +173,14 @@ impl Runtime {
         };
         let grown = pools.stitching.grow(&chunks, stream);
         self.note_held(&pools);
+        let Err(error) = grown else {
+            // Under the lock: another thread may trim them at once, and gives up handles that are its alone.
+            drop(chunks);
+            return Ok(());
+        };
         drop(pools);
-        grown.map_err(|error| {
-            self.source.release(chunks);
-            GrowError::Memory(error)
-        })
+        self.give_back(chunks);
+        Err(GrowError::Memory(error))
     }
 
     fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {

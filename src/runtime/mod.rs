@@ -25,7 +25,7 @@ use crate::driver::DriverError;
 use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
 use crate::ladder::Shape;
-use crate::memory::{Device, Mapping, MemoryError};
+use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::plan::Plan;
 use crate::pool::planned::{InstallError, PlannedCounts, PlannedPool, Served};
 use crate::pool::small::SmallPool;
@@ -137,6 +137,15 @@ impl AllocError {
             AllocError::TooLarge { .. } => ErrorKind::Invalid,
             AllocError::Memory { source, .. } => source.kind(),
         }
+    }
+
+    /// The same error of a request for `bytes`.
+    fn asked_for(mut self, bytes: Bytes) -> AllocError {
+        let (AllocError::OutOfMemory { requested, .. }
+        | AllocError::TooLarge { requested }
+        | AllocError::Memory { requested, .. }) = &mut self;
+        *requested = bytes;
+        self
     }
 }
 
@@ -284,7 +293,7 @@ impl Runtime {
     /// ignored, as PyTorch hands over any.
     pub fn record_stream(&self, address: DeviceAddress, stream: StreamId) {
         let mut pools = self.lock();
-        if pools.is_live(address) {
+        if pools.is_live(address) && !pools.deferred.has(address) {
             let streams = pools.recorded.entry(address).or_default();
             if !streams.contains(&stream) {
                 streams.push(stream);
@@ -328,7 +337,7 @@ impl Runtime {
             }
         };
         if let Some(error) = refused {
-            self.source.release(chunks);
+            self.give_back(chunks);
             return Err(error);
         }
         Ok(())
@@ -372,6 +381,13 @@ impl Runtime {
             self.note_held(&pools);
             chunks
         };
+        self.give_back(chunks)
+    }
+
+    /// Gives chunks to whoever owns them and says how many bytes that was. Those that may still be visible here stay: nobody else may get them while
+    /// the process lives.
+    fn give_back(&self, mut chunks: Vec<Arc<Chunk>>) -> Bytes {
+        chunks.retain(|chunk| !chunk.is_stuck());
         let given = chunks.iter().map(|chunk| chunk.len()).sum();
         if !chunks.is_empty() {
             self.source.release(chunks);
@@ -451,9 +467,7 @@ impl Drop for Runtime {
             chunks.extend((0..count).filter_map(|slot| installed.mapping.chunk(slot).cloned()));
         }
         chunks.extend(pools.stitching.take_all());
-        if !chunks.is_empty() {
-            self.source.release(chunks);
-        }
+        self.give_back(chunks);
     }
 }
 

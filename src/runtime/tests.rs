@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::clock::ManualClock;
-use crate::driver::Driver;
 use crate::driver::host::{HostDriver, HostOptions};
+use crate::driver::layers::faulty::Faults;
+use crate::driver::{Call, Driver};
 use crate::ids::{ChunkId, DeviceId};
 use crate::ladder::Ladder;
 use crate::memory::Chunk;
@@ -67,7 +68,13 @@ struct Bench {
 impl Bench {
     fn new(mib: u64, config: RuntimeConfig) -> Bench {
         let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[Bytes::gib(4)])));
-        let device = Device::open(Arc::clone(&host) as Arc<dyn Driver>, DeviceId(0)).unwrap();
+        Bench { host: Arc::clone(&host), ..Bench::over(host, mib, config) }
+    }
+
+    /// Over another driver.
+    fn over(driver: Arc<dyn Driver>, mib: u64, config: RuntimeConfig) -> Bench {
+        let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[])));
+        let device = Device::open(driver, DeviceId(0)).unwrap();
         let state = Mutex::new(SourceState { left: Bytes::mib(mib), ..SourceState::default() });
         let source = Arc::new(TestSource { device: Arc::clone(&device), state });
         let clock = Arc::new(ManualClock::default());
@@ -210,6 +217,53 @@ fn bytes_recorded_on_a_busy_stream_wait_for_it() {
         drop(stall);
         assert_eq!(waiting.join().unwrap(), block);
     });
+}
+
+/// Found by `tests/model`: the record outlived the allocation, and a second free of it was believed.
+#[test]
+fn a_stream_that_is_recorded_after_the_free_is_ignored() {
+    let bench = Bench::new(16, RuntimeConfig::default());
+    let device = DeviceId(0);
+    let busy = bench.host.create_stream(device).unwrap();
+    let block = bench.alloc(Bytes::mib(4)).unwrap();
+    bench.runtime.record_stream(block, busy);
+    let stall = bench.host.stall(device, busy);
+    bench.free(block);
+    bench.runtime.record_stream(block, busy);
+    drop(stall);
+    bench.runtime.synchronize().unwrap();
+    assert_eq!(bench.runtime.free(block, STREAM), Err(NotLive(block)));
+    assert_eq!(bench.runtime.stats().live, Bytes::ZERO);
+}
+
+/// Found by `tests/model`: the error named the slab that could not be had.
+#[test]
+fn a_small_request_that_fails_names_the_bytes_that_were_asked_for() {
+    let bench = Bench::new(0, RuntimeConfig::default());
+    let error = bench.alloc(Bytes::kib(3)).unwrap_err();
+    assert!(matches!(error, AllocError::OutOfMemory { requested, .. } if requested == Bytes::kib(3)), "{error:?}");
+}
+
+/// Found by `tests/model`: a stitched block could not be unmapped, and its chunks went back, to be leased to somebody else while they were still
+/// visible here.
+#[test]
+fn a_chunk_that_may_still_be_visible_here_is_never_given_back() {
+    let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[Bytes::gib(4)])));
+    let faulty = Faults::around(host);
+    let bench = Bench::over(faulty.clone(), 16, RuntimeConfig::default());
+    let blocks: Vec<_> = (0..8).map(|_| bench.alloc(Bytes::mib(2)).unwrap()).collect();
+    for at in [0, 2, 4, 6] {
+        bench.free(blocks[at]);
+    }
+    let stitched = bench.alloc(Bytes::mib(8)).unwrap();
+    for block in [blocks[1], blocks[3], blocks[5], blocks[7], stitched] {
+        bench.free(block);
+    }
+    faulty.layer().fail_always(&[Call::Unmap]);
+    assert_eq!(bench.runtime.trim(Bytes::MAX), Bytes::ZERO);
+    faulty.layer().fail_always(&[]);
+    assert_eq!(bench.runtime.trim(Bytes::MAX), Bytes::mib(8), "four chunks are visible in the stitched block");
+    assert_eq!(bench.source.state.lock().unwrap().left, Bytes::mib(8));
 }
 
 #[test]

@@ -55,7 +55,7 @@ pub(super) struct PBlock {
     pub(super) seat: Seat,
     /// Who used it last.
     pub(super) stream: StreamId,
-    /// The pool's moment at which it became idle. As long as there is one stream only, uses as a part do not count here.
+    /// The pool's moment at which it became idle; 0 as long as nobody has used it. While there is one stream only, uses as a part stand with the SBlock.
     pub(super) idle_since: u64,
     /// SBlocks that it is a part of.
     pub(super) sblocks: Vec<SBlockId>,
@@ -75,8 +75,10 @@ pub(super) struct SBlock {
     pub(super) runs: Vec<Run>,
     pub(super) seat: Seat,
     pub(super) place: Place,
-    /// The pool's moment of its last use.
+    /// The pool's moment at which it was last made or served.
     pub(super) used: u64,
+    /// The pool's moment at which it became idle; 0 as long as it has served nobody.
+    pub(super) idle_since: u64,
     pub(super) class: u32,
     pub(super) birth: u64,
 }
@@ -322,7 +324,8 @@ impl StitchingPool {
         };
         let class = self.class_or_new(len);
         let runs = self.runs_of(&parts);
-        let block = SBlock { address, len, parts, runs, seat: Seat::Ready, place, used: self.moment, class, birth };
+        let (seat, used, idle_since) = (Seat::Ready, self.moment, 0);
+        let block = SBlock { address, len, parts, runs, seat, place, used, idle_since, class, birth };
         let id = self.sblocks.insert(block);
         for at in 0..self.sblocks[id].parts.len() {
             let part = self.sblocks[id].parts[at];
@@ -338,7 +341,9 @@ impl StitchingPool {
         self.unlist(BlockId::S(id));
         let block = self.sblocks.remove(id);
         for part in &block.parts {
-            self.pblocks[*part].sblocks.retain(|of| *of != id);
+            let part = &mut self.pblocks[*part];
+            part.sblocks.retain(|of| *of != id);
+            part.idle_since = part.idle_since.max(block.idle_since);
         }
         if let Place::Alias(mapping) = block.place {
             self.aliased -= mapping.span().len();

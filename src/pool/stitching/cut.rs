@@ -148,7 +148,7 @@ impl StitchingPool {
         }
     }
 
-    /// Merges those of `parts` that are idle neighbours in one range and that every SBlock knows together or not at all.
+    /// Merges those of `parts` that are idle neighbours in one range and that every SBlock shows side by side or not at all.
     pub(super) fn heal(&mut self, parts: Vec<PBlockId>) {
         let mut front: Option<PBlockId> = None;
         for part in parts {
@@ -166,7 +166,9 @@ impl StitchingPool {
         let neighbours = a.after == Some(rest) && self.end_of(front) == b.address;
         // Whoever used one of them last must not matter for the other.
         let same_past = a.stream == b.stream || self.has_passed(front) && self.has_passed(rest);
-        both_idle && neighbours && same_past && a.sblocks == b.sblocks
+        // An SBlock at addresses of its own may show them in another order, or with others in between.
+        let is_whole_in = |of: &SBlockId| self.sblock(*of).parts.windows(2).any(|pair| pair == [front, rest]);
+        both_idle && neighbours && same_past && a.sblocks == b.sblocks && a.sblocks.iter().all(is_whole_in)
     }
 
     fn merge(&mut self, front: PBlockId, rest: PBlockId) {

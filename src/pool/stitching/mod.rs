@@ -302,10 +302,12 @@ impl StitchingPool {
         if self.streams.is_only(stream) {
             return;
         }
-        if let [(only, _)] = self.streams.streams[..] {
-            let moment = self.moment;
-            for (_, block) in &mut self.pblocks {
-                (block.stream, block.idle_since) = (only, moment);
+        if self.streams.streams.len() == 1 {
+            for (_, block) in &self.sblocks {
+                for part in &block.parts {
+                    let part = &mut self.pblocks[*part];
+                    part.idle_since = part.idle_since.max(block.idle_since);
+                }
             }
         }
         self.streams.note_used(stream);
@@ -372,7 +374,7 @@ impl StitchingPool {
             }
             BlockId::S(id) => {
                 let block = &mut self.sblocks[id];
-                block.seat = Seat::Ready;
+                (block.idle_since, block.seat) = (self.moment, Seat::Ready);
                 if !self.streams.is_only(stream) {
                     for part in &block.parts {
                         let part = &mut self.pblocks[*part];

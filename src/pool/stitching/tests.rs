@@ -254,6 +254,27 @@ fn the_least_recently_used_stitched_block_goes_at_the_limit() {
     assert_eq!(bench.pool.counts().evicted, 2);
 }
 
+/// Found by `tests/model`: the parts were merged, and the stitched block then listed its chunks in an order that it does not show them in.
+#[test]
+fn a_cut_does_not_heal_while_a_stitched_block_shows_its_sides_in_another_order() {
+    let mut bench = Bench::new(true, StitchConfig { remembered_max: 2, ..CONFIG });
+    bench.grow(6);
+    bench.grow(2);
+    let (front, other) = (bench.alloc(2).unwrap(), bench.alloc(2).unwrap());
+    let rest = bench.alloc(4).unwrap();
+    for block in [front, other, rest] {
+        bench.free(block);
+    }
+    // The largest first: the rest comes before the front.
+    let all = bench.stitched(8);
+    bench.write(all, 8, 0x55);
+    bench.free(all);
+    // One request too many to be remembered: the split is forgotten.
+    assert_eq!(bench.alloc(10), None);
+    assert_eq!(bench.alloc(8), Some(all));
+    assert!(bench.reads(rest, 4, 0x55) && bench.reads(front, 2, 0x55));
+}
+
 #[test]
 fn bytes_of_another_stream_are_used_only_after_it_has_passed() {
     let mut bench = Bench::new(true, CONFIG);

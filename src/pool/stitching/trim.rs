@@ -12,7 +12,7 @@ impl StitchingPool {
     /// cannot be unmapped stays.
     pub fn trim(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
         let idle = self.pblocks.iter().map(|(id, _)| id).filter(|id| !self.is_busy(*id));
-        let mut idle: Vec<(u64, PBlockId)> = idle.map(|id| (self.used_at(id), id)).collect();
+        let mut idle: Vec<(u64, PBlockId)> = idle.map(|id| (self.idle_since(id), id)).collect();
         idle.sort_unstable();
         let mut chunks = self.orphans();
         let mut left = wanted.saturating_sub(chunks.iter().map(|chunk| chunk.len()).sum());
@@ -35,10 +35,10 @@ impl StitchingPool {
         chunks
     }
 
-    /// The pool's moment at which the block, or an SBlock over it, was used last.
-    fn used_at(&self, id: PBlockId) -> u64 {
+    /// The pool's moment at which the block became idle, by itself or as a part.
+    fn idle_since(&self, id: PBlockId) -> u64 {
         let block = self.pblock(id);
-        block.sblocks.iter().map(|of| self.sblock(*of).used).fold(block.idle_since, u64::max)
+        block.sblocks.iter().map(|of| self.sblock(*of).idle_since).fold(block.idle_since, u64::max)
     }
 
     /// Every chunk that the pool has, live ones included, for the end of its life: all mappings go.
