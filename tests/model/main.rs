@@ -7,9 +7,16 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
 
 mod driver;
+mod exhaustive;
 mod ledger;
 mod memory;
+mod planned;
+mod reference;
+mod runtime;
+mod small;
+mod stitching;
 mod store;
+mod watch;
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
