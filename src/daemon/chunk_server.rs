@@ -33,8 +33,32 @@ use crate::wire::{PROTOCOL, STATS_PAGE_VERSION};
 /// How long a peer may take for its first message, and for reading what it asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Serves the chunk socket on a thread of its own, until what it returns is dropped.
+///
+/// Its own, because a round trip is most of what growing costs: on the threads that everything else runs on, whoever is woken by a message hands it to another
+/// one first.
+pub(super) fn start(daemon: Arc<Daemon>, listener: OwnedFd) -> std::io::Result<oneshot::Sender<()>> {
+    let (stop, stopped) = oneshot::channel();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let serve = move || {
+        runtime.block_on(async {
+            let listener = match watch(listener, Interest::READABLE) {
+                Ok(listener) => listener,
+                Err(error) => return tracing::error!(%error, "the chunk socket cannot be served"),
+            };
+            tokio::select! {
+                () = run(daemon, listener) => {}
+                // Whichever way the other side goes.
+                _ = stopped => {}
+            }
+        });
+    };
+    std::thread::Builder::new().name("stitchd-chunks".into()).spawn(serve)?;
+    Ok(stop)
+}
+
 /// Accepts connections until the daemon drops it.
-pub(super) async fn run(daemon: Arc<Daemon>, listener: AsyncFd<OwnedFd>) {
+async fn run(daemon: Arc<Daemon>, listener: AsyncFd<OwnedFd>) {
     const PAUSE: Duration = Duration::from_millis(50);
     let mut connections = tokio::task::JoinSet::new();
     loop {
@@ -80,7 +104,7 @@ impl Connection {
         }
     }
 
-    async fn send(&self, what: daemon_frame::What, fds: &[OwnedFd]) -> Result<(), ChannelError> {
+    async fn send(&self, what: daemon_frame::What, fds: &[Arc<OwnedFd>]) -> Result<(), ChannelError> {
         let frame = v1::DaemonFrame { what: Some(what) };
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let sending = async {
@@ -270,7 +294,7 @@ impl<'a> Served<'a> {
     async fn run(mut self) -> Result<(), ChannelError> {
         let welcome = v1::Welcome { session_id: self.entry.id.0, stats_page_version: STATS_PAGE_VERSION };
         let page = self.entry.page.try_clone().map_err(|_| ChannelError::System(rustix::io::Errno::MFILE))?;
-        let outcome = match self.connection.send(daemon_frame::What::Welcome(welcome), &[page]).await {
+        let outcome = match self.connection.send(daemon_frame::What::Welcome(welcome), &[Arc::new(page)]).await {
             Ok(()) => self.attend().await,
             Err(error) => Err(error),
         };

@@ -11,13 +11,11 @@ use std::task::{Context, Poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tonic::transport::server::Connected;
 
 use super::config::Config;
-use super::watched::watch;
 use crate::error::ErrorKind;
 use crate::session::locate::SOCKET_NAME;
 use crate::wire::peer::Peer;
@@ -72,7 +70,7 @@ impl ListenError {
 pub struct Listeners {
     pub(super) lock: RuntimeLock,
     pub(super) grpc: UnixListener,
-    pub(super) chunks: AsyncFd<OwnedFd>,
+    pub(super) chunks: OwnedFd,
     pub(super) http: Option<TcpListener>,
 }
 
@@ -102,7 +100,6 @@ impl Listeners {
         let chunk_path = lock.socket_path(&config.runtime_dir, CHUNK_SOCKET_NAME)?;
         let chunks = listen_for_chunks(&chunk_path).map_err(|errno| socket(&chunk_path)(errno.into()))?;
         set_mode(&chunk_path, config.socket_mode)?;
-        let chunks = watch(chunks, Interest::READABLE).map_err(socket(&chunk_path))?;
         let http = match config.http {
             None => None,
             Some(address) => Some(listen_for_http(address).await?),

@@ -94,6 +94,9 @@ pub enum DaemonError {
     /// The stored plans cannot be read.
     #[error("cannot use the directory of plans")]
     Plans(#[from] PlanStoreError),
+    /// The chunk socket has no thread.
+    #[error("cannot start a thread for the chunk socket")]
+    Thread(#[source] std::io::Error),
     /// The server ended by itself.
     #[error("the gRPC server failed")]
     Server(#[from] tonic::transport::Error),
@@ -108,6 +111,7 @@ impl DaemonError {
             DaemonError::Store(error) => error.kind(),
             DaemonError::NoDevice { .. } => ErrorKind::NotFound,
             DaemonError::Plans(_) => ErrorKind::Invalid,
+            DaemonError::Thread(_) => ErrorKind::Exhausted,
             DaemonError::Server(_) => ErrorKind::Broken,
         }
     }
@@ -155,7 +159,7 @@ impl Daemon {
     /// Serves until [`Daemon::end`], then lets sessions finish for as long as the configuration says.
     pub async fn serve(self: Arc<Daemon>, listeners: Listeners) -> Result<(), DaemonError> {
         let mut parts = tokio::task::JoinSet::new();
-        parts.spawn(chunk_server::run(Arc::clone(&self), listeners.chunks));
+        let chunks = chunk_server::start(Arc::clone(&self), listeners.chunks).map_err(DaemonError::Thread)?;
         parts.spawn(tick(Arc::clone(&self)));
         if let Some(http) = listeners.http {
             parts.spawn(http::run(Arc::clone(&self), http));
@@ -169,6 +173,7 @@ impl Daemon {
         );
         let served = service::run(Arc::clone(&self), listeners.grpc).await;
         parts.shutdown().await;
+        drop(chunks);
         // Dropped last: until here a second daemon is kept away.
         drop(listeners.lock);
         served

@@ -3,7 +3,7 @@
 //!
 //! Every check leaves the device as it found it, and [`run`] holds it to that.
 
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 
 use super::{Access, Capabilities, Cause, Driver, DriverError, Handle};
 use crate::error::{ErrorKind, chain};
@@ -379,8 +379,8 @@ fn import(subject: &Subject<'_>, capabilities: Capabilities) -> Verdict {
     let granule = capabilities.granularity;
     let mapped = Mapped::new(subject, granule, 1)?;
     let fd = ok("export", driver.export(mapped.handles[0]))?;
-    let imported = ok("import", driver.import(*device, fd.as_fd(), granule))?;
-    let again = ok("a second import of the same descriptor", driver.import(*device, fd.as_fd(), granule))?;
+    let imported = ok("import", driver.import(*device, copy_of(&fd)?, granule))?;
+    let again = ok("a second import of the same descriptor", driver.import(*device, copy_of(&fd)?, granule))?;
     expect(rustix::fs::fstat(&fd).is_ok(), "import took the descriptor")?;
     drop(fd);
     if capabilities.alias {
@@ -405,30 +405,32 @@ fn descriptors(subject: &Subject<'_>, capabilities: Capabilities) -> Verdict {
     let before = ok("memory", driver.memory(*device))?.free;
     let handle = ok("create", driver.create(*device, capabilities.granularity))?;
     let fd = ok("export", driver.export(handle))?;
-    let copy = fd.try_clone().map_err(|error| error.to_string())?;
+    let copy = copy_of(&fd)?;
     ok("release", driver.release(handle))?;
     drop(fd);
     let during = ok("memory", driver.memory(*device))?.free;
     expect(during < before, "bytes returned while a descriptor was open")?;
-    let imported = ok("import after release", driver.import(*device, copy.as_fd(), capabilities.granularity))?;
-    drop(copy);
+    let imported = ok("import after release", driver.import(*device, copy, capabilities.granularity))?;
     let during = ok("memory", driver.memory(*device))?.free;
     expect(during < before, "bytes returned while an import had them")?;
     ok("release", driver.release(imported))?;
     DONE
 }
 
+fn copy_of(fd: &OwnedFd) -> Result<OwnedFd, String> {
+    fd.try_clone().map_err(|error| error.to_string())
+}
+
 fn foreign_descriptors(subject: &Subject<'_>, capabilities: Capabilities) -> Verdict {
     let Subject { driver, device, .. } = subject;
     let granule = capabilities.granularity;
     let not_a_chunk = |cause: &Cause| matches!(cause, Cause::NotAChunk { .. });
-    let other = std::fs::File::open("/dev/null").map_err(|error| error.to_string())?;
-    refused("import of /dev/null", driver.import(*device, other.as_fd(), granule), not_a_chunk)?;
+    let other = std::fs::File::open("/dev/null").map_err(|error| error.to_string())?.into();
+    refused("import of /dev/null", driver.import(*device, other, granule), not_a_chunk)?;
     let handle = ok("create", driver.create(*device, granule))?;
     let fd = ok("export", driver.export(handle))?;
     let larger = Bytes::new(granule.get() * 2);
-    refused("import with another size", driver.import(*device, fd.as_fd(), larger), not_a_chunk)?;
-    drop(fd);
+    refused("import with another size", driver.import(*device, fd, larger), not_a_chunk)?;
     ok("release", driver.release(handle))?;
     DONE
 }

@@ -350,15 +350,14 @@ impl Driver for HostDriver {
         rustix::io::fcntl_dupfd_cloexec(&state.files[&chunk].file, 3).map_err(system("fcntl(F_DUPFD)")).map_err(fail)
     }
 
-    fn import(&self, device: DeviceId, fd: BorrowedFd<'_>, len: Bytes) -> Result<Handle, DriverError> {
+    fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
         let fail = |cause| DriverError::new(Call::Import, cause);
         self.total(device).map_err(fail)?;
         let mut state = self.lock();
         state.books.check_len("chunk size", len).map_err(fail)?;
-        check_chunk_file(fd, len).map_err(fail)?;
-        let file = rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(system("fcntl(F_DUPFD)")).map_err(fail)?;
+        check_chunk_file(fd.as_fd(), len).map_err(fail)?;
         let (handle, chunk) = state.books.add_chunk(len);
-        state.files.insert(chunk, ChunkFile { file, len, charged: None });
+        state.files.insert(chunk, ChunkFile { file: fd, len, charged: None });
         Ok(handle)
     }
 

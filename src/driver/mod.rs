@@ -24,7 +24,7 @@ pub mod sim;
 mod streams;
 
 use std::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::error::ErrorKind;
@@ -55,8 +55,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// A new descriptor of the chunk. Whoever has it, or a copy, can import it.
     fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError>;
 
-    /// A new handle for the `len` bytes behind `fd`, which stays the caller's to close.
-    fn import(&self, device: DeviceId, fd: BorrowedFd<'_>, len: Bytes) -> Result<Handle, DriverError>;
+    /// A new handle for the `len` bytes behind `fd`, which is closed when the driver has no more use for it: at once on most, with the chunk on some.
+    fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError>;
 
     /// Sets aside `len` bytes of addresses, at a multiple of `alignment` (a power of two, at least the granularity).
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError>;

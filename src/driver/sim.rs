@@ -7,7 +7,7 @@
 //! Not for: contents. Reads, writes and fills answer [`Cause::Unsupported`].
 
 use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -311,12 +311,12 @@ impl Driver for SimDriver {
         })
     }
 
-    fn import(&self, device: DeviceId, fd: BorrowedFd<'_>, len: Bytes) -> Result<Handle, DriverError> {
+    fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
         self.step(Call::Import, |state| {
             self.total(device)?;
             state.books.check_len("chunk size", len)?;
             let not_a_chunk = |found: String| Cause::NotAChunk { expected: len, found };
-            let identity = Token::identity(fd)?;
+            let identity = Token::identity(fd.as_fd())?;
             let known = state.exported.get(&identity).copied();
             let lingers = state.lingering.iter().position(|(probe, _)| Token::identity(probe.fd()) == Ok(identity));
             let found = match (known, lingers) {

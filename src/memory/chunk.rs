@@ -1,6 +1,6 @@
 //! A physical chunk: one driver handle, released once.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -29,7 +29,7 @@ impl Chunk {
     }
 
     /// The chunk `id` of `len` bytes that somebody else exported as `fd`.
-    pub fn import(device: &Arc<Device>, id: ChunkId, fd: BorrowedFd<'_>, len: Bytes) -> Result<Chunk, MemoryError> {
+    pub fn import(device: &Arc<Device>, id: ChunkId, fd: OwnedFd, len: Bytes) -> Result<Chunk, MemoryError> {
         let handle = device.driver().import(device.id(), fd, len).map_err(MemoryError::of("import a chunk of", len))?;
         Ok(Chunk { device: Arc::clone(device), id, handle: Some(handle), len, is_stuck: AtomicBool::new(false) })
     }

@@ -291,8 +291,7 @@ impl DaemonSource {
         let mut chunks = Vec::with_capacity(leased.len());
         let mut ids: Vec<ChunkId> = leased.iter().map(|(id, ..)| *id).collect();
         for (id, len, fd) in leased {
-            // The descriptor is closed right after: the handle keeps the memory.
-            match Chunk::import(&self.device, id, std::os::fd::AsFd::as_fd(&fd), len) {
+            match Chunk::import(&self.device, id, fd, len) {
                 Ok(chunk) => chunks.push(Arc::new(chunk)),
                 Err(error) => {
                     // All or nothing: what was imported is let go of before the daemon hears of it.

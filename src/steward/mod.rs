@@ -304,7 +304,7 @@ impl Steward {
     }
 
     /// A descriptor of a chunk, for the process that it was leased to.
-    pub fn descriptor(&self, chunk: ChunkId) -> Result<OwnedFd, StoreError> {
+    pub fn descriptor(&self, chunk: ChunkId) -> Result<Arc<OwnedFd>, StoreError> {
         self.store.descriptor(chunk)
     }
 

@@ -1,7 +1,7 @@
 //! The chunk store: the driver handles of every chunk that this process owns, by [`ChunkId`], and the one descriptor that each was exported
 //! as.
 //!
-//! A chunk is exported once; whoever needs a descriptor gets a duplicate of that one, because exports are finite on the whole machine
+//! A chunk is exported once; whoever is to get a descriptor is sent that one, because exports are finite on the whole machine
 //! ([`limits::EXPORTS_MAX`]).
 //!
 //! Not for: who may have a chunk. The ledger decides, the store does.
@@ -36,7 +36,7 @@ struct Shelf {
 #[derive(Debug)]
 struct Stored {
     chunk: Arc<Chunk>,
-    exported: Option<OwnedFd>,
+    exported: Option<Arc<OwnedFd>>,
 }
 
 /// Why the store could not do something.
@@ -63,9 +63,6 @@ pub enum StoreError {
     /// The driver refused.
     #[error("the driver refused")]
     Memory(#[from] MemoryError),
-    /// The system has no descriptor left.
-    #[error("cannot duplicate a descriptor: {0}; raise the limit of open files (ulimit -n)")]
-    Descriptors(rustix::io::Errno),
 }
 
 impl StoreError {
@@ -74,7 +71,7 @@ impl StoreError {
         match self {
             StoreError::NoChunk(_) | StoreError::NoDevice(_) => ErrorKind::NotFound,
             StoreError::Exists(_) | StoreError::InUse(_) => ErrorKind::Conflict,
-            StoreError::Exports { .. } | StoreError::Descriptors(_) => ErrorKind::Exhausted,
+            StoreError::Exports { .. } => ErrorKind::Exhausted,
             StoreError::Memory(error) => error.kind(),
         }
     }
@@ -130,8 +127,8 @@ impl Store {
         Ok(chunk.release()?)
     }
 
-    /// A descriptor of a chunk, for a process that it was leased to.
-    pub fn descriptor(&self, id: ChunkId) -> Result<OwnedFd, StoreError> {
+    /// The descriptor of a chunk, to be sent to a process that it was leased to.
+    pub fn descriptor(&self, id: ChunkId) -> Result<Arc<OwnedFd>, StoreError> {
         let mut shelf = self.lock();
         let Shelf { chunks, exported: count } = &mut *shelf;
         let stored = chunks.get_mut(&id).ok_or(StoreError::NoChunk(id))?;
@@ -139,12 +136,12 @@ impl Store {
             Some(exported) => exported,
             None if *count >= limits::EXPORTS_MAX => return Err(StoreError::Exports { limit: limits::EXPORTS_MAX }),
             None => {
-                let fd = stored.exported.insert(stored.chunk.export()?);
+                let fd = stored.exported.insert(Arc::new(stored.chunk.export()?));
                 *count += 1;
                 fd
             }
         };
-        rustix::io::fcntl_dupfd_cloexec(exported, 3).map_err(StoreError::Descriptors)
+        Ok(Arc::clone(exported))
     }
 
     /// A chunk, to be used inside this process.

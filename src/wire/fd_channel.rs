@@ -5,6 +5,7 @@
 //!
 //! Not for: what the messages mean, and which may come when.
 
+use std::cell::RefCell;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -80,6 +81,11 @@ impl ChannelError {
     }
 }
 
+thread_local! {
+    /// Room for a packet: made once in a thread, for it is 64 KiB that a new one would have to be given zeroed pages for.
+    static PACKET: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// A connection, over a socket that it owns or borrows.
 #[derive(Debug)]
 pub struct FdChannel<S = OwnedFd> {
@@ -153,11 +159,13 @@ impl<S: AsFd> FdChannel<S> {
 
     /// Receives one message with its descriptors.
     pub fn receive<M: Message + Default>(&self) -> Result<(M, Vec<OwnedFd>), ChannelError> {
-        // One byte more than allowed shows a message that is too long.
-        let mut bytes = vec![0; limits::CHUNK_MESSAGE_LEN_MAX + 1];
-        let (len, fds) = self.receive_bytes(&mut bytes)?;
-        let message = M::decode(&bytes[..len]).map_err(|error| ChannelError::Garbage(error.to_string()))?;
-        Ok((message, fds))
+        PACKET.with_borrow_mut(|bytes| {
+            // One byte more than allowed shows a message that is too long.
+            bytes.resize(limits::CHUNK_MESSAGE_LEN_MAX + 1, 0);
+            let (len, fds) = self.receive_bytes(bytes)?;
+            let message = M::decode(&bytes[..len]).map_err(|error| ChannelError::Garbage(error.to_string()))?;
+            Ok((message, fds))
+        })
     }
 
     fn receive_bytes(&self, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), ChannelError> {

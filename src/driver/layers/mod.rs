@@ -9,7 +9,7 @@ pub mod limited;
 pub mod metered;
 
 use std::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::{Access, Call, Capabilities, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle};
@@ -135,7 +135,7 @@ impl<I: Intercept> Driver for Layered<I> {
         self.plain(Step::Export { handle }, || self.inner.export(handle))
     }
 
-    fn import(&self, device: DeviceId, fd: BorrowedFd<'_>, len: Bytes) -> Result<Handle, DriverError> {
+    fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
         self.layer.around(Step::Import { device, len }, || self.inner.import(device, fd, len), |handle| Some(*handle))
     }
 
