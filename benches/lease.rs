@@ -3,6 +3,7 @@
 //!
 //! The floor is bare system calls between two processes' worth of threads: one packet there, one packet with 32 descriptors back, one reservation, one
 //! mapping per descriptor, one change of access over all.
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
 #![expect(unsafe_code, reason = "the floor is bare system calls, and mapping memory is an unsafe one")]
 
 mod support;
@@ -14,15 +15,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+use stitchd::ids::StreamId;
 use stitchd::pool::Request;
-use stitchd::runtime::RuntimeConfig;
+use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::{Session, SessionConfig};
-use stitchd::units::{Bytes, Place as _};
+use stitchd::units::{Bytes, DeviceAddress, Place as _};
 use stitchd::wire::fd_channel::FdChannel;
 use stitchd::wire::v1::{Ack, Batch, ChunkInfo};
 use support::{compare, timed};
 
-const ROUNDS: usize = 41;
+const ROUNDS: usize = 201;
+const ROUNDS_OF_FIRST: usize = 21;
 const LEN: Bytes = Bytes::gib(1);
 const CHUNK: Bytes = Bytes::mib(32);
 const CHUNKS: usize = 32;
@@ -52,12 +55,21 @@ impl Daemon {
 
     /// A new session, once the daemon has made up for what the last one took: its chunks are as nobody has ever had them.
     fn session(&self) -> Arc<Session> {
-        let config = SessionConfig::new(self.dir.path().join("stitchd.sock"), "bench");
-        let session = Session::connect(&config).unwrap();
         while self.idle() < 2 * LEN.get() {
             std::thread::sleep(Duration::from_millis(5));
         }
+        let config = SessionConfig::new(self.dir.path().join("stitchd.sock"), "bench");
+        let session = Session::connect(&config).unwrap();
+        // The daemon is done with whoever asked before.
+        std::thread::sleep(Duration::from_millis(30));
         session
+    }
+
+    fn runtime(&self) -> (Arc<Session>, Runtime) {
+        let session = self.session();
+        let config = RuntimeConfig { granule: CHUNK, ..RuntimeConfig::default() };
+        let runtime = session.runtime(0, config).unwrap();
+        (session, runtime)
     }
 
     fn idle(&self) -> u64 {
@@ -132,34 +144,45 @@ fn let_go() {
     unsafe { rustix::mm::munmap(base as *mut std::ffi::c_void, LEN.get() as usize) }.unwrap();
 }
 
+/// Grows by what is asked for, and sees that both ends of it can be used.
+fn grow(session: &Session, runtime: &Runtime) -> (Duration, DeviceAddress) {
+    let mut address = None;
+    let time = timed(|| address = Some(runtime.alloc(&Request::of(LEN)).unwrap()));
+    let (first, bytes) = (address.unwrap(), [7; 8]);
+    let last = first.checked_add(LEN - Bytes::new(8)).unwrap();
+    session.driver().write(first, &bytes).unwrap();
+    session.driver().write(last, &bytes).unwrap();
+    (time, first)
+}
+
 fn main() {
-    let name = "grow by 1 GiB in 32 MiB chunks";
-    if !support::is_wanted(name) {
-        return;
-    }
     let daemon = Daemon::start();
     let (here, there) = FdChannel::pair().unwrap();
     std::thread::spawn(move || answer(&there));
-    let compared = compare(
-        name,
-        ROUNDS,
-        || {
-            let session = daemon.session();
-            let runtime = session.runtime(0, RuntimeConfig { granule: CHUNK, ..RuntimeConfig::default() }).unwrap();
-            let mut address = None;
-            let time = timed(|| address = Some(runtime.alloc(&Request::of(LEN)).unwrap()));
-            // Both ends of it can be used.
-            let (first, bytes) = (address.unwrap(), [7; 8]);
-            let last = first.checked_add(LEN - Bytes::new(8)).unwrap();
-            session.driver().write(first, &bytes).unwrap();
-            session.driver().write(last, &bytes).unwrap();
+    let floor = || {
+        let time = timed(|| floor(&here));
+        let_go();
+        (time, 1)
+    };
+    let mut compared = Vec::new();
+    let again = "grow by 1 GiB in 32 MiB chunks, again and again";
+    if support::is_wanted(again) {
+        let (session, runtime) = daemon.runtime();
+        let subject = || {
+            let (time, address) = grow(&session, &runtime);
+            runtime.free(address, StreamId::DEFAULT).unwrap();
+            assert_eq!(runtime.trim(LEN), LEN);
             (time, 1)
-        },
-        || {
-            let time = timed(|| floor(&here));
-            let_go();
-            (time, 1)
-        },
-    );
-    support::print(("µs", 1000.0), &[compared]);
+        };
+        compared.push(compare(again, ROUNDS, subject, floor));
+    }
+    let first = "the same, a session's first";
+    if support::is_wanted(first) {
+        let subject = || {
+            let (session, runtime) = daemon.runtime();
+            (grow(&session, &runtime).0, 1)
+        };
+        compared.push(compare(first, ROUNDS_OF_FIRST, subject, floor));
+    }
+    support::print(("µs", 1000.0), &compared);
 }

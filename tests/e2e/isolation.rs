@@ -1,7 +1,5 @@
 //! No byte of one session ever reaches another, and no chunk has two holders, whatever the first one keeps.
 
-use std::os::fd::AsFd;
-
 use stitchd::driver::Driver;
 use stitchd::driver::host::{HostDriver, HostOptions};
 use stitchd::ids::DeviceId;
@@ -23,7 +21,7 @@ fn a_mapping_that_is_kept_after_release_shows_nothing_and_disturbs_nobody() {
     let leased = raw::acquire(&channel, 1, raw::want(&first, 64)).unwrap();
     // A client that cheats: it says that it gives everything back, and keeps a descriptor.
     let spy = HostDriver::new(HostOptions::with_devices(&[Bytes::mib(64)]));
-    let handle = spy.import(DeviceId(0), leased[0].1.as_fd(), Bytes::mib(2)).unwrap();
+    let handle = spy.import(DeviceId(0), leased[0].1.try_clone().unwrap(), Bytes::mib(2)).unwrap();
     let window = spy.reserve(DeviceId(0), Bytes::mib(2), Bytes::mib(2)).unwrap();
     spy.map(window, handle).unwrap();
     let span = stitchd::units::Span::new(window, Bytes::mib(2)).unwrap();

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use stitchd::driver::host::{HostDriver, HostOptions};
@@ -121,11 +121,11 @@ impl Subject {
                 Ok(())
             }
             Operation::Import { device, fd, len } => {
-                let fd = self.fds[fd].as_ref().unwrap().as_fd();
+                let fd = self.fds[fd].as_ref().unwrap().try_clone().unwrap();
                 driver.import(DeviceId(device), fd, Bytes::new(len)).map(|handle| self.handles.push(handle))
             }
             Operation::ImportNonsense { device } => {
-                driver.import(DeviceId(device), self.nonsense.as_fd(), Bytes::new(UNIT)).map(|_| ())
+                driver.import(DeviceId(device), self.nonsense.try_clone().unwrap(), Bytes::new(UNIT)).map(|_| ())
             }
             Operation::Reserve { device, len, alignment } => {
                 driver.reserve(DeviceId(device), Bytes::new(len), Bytes::new(alignment)).map(|base| {

@@ -2,7 +2,7 @@
 //! state is the one before, and the same action works when tried again. Then random operations against lists of who holds what, which foretell
 //! what is left when the n-th call of an operation fails, also inside a drop.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use stitchd::driver::host::{HostDriver, HostOptions};
@@ -76,7 +76,7 @@ impl Bench {
 fn scenario(bench: &Bench) {
     let chunks = [bench.create(1, Bytes::mib(2)), bench.create(2, Bytes::mib(4)), bench.create(3, Bytes::mib(2))];
     let fd = bench.whole(|| chunks[1].export());
-    let import = || Chunk::import(&bench.device, ChunkId(4), fd.as_fd(), Bytes::mib(4));
+    let import = || Chunk::import(&bench.device, ChunkId(4), fd.try_clone().unwrap(), Bytes::mib(4));
     let imported = Arc::new(bench.whole(import));
     let reservation = bench.whole(|| Reservation::new(&bench.device, Bytes::mib(6)));
     let row = [&chunks[0], &chunks[1], &imported, &chunks[2], &chunks[0]].map(Arc::clone);
@@ -321,7 +321,7 @@ impl World {
         }
         let (at, chunk) = &self.loose[self.rng.index(self.loose.len())];
         let (memory, len) = (self.owned[*at].memory, chunk.len());
-        let import = |fd: OwnedFd| Chunk::import(&self.bench.device, ChunkId(self.owned.len() as u64), fd.as_fd(), len);
+        let import = |fd: OwnedFd| Chunk::import(&self.bench.device, ChunkId(self.owned.len() as u64), fd, len);
         let imported = chunk.export().and_then(import);
         if let Some(imported) = self.check_whole(imported, nth, 2) {
             self.own(memory, imported);

@@ -254,7 +254,7 @@ impl World {
             piece.is_exported = true;
             let inode = inode_of(&fd);
             assert_eq!(*piece.inode.get_or_insert(inode), inode, "{id} was exported twice");
-            piece.fds.push(fd);
+            piece.fds.push(fd.try_clone().unwrap());
         }
     }
 

@@ -3,7 +3,7 @@
 //! It is what shows *physical* bytes: two addresses with the same chunk behind them are one place.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use stitchd::driver::{
@@ -171,7 +171,7 @@ impl Driver for Watch {
         self.inner.export(handle)
     }
 
-    fn import(&self, device: DeviceId, fd: BorrowedFd<'_>, len: Bytes) -> Result<Handle, DriverError> {
+    fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
         self.inner.import(device, fd, len)
     }
 
