@@ -29,23 +29,25 @@ impl Runtime {
     }
 
     fn serve_block(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        let block = self.block(request.bytes, request.stream)?;
-        let _pools = self.lock();
-        self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes);
-        Ok(block.address)
+        self.block(request.bytes, request.stream, |_, block| {
+            self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes);
+            block.address
+        })
     }
 
     fn serve_small(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         for _ in 0..ROUNDS_MAX {
             let slab_len = SmallPool::slab_len(request.bytes);
-            // Nobody asked for the slab.
-            let slab = self.block(slab_len, request.stream).map_err(|error| error.asked_for(request.bytes))?;
-            let mut pools = self.lock();
-            let span = Span::new(slab.address, slab_len).expect("the block is at least that long");
-            pools.stitching.lend(slab.address);
-            pools.small.add_slab(span, request.bytes, request.stream);
-            if let Some(address) = pools.small.alloc(request.bytes, request.stream) {
+            let served = self.block(slab_len, request.stream, |pools, slab| {
+                let span = Span::new(slab.address, slab_len).expect("the block is at least that long");
+                pools.stitching.lend(slab.address);
+                pools.small.add_slab(span, request.bytes, request.stream);
+                let address = pools.small.alloc(request.bytes, request.stream)?;
                 self.counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes);
+                Some(address)
+            });
+            // Nobody asked for the slab.
+            if let Some(address) = served.map_err(|error| error.asked_for(request.bytes))? {
                 return Ok(address);
             }
         }
@@ -53,8 +55,14 @@ impl Runtime {
     }
 
     /// A block of the stitching pool, by whatever way there is: S1 and S2, growing while little is idle, S3, growing by what is missing; then stitching every
-    /// idle chunk and waiting for other processes; at last waiting for our own streams.
-    fn block(&self, bytes: Bytes, stream: StreamId) -> Result<StitchAllocation, AllocError> {
+    /// idle chunk and waiting for other processes; at last waiting for our own streams. `take` does the rest under the same lock: nobody else may know
+    /// the block before it is what it is to be.
+    fn block<T>(
+        &self,
+        bytes: Bytes,
+        stream: StreamId,
+        take: impl Fn(&mut Pools, StitchAllocation) -> T,
+    ) -> Result<T, AllocError> {
         let mut pressure = Pressure::None;
         // A source that fails, rather than lacks memory, is not asked again for this request: it may take its patience to fail each time.
         let mut failed: Option<SourceError> = None;
@@ -63,7 +71,7 @@ impl Runtime {
                 let mut pools = self.lock();
                 self.finish_deferred(&mut pools);
                 if let Some(served) = self.try_idle(&mut pools, bytes, stream) {
-                    return Ok(served);
+                    return Ok(take(&mut pools, served));
                 }
                 let len = pools.stitching.block_len(bytes).ok_or(AllocError::TooLarge { requested: bytes })?;
                 if pressure == Pressure::None && self.may_grow(&pools, len) {
@@ -71,7 +79,7 @@ impl Runtime {
                 } else {
                     let effort = if pressure < Pressure::Last { Effort::Usual } else { Effort::Last };
                     match self.stitch(&mut pools, bytes, stream, effort)? {
-                        Stitched::Served(served) => return Ok(served),
+                        Stitched::Served(served) => return Ok(take(&mut pools, served)),
                         // Asking again would bring the same answer; first everything that is here.
                         Stitched::Lacks(_) if effort == Effort::Usual && self.was_refused(&pools) => {
                             pressure = Pressure::Last;
@@ -106,13 +114,22 @@ impl Runtime {
     /// Waits for everything that is queued on the device, as cudaFree would: then all idle bytes are for any stream. False if the device does not
     /// answer.
     fn wait_for_streams(&self, stream: StreamId) -> bool {
-        if self.device.driver().synchronize(self.device.id()).is_err() {
+        let synchronize = || self.device.driver().synchronize(self.device.id()).is_ok();
+        // Once for the events that frees wait for.
+        if !synchronize() {
+            return false;
+        }
+        let moment = {
+            let mut pools = self.lock();
+            self.finish_deferred(&mut pools);
+            pools.empty_small_slabs();
+            pools.stitching.moment()
+        };
+        // And once for all that was freed up to that moment. What another thread frees from here on has not been waited for.
+        if !synchronize() {
             return false;
         }
         let mut pools = self.lock();
-        self.finish_deferred(&mut pools);
-        pools.empty_small_slabs();
-        let moment = pools.stitching.moment();
         for other in pools.stitching.unpassed_streams(stream) {
             pools.stitching.note_passed(other, moment);
         }

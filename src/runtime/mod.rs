@@ -363,11 +363,11 @@ impl Runtime {
                 let slots = 0..installed.mapping.slot_count();
                 slots.map(|slot| installed.mapping.slot_span(slot).start()).filter(inside).collect()
             }
-            // Ranges of the stitching pool begin at a multiple of its chunk size.
+            // Blocks of the stitching pool, slabs among them, begin where a chunk does.
             _ => {
-                let granule = self.config.granule.get();
-                let first = (address.get() / granule + 1) * granule;
-                (first..span.end().get()).step_by(granule as usize).map(DeviceAddress::new).collect()
+                let Some(first) = pools.stitching.block_at(address) else { return Vec::new() };
+                let borders = (first.get()..span.end().get()).step_by(self.config.granule.get() as usize);
+                borders.map(DeviceAddress::new).filter(inside).collect()
             }
         }
     }

@@ -33,7 +33,8 @@ impl ChunkSource for TestSource {
     fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
         let mut state = self.state.lock().unwrap();
         state.acquires += 1;
-        let parts = Ladder::standard().cover(want.len, want.shape).unwrap();
+        let ladder = Ladder::new([2, 8, 32, 256].map(Bytes::mib).to_vec()).unwrap();
+        let parts = ladder.cover(want.len, want.shape).unwrap();
         let sum: Bytes = parts.iter().map(|part| part.bytes().unwrap()).sum();
         let refused = || SourceError { kind: ErrorKind::Exhausted, message: format!("only {} left", state.left) };
         let left = state.left.checked_sub(sum).ok_or_else(refused)?;
@@ -134,6 +135,22 @@ fn a_request_goes_to_the_plan_then_to_the_pool_of_its_size() {
     }
     let stats = bench.runtime.stats();
     assert_eq!((stats.live, stats.live_allocations, stats.peak_live), (Bytes::ZERO, 0, Bytes::mib(6) + Bytes::kib(8)));
+}
+
+#[test]
+fn borders_are_where_chunks_meet_whatever_the_addresses_of_a_range_are() {
+    let bench = Bench::new(256, RuntimeConfig { granule: Bytes::mib(8), ..RuntimeConfig::default() });
+    // Ranges are aligned to the device's granularity, so most do not begin at a multiple of 8 MiB: a few of them, to be sure.
+    for mib in [20, 9, 33, 8] {
+        let address = bench.runtime.alloc(&Request::of(Bytes::mib(mib))).unwrap();
+        let offsets: Vec<u64> =
+            bench.runtime.borders(address).iter().map(|border| border.get() - address.get()).collect();
+        let expected: Vec<u64> = (1..mib.div_ceil(8)).map(|n| n * (8 << 20)).collect();
+        assert_eq!(offsets, expected, "{mib} MiB");
+    }
+    // A small allocation lies in a slab of one chunk.
+    let small = bench.runtime.alloc(&Request::of(Bytes::kib(600))).unwrap();
+    assert_eq!(bench.runtime.borders(small), []);
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub use self::stitch::{Effort, Stitched};
 use super::AddressMap;
 use crate::ids::StreamId;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
-use crate::units::{Bytes, DeviceAddress, Place as _};
+use crate::units::{Bytes, DeviceAddress, Place as _, Span};
 
 /// How much a stitching pool may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -401,6 +401,16 @@ impl StitchingPool {
             BlockId::P(id) => self.pblock(id).len,
             BlockId::S(id) => self.sblock(id).len,
         })
+    }
+
+    /// Where the live block begins that `address` lies in, slabs among them. Walks over the slabs.
+    pub fn block_at(&self, address: DeviceAddress) -> Option<DeviceAddress> {
+        if self.live.contains_key(&address) {
+            return Some(address);
+        }
+        let begins = self.lent.keys().filter(|start| **start <= address).max().copied()?;
+        let len = self.block_len(self.lent[&begins].bytes)?;
+        Span::new(begins, len).filter(|slab| slab.contains(address)).map(|slab| slab.start())
     }
 
     /// S4: maps chunks that were acquired as one idle block. On error nothing has changed, and the chunks are still the caller's.
