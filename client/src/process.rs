@@ -52,6 +52,8 @@ pub(crate) fn existing(device: i32) -> Option<&'static Runtime> {
 
 #[cold]
 fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runtime, String> {
+    // Before the lock: a child that is forked while another thread holds it must know that it is one.
+    fork::watch();
     // A panic under this lock was caught at the border; what it left is no worse than nothing.
     let mut setup = SETUP.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(runtime) = slot.get() {

@@ -65,11 +65,23 @@ impl Link {
         self.channel.set_patience(self.patience + wait)?;
         self.send(client_frame::What::Acquire(v1::Acquire { request, want: Some(wanted.into()) }))?;
         let mut leased = Vec::new();
+        let outcome = self.receive_lease(request, &mut leased);
+        if outcome.is_err() && !leased.is_empty() {
+            // All or none: what came is ours, as the daemon sees it, and nobody here wants it any more.
+            let ids = leased.iter().map(|(id, ..)| *id).collect();
+            leased.clear();
+            // If not even this goes through the daemon is gone, or soon hears that this process is.
+            let _ = self.release(ids);
+        }
+        outcome.map(|()| leased)
+    }
+
+    fn receive_lease(&self, request: u64, leased: &mut Vec<Leased>) -> Result<(), SessionError> {
         loop {
             match self.receive() {
                 Ok((daemon_frame::What::Batch(batch), fds)) if batch.request == request => {
-                    if self.take_batch(&batch, fds, &mut leased)? {
-                        return Ok(leased);
+                    if self.take_batch(&batch, fds, leased)? {
+                        return Ok(());
                     }
                 }
                 // The answer to a request that this side has given up: nobody wants these any more.

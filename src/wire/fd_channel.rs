@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use prost::Message;
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use crate::clock::{Clock as _, SystemClock};
 use crate::error::ErrorKind;
 use crate::limits;
 
@@ -128,6 +129,16 @@ impl<S: AsFd> FdChannel<S> {
         set_socket_timeout(&self.socket, Timeout::Recv, Some(patience)).map_err(ChannelError::System)
     }
 
+    /// A signal came while the socket was waited for, and the kernel's count of how long begins anew: a job with a timer would wait for ever.
+    fn check_patience(&self, since_start: &SystemClock, which: Timeout) -> Result<(), ChannelError> {
+        let patience = socket_timeout(&self.socket, which).map_err(ChannelError::System)?;
+        if patience.is_some_and(|patience| since_start.now() >= patience) {
+            Err(ChannelError::TimedOut)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Sends one message with descriptors. They stay the caller's; the other side gets copies.
     pub fn send(&self, message: &impl Message, fds: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
         if fds.len() > limits::FDS_PER_MESSAGE_MAX {
@@ -147,11 +158,12 @@ impl<S: AsFd> FdChannel<S> {
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(ChannelError::TooManyDescriptors(fds.len()));
         }
+        let clock = SystemClock::new();
         loop {
             match rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
                 // A packet goes whole or not at all.
                 Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) => self.check_patience(&clock, Timeout::Send)?,
                 Err(errno) => return Err(ChannelError::of(errno, self.blocks)),
             }
         }
@@ -171,11 +183,12 @@ impl<S: AsFd> FdChannel<S> {
     fn receive_bytes(&self, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), ChannelError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(limits::FDS_PER_MESSAGE_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
+        let clock = SystemClock::new();
         let received = loop {
             let mut parts = [IoSliceMut::new(bytes)];
             match rustix::net::recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
                 Ok(received) => break received,
-                Err(Errno::INTR) => {}
+                Err(Errno::INTR) => self.check_patience(&clock, Timeout::Recv)?,
                 Err(errno) => return Err(ChannelError::of(errno, self.blocks)),
             }
         };

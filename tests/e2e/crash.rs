@@ -5,7 +5,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use stitchd::pool::Request;
 use stitchd::units::Bytes;
 
-use crate::support::{TestDaemon, eventually, hear, python};
+use crate::support::{PATIENCE, TestDaemon, eventually, hear, python};
 
 const MIB: u64 = 1 << 20;
 
@@ -160,6 +160,33 @@ say('went on')
     writeln!(client.stdin.take().unwrap(), "go").unwrap();
     assert_eq!(hear(&mut lines), "went on");
     assert!(client.wait().unwrap().success());
+}
+
+#[test]
+fn a_daemon_that_is_stopped_is_an_error_in_bounded_time_whatever_signals_come() {
+    let daemon = TestDaemon::start(64);
+    let script = "\
+import signal
+p = malloc(2 * MIB)
+signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+say('ready')
+sys.stdin.readline()
+start = time.time()
+q = lib.stitch_malloc(40 * MIB, 0, None)
+say(q, round(time.time() - start, 1))
+";
+    let Some(mut client) = python(&daemon, script) else { return };
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "ready");
+    let daemon_pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
+    rustix::process::kill_process(daemon_pid, rustix::process::Signal::STOP).unwrap();
+    writeln!(client.stdin.take().unwrap(), "go").unwrap();
+    let said = hear(&mut lines);
+    rustix::process::kill_process(daemon_pid, rustix::process::Signal::CONT).unwrap();
+    client.wait().unwrap();
+    let seconds: f64 = said.strip_prefix("None ").unwrap_or_else(|| panic!("{said}")).parse().unwrap();
+    assert!(seconds < PATIENCE.as_secs_f64(), "{said}");
 }
 
 /// A child that outlives its parent, and not the test.
