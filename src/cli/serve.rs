@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::{DONE, Failure, Outcome, print_json};
@@ -100,7 +100,11 @@ async fn serve(config: Config, json: bool) -> Result<(), DaemonError> {
     let http = listeners.http_address();
     let socket = config.runtime_dir.join(SOCKET_NAME);
     let daemon = Daemon::build(config, driver)?;
-    tokio::spawn(end_on_signal(Arc::clone(&daemon)));
+    // Before anybody hears that it serves: who hears it may tell it to end.
+    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        (Ok(terminate), Ok(interrupt)) => drop(tokio::spawn(end_on_signal(Arc::clone(&daemon), terminate, interrupt))),
+        _ => tracing::error!("signals cannot be watched; this daemon ends only when it is killed"),
+    }
     if let Some(address) = http {
         tracing::info!(%address, "HTTP");
     }
@@ -110,16 +114,13 @@ async fn serve(config: Config, json: bool) -> Result<(), DaemonError> {
             "http": http.map(|address| address.to_string()),
             "pid": std::process::id(),
         }));
+    } else {
+        println!("serving at {}", socket.display());
     }
     daemon.serve(listeners).await
 }
 
-async fn end_on_signal(daemon: Arc<Daemon>) {
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        tracing::error!("signals cannot be watched; this daemon ends only when it is killed");
-        return;
-    };
+async fn end_on_signal(daemon: Arc<Daemon>, mut terminate: Signal, mut interrupt: Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}

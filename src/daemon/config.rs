@@ -43,6 +43,8 @@ pub struct Config {
     pub session_limit: Option<Bytes>,
     /// Bytes per device that are created ahead of need, in the chunks by which sessions grow.
     pub warm: Bytes,
+    /// The highest priority that a session can have, whatever it asks for.
+    pub priority_max: u32,
     /// How long sessions may go on once the daemon is to end.
     pub drain: Duration,
     /// Access to the sockets, as chmod writes it.
@@ -103,6 +105,7 @@ struct File {
     ladder: Option<Vec<String>>,
     session_limit: Option<String>,
     warm: Option<String>,
+    priority_max: Option<u32>,
     drain: Option<String>,
     socket_mode: Option<String>,
     plans: Option<PathBuf>,
@@ -176,6 +179,7 @@ impl Config {
             },
             session_limit: file.session_limit.map(|text| size("session_limit", &text)).transpose()?,
             warm: file.warm.map_or(Ok(Bytes::ZERO), |text| text.parse().map_err(|error| value("warm", error)))?,
+            priority_max: file.priority_max.unwrap_or(0),
             drain: file.drain.map_or(Ok(Duration::from_secs(2)), |text| parse_duration("drain", &text))?,
             socket_mode: file.socket_mode.map_or(Ok(0o660), |text| parse_mode(&text))?,
             plans: file.plans,
@@ -194,6 +198,7 @@ impl Config {
             ladder: Some(self.ladder.steps().iter().copied().map(exact).collect()),
             session_limit: self.session_limit.map(exact),
             warm: Some(exact(self.warm)),
+            priority_max: Some(self.priority_max),
             drain: Some(format!("{}ms", self.drain.as_millis())),
             socket_mode: Some(format!("{:o}", self.socket_mode)),
             plans: Some(self.plan_dir()),

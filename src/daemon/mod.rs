@@ -171,7 +171,16 @@ impl Daemon {
             version = env!("CARGO_PKG_VERSION"),
             "serving"
         );
-        let served = service::run(Arc::clone(&self), listeners.grpc).await;
+        // A connection that says nothing, or never stops, does not keep the daemon from ending.
+        const GRACE: Duration = Duration::from_millis(500);
+        let is_over = async {
+            Arc::clone(&self).ended().await;
+            tokio::time::sleep(GRACE).await;
+        };
+        let served = tokio::select! {
+            served = service::run(Arc::clone(&self), listeners.grpc) => served,
+            () = is_over => Ok(()),
+        };
         parts.shutdown().await;
         drop(chunks);
         // Dropped last: until here a second daemon is kept away.

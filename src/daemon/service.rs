@@ -218,7 +218,10 @@ impl Sessions for Service {
         };
         let broken = |error: &dyn std::error::Error| status(ErrorKind::Broken, chain(error));
         let secret = random_token().map_err(|error| broken(&error))?;
-        let id = daemon.steward.open(limit, wanted.priority).map_err(|error| from_ledger(&error))?;
+        let id = daemon
+            .steward
+            .open(limit, wanted.priority.min(daemon.config.priority_max))
+            .map_err(|error| from_ledger(&error))?;
         let page = match stats_page::create(id) {
             Ok(page) => page,
             Err(error) => {

@@ -145,3 +145,12 @@ fn warm_chunks_lie_there_before_they_are_asked_for_and_are_in_nobodys_way() {
     two.alloc(&request(54)).unwrap();
     assert_eq!((daemon.device("leased_bytes"), daemon.device("idle_bytes")), (64 * MIB, 0));
 }
+
+#[test]
+fn connections_that_say_nothing_do_not_keep_a_daemon_from_ending() {
+    let mut daemon = TestDaemon::start(64);
+    let silent = std::os::unix::net::UnixStream::connect(daemon.socket()).unwrap();
+    let silent_too = daemon.session("one that stays");
+    daemon.terminate();
+    drop((silent, silent_too));
+}
