@@ -183,7 +183,14 @@ impl Cli {
 
 /// Prints one JSON object on standard output.
 fn print_json(value: &serde_json::Value) {
-    println!("{value}");
+    print_long(&format_args!("{value}\n"));
+}
+
+/// Prints what may be long. Whoever reads it may have seen enough before its end (`| head`), and that is no error.
+fn print_long(text: &impl std::fmt::Display) {
+    use std::io::Write as _;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let _ = write!(out, "{text}").and_then(|()| out.flush());
 }
 
 fn file_error(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Failure {

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::table::Table;
-use super::{DONE, Failure, Outcome, file_error, print_json, read_plan, read_trace};
+use super::{DONE, Failure, Outcome, file_error, print_json, print_long, read_plan, read_trace};
 use crate::clock::{Clock as _, SystemClock};
 use crate::plan::{Plan, Problem, format, lower_bound, solve, validate};
 use crate::units::Bytes;
@@ -200,13 +200,13 @@ fn show(file: &std::path::Path, json: bool) -> Outcome {
         }));
         return DONE;
     }
-    println!(
-        "plan {}: {} requests in {}, the first {} once, the others in every iteration",
+    print_long(&format_args!(
+        "plan {}: {} requests in {}, the first {} once, the others in every iteration\n",
         plan.id().to_hex(),
         plan.entries.len(),
         plan.pool_len,
         plan.cycle_start
-    );
+    ));
     let mut table = Table::new(&[">request", "part", ">size", ">offset", ">stream", "live", "again"]);
     for (at, entry) in plan.entries.iter().enumerate() {
         table.row(vec![
@@ -219,6 +219,6 @@ fn show(file: &std::path::Path, json: bool) -> Outcome {
             entry.again.map_or_else(String::new, lifetime),
         ]);
     }
-    print!("{table}");
+    print_long(&table);
     DONE
 }

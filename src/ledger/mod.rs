@@ -309,7 +309,7 @@ pub enum LedgerError {
     #[error("{0} exists already")]
     RequestExists(RequestId),
     /// Nobody holds anything for this plan.
-    #[error("nothing is reserved for {0}")]
+    #[error("nothing is reserved for plan {}", .0.to_hex())]
     NoPlan(PlanId),
     /// The session does not hold this chunk, or named it twice.
     #[error("{session} does not hold {chunk}")]

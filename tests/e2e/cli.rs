@@ -95,3 +95,23 @@ fn a_plan_is_described_for_people_and_for_scripts() {
     let output = run(&["plan", trace]);
     assert!(String::from_utf8_lossy(&output.stdout).contains("optimal"));
 }
+
+#[test]
+fn whoever_has_seen_enough_may_close_the_pipe() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = dir.path().join("job.plan");
+    let trace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/resnet50-olla.csv.zst");
+    run(&["plan", trace.to_str().unwrap(), "-o", plan.to_str().unwrap()]);
+    for more in [&[][..], &["--json"]] {
+        let mut show = crate::support::stitchd()
+            .args(["plan", "show", plan.to_str().unwrap()])
+            .args(more)
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(show.stdout.take());
+        let output = show.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", crate::support::stderr(&output));
+    }
+}

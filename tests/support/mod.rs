@@ -210,11 +210,13 @@ impl Drop for TestDaemon {
     }
 }
 
-/// The client library, built beside the binary; `None` when only a part of the workspace was built.
+/// The client library, the newest there is: `cargo build` leaves it beside the binary, `cargo test` in `deps`. `None` when only a part of the workspace was
+/// built.
 pub(crate) fn client_library() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_BIN_EXE_stitchd")).parent().unwrap();
     let places = [beside.join("libstitchd_client.so"), beside.join("deps/libstitchd_client.so")];
-    places.into_iter().find(|path| path.exists())
+    let built = |path: &PathBuf| path.metadata().and_then(|metadata| metadata.modified()).ok();
+    places.into_iter().filter(|path| path.exists()).max_by_key(built)
 }
 
 /// A Python process that can call the client library: `lib` is loaded, `main` is what the script does.

@@ -62,7 +62,7 @@ fn perform(args: &DemoArgs, show: &Show, clock: &SystemClock) -> anyhow::Result<
     show.say(&format!(
         "A pretended device of {DEVICE} in host memory. Memory is sparse: only pages that carry patterns are really there."
     ));
-    let mut node = Node::start(args.keep)?;
+    let mut node = Node::start(args.keep, show)?;
     show.say(&format!("daemon    pid {} in {}", node.daemon_pid(), node.directory().display()));
     let mut acts = Vec::new();
     for role in &CAST {

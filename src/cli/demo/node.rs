@@ -15,6 +15,7 @@ use super::show::Show;
 use crate::cli::ask;
 use crate::cli::trainer::WAITING;
 use crate::clock::{Clock as _, SystemClock};
+use crate::limits;
 use crate::session::locate::SOCKET_NAME;
 use crate::units::Bytes;
 use crate::wire::v1;
@@ -64,11 +65,22 @@ fn this_binary() -> anyhow::Result<PathBuf> {
 }
 
 impl Node {
-    pub(super) fn start(keep: bool) -> anyhow::Result<Node> {
+    pub(super) fn start(keep: bool, show: &Show) -> anyhow::Result<Node> {
+        let chunk_len = chunk_len_for(rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum)?;
         let directory = scratch_directory()?;
+        let config = directory.join("stitchd.toml");
+        std::fs::write(&config, format!("ladder = ['{chunk_len}', '32 MiB', '256 MiB']\n"))
+            .context("writing a file")?;
+        if chunk_len > limits::CHUNK_LEN_MIN {
+            show.say(&format!(
+                "Few open files are allowed here (ulimit -Hn), so processes grow in chunks of {chunk_len}."
+            ));
+        }
         let log = std::fs::File::create(directory.join("daemon.log")).context("creating the daemon's log")?;
         let daemon = Command::new(this_binary()?)
             .args(["serve", "--json", "--driver", "host", "--http", "127.0.0.1:0"])
+            .arg("--config")
+            .arg(&config)
             .arg("--runtime-dir")
             .arg(&directory)
             .arg(format!("--device=0={}", DEVICE.get()))
@@ -190,6 +202,20 @@ impl Node {
         ensure!(complaints.is_empty(), "the daemon complained:\n{}", complaints.join("\n"));
         show.say("daemon    ended");
         Ok(end)
+    }
+}
+
+/// The smallest chunks that the demo can have where a process may have so many files open: a chunk of the host driver is one, and one more when it is
+/// exported.
+fn chunk_len_for(files_max: Option<u64>) -> anyhow::Result<Bytes> {
+    const FEW: u64 = 16_384;
+    const TOO_FEW: u64 = 4_096;
+    match files_max {
+        Some(max) if max < TOO_FEW => {
+            bail!("the demo needs {TOO_FEW} open files and this system allows {max}; raise the hard limit (ulimit -Hn)")
+        }
+        Some(max) if max < FEW => Ok(Bytes::mib(8)),
+        _ => Ok(limits::CHUNK_LEN_MIN),
     }
 }
 
@@ -389,4 +415,18 @@ fn resident_of(pid: u32) -> Bytes {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
     Bytes::new(pages * PAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_few_files_are_allowed_chunks_are_larger() {
+        assert_eq!(chunk_len_for(None).unwrap(), Bytes::mib(2));
+        assert_eq!(chunk_len_for(Some(1 << 20)).unwrap(), Bytes::mib(2));
+        assert_eq!(chunk_len_for(Some(4_096)).unwrap(), Bytes::mib(8));
+        let error = chunk_len_for(Some(1_024)).unwrap_err().to_string();
+        assert!(error.contains("1024") && error.contains("ulimit"), "{error}");
+    }
 }
