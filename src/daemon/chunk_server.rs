@@ -192,11 +192,17 @@ fn check_no_descriptors(fds: &[OwnedFd]) -> Result<(), ChannelError> {
     Err(ChannelError::Garbage(format!("{} descriptors came with a message that has none", fds.len())))
 }
 
-fn give_back(daemon: &Daemon, session: SessionId, chunks: &[(ChunkId, Bytes)]) {
-    let chunks = chunks.iter().map(|(chunk, _)| *chunk).collect();
-    if let Err(error) = daemon.steward.release(session, chunks) {
-        // The session ended meanwhile, and its chunks with it.
-        tracing::debug!(%session, error = %chain(&error), "chunks are gone already");
+/// Releases what of `chunks` the session still has.
+pub(super) fn give_back(daemon: &Daemon, session: SessionId, chunks: &[(ChunkId, Bytes)]) {
+    let all = chunks.iter().map(|(chunk, _)| *chunk).collect();
+    if daemon.steward.release(session, all).is_ok() {
+        return;
+    }
+    // All or none: it has released some of them itself, or it is over. One by one, then.
+    for (chunk, _) in chunks {
+        if let Err(error) = daemon.steward.release(session, vec![*chunk]) {
+            tracing::debug!(%session, error = %chain(&error), "a chunk is gone already");
+        }
     }
 }
 

@@ -32,7 +32,7 @@ use tokio::sync::watch;
 use crate::clock::{Clock, SystemClock};
 use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::{Driver, DriverError};
-use crate::error::{ErrorKind, chain};
+use crate::error::ErrorKind;
 use crate::ids::{DeviceId, DeviceUuid};
 use crate::ladder::{Ladder, Part};
 use crate::memory::Device;
@@ -259,11 +259,7 @@ async fn tick(daemon: Arc<Daemon>) {
         daemon.steward.tick();
         daemon.keep_warm();
         for expired in daemon.registry.expired_claims(daemon.clock.now()) {
-            let chunks = expired.chunks.iter().map(|(chunk, _)| *chunk).collect();
-            if let Err(error) = daemon.steward.release(expired.session, chunks) {
-                // The session ended meanwhile, and its chunks with it.
-                tracing::debug!(session = %expired.session, error = %chain(&error), "an unclaimed lease is gone already");
-            }
+            chunk_server::give_back(&daemon, expired.session, &expired.chunks);
         }
     }
 }
