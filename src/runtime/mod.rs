@@ -395,7 +395,7 @@ impl Runtime {
         given
     }
 
-    /// Waits for all streams and gives everything back that is not live.
+    /// Waits for all streams: what was freed while they used it is idle now.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.device.driver().synchronize(self.device.id())?;
         let mut pools = self.lock();
