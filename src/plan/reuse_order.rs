@@ -8,39 +8,12 @@ use std::collections::BTreeMap;
 
 use super::Plan;
 
-/// Predecessors and successors of every entry, each in one list with bounds.
+/// The predecessors of every entry, all in one list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReuseOrder {
-    predecessors: Adjacency,
-    successors: Adjacency,
-}
-
-/// A list per entry, all in one.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Adjacency {
-    /// Where the list of each entry begins; one more at the end.
+    /// Where those of each entry begin; one more at the end.
     starts: Vec<u32>,
     entries: Vec<u32>,
-}
-
-impl Adjacency {
-    fn new(count: usize, mut pairs: Vec<(u32, u32)>) -> Adjacency {
-        pairs.sort_unstable();
-        pairs.dedup();
-        let mut starts = Vec::with_capacity(count + 1);
-        let mut at = 0;
-        for entry in 0..count as u32 {
-            starts.push(at as u32);
-            at += pairs[at..].iter().take_while(|(of, _)| *of == entry).count();
-        }
-        starts.push(at as u32);
-        Adjacency { starts, entries: pairs.into_iter().map(|(_, to)| to).collect() }
-    }
-
-    fn of(&self, entry: u32) -> &[u32] {
-        let (start, end) = (self.starts[entry as usize], self.starts[entry as usize + 1]);
-        &self.entries[start as usize..end as usize]
-    }
 }
 
 impl ReuseOrder {
@@ -58,29 +31,32 @@ impl ReuseOrder {
                 }
             });
         }
-        let backwards = pairs.iter().map(|(entry, last)| (*last, *entry)).collect();
-        ReuseOrder { predecessors: Adjacency::new(count, pairs), successors: Adjacency::new(count, backwards) }
+        pairs.sort_unstable();
+        pairs.dedup();
+        let mut starts = Vec::with_capacity(count + 1);
+        let mut at = 0;
+        for entry in 0..count as u32 {
+            starts.push(at as u32);
+            at += pairs[at..].iter().take_while(|(of, _)| *of == entry).count();
+        }
+        starts.push(at as u32);
+        ReuseOrder { starts, entries: pairs.into_iter().map(|(_, last)| last).collect() }
     }
 
     /// The entries that last held bytes of this one.
     pub fn predecessors(&self, entry: u32) -> &[u32] {
-        self.predecessors.of(entry)
-    }
-
-    /// The entries that this one is a predecessor of.
-    pub fn successors(&self, entry: u32) -> &[u32] {
-        self.successors.of(entry)
+        self.predecessors_in(self.predecessor_bounds(entry))
     }
 
     /// Where they begin and end in the list of all, for whoever keeps that with the entry.
-    pub fn successor_bounds(&self, entry: u32) -> (u32, u32) {
-        (self.successors.starts[entry as usize], self.successors.starts[entry as usize + 1])
+    pub fn predecessor_bounds(&self, entry: u32) -> (u32, u32) {
+        (self.starts[entry as usize], self.starts[entry as usize + 1])
     }
 
     /// The entries between such bounds.
     #[inline]
-    pub fn successors_in(&self, (start, end): (u32, u32)) -> &[u32] {
-        &self.successors.entries[start as usize..end as usize]
+    pub fn predecessors_in(&self, (start, end): (u32, u32)) -> &[u32] {
+        &self.entries[start as usize..end as usize]
     }
 }
 

@@ -27,6 +27,8 @@ const GRAM: usize = 4;
 #[derive(Debug)]
 pub(super) struct Matcher {
     cursor: u32,
+    /// How often it went over an entry, less where it stands.
+    passed_before: u64,
     count: u32,
     cycle_start: u32,
     missed: VecDeque<u32>,
@@ -47,6 +49,7 @@ impl Matcher {
         }
         Matcher {
             cursor: 0,
+            passed_before: 0,
             count: entries.len() as u32,
             cycle_start,
             missed: VecDeque::new(),
@@ -59,6 +62,11 @@ impl Matcher {
     #[inline]
     pub(super) fn cursor(&self) -> u32 {
         self.cursor
+    }
+
+    /// How often the cursor went over an entry.
+    pub(super) fn passed(&self) -> u64 {
+        self.passed_before + u64::from(self.cursor)
     }
 
     pub(super) fn at_cycle_start(&self) -> bool {
@@ -76,6 +84,7 @@ impl Matcher {
         self.cursor += 1;
         if self.cursor >= self.count && self.cycle_start < self.count {
             self.cursor = self.cycle_start;
+            self.passed_before += u64::from(self.count - self.cycle_start);
             // From here on [`Matcher::since`] would not see all that came after an entry of the prologue.
             self.missed.retain(|entry| *entry >= self.cycle_start);
         }
@@ -171,7 +180,9 @@ impl Matcher {
     pub(super) fn rewind_behind(&mut self, entry: u32) {
         let ahead: Vec<u32> = self.since(entry).collect();
         self.missed.retain(|missed| !ahead.contains(missed));
+        let passed = self.passed();
         self.cursor = self.next(entry);
+        self.passed_before = passed - u64::from(self.cursor);
         self.last_late = None;
         self.strays.clear();
     }

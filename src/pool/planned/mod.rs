@@ -7,13 +7,13 @@
 //!
 //! Live allocations of the pool are of two kinds.
 //!
-//! * *Orderly* ones were served at the cursor, and nothing that overlaps them has been passed by the cursor since. For these a
-//!   count is enough: an entry's *pending* count says how many of its predecessors ([`ReuseOrder`]) are orderly and live. Whoever is orderly, live
-//!   and overlaps the entry at the cursor must be a predecessor of it: nothing that overlaps it came in between.
+//! * *Orderly* ones were served at the cursor, and nothing that overlaps them has been passed by the cursor since. For these a bit
+//!   per entry is enough: whoever is orderly and overlaps the entry at the cursor must be a predecessor of it ([`ReuseOrder`]), as nothing that
+//!   overlaps it came in between, and of those there are 1.4 in the mean.
 //! * *Tenants* ([`tenants`]) are all others: served out of order, freed later than the plan says, or unknown to the plan. Their spans are kept
 //!   exactly, with a count per 2 MiB so that the exact look-up is rare.
 //!
-//! So an entry is free when its pending count is zero and no tenant overlaps it. When the cursor passes an entry, whether it was served, refused or never
+//! So an entry is free when none of its predecessors is orderly and no tenant overlaps it. When the cursor passes an entry, whether it was served, refused or never
 //! asked for, the orderly ones that overlap it become tenants first. That is the whole argument why two live allocations never overlap,
 //! whatever the plan says and however late a free comes; [`PlannedPool::invariants`] checks it.
 
@@ -37,13 +37,15 @@ pub struct PlannedPool {
     entries: Box<[Planned]>,
     cycle_start: u32,
     order: ReuseOrder,
-    /// For each entry how many of its predecessors are orderly and live.
-    pending: Box<[u32]>,
+    orderly: Bits,
     places: Places,
     tenants: Tenants,
     matcher: Matcher,
     streams: Streams,
+    /// All but the hits, which follow from how far the cursor has come.
     counts: PlannedCounts,
+    /// Requests that agreed with the entry at the cursor and were not served.
+    blocked_at_cursor: u64,
 }
 
 /// What the pool has served and what it has not.
@@ -89,11 +91,32 @@ struct Planned {
     offset: u32,
     /// Index into [`Streams`].
     stream: u32,
-    /// Where the entries that it is a predecessor of begin and end in the list of the [`ReuseOrder`].
-    successors: (u32, u32),
+    /// Where its predecessors begin and end in the list of the [`ReuseOrder`].
+    predecessors: (u32, u32),
 }
 
 const _: () = assert!(size_of::<Planned>() == 32);
+
+/// One bit per entry.
+#[derive(Debug)]
+struct Bits(Box<[u64]>);
+
+impl Bits {
+    #[inline]
+    fn is_set(&self, entry: u32) -> bool {
+        self.0[entry as usize / 64] >> (entry % 64) & 1 == 1
+    }
+
+    #[inline]
+    fn set(&mut self, entry: u32) {
+        self.0[entry as usize / 64] |= 1 << (entry % 64);
+    }
+
+    #[inline]
+    fn clear(&mut self, entry: u32) {
+        self.0[entry as usize / 64] &= !(1 << (entry % 64));
+    }
+}
 
 /// Who is at an offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -231,12 +254,12 @@ impl PlannedPool {
                     streams.0.push((entry.stream, bound));
                     streams.0.len() as u32 - 1
                 }),
-                successors: order.successor_bounds(at),
+                predecessors: order.predecessor_bounds(at),
             })
             .collect::<Box<[_]>>();
         Ok(PlannedPool {
             span,
-            pending: vec![0; entries.len()].into_boxed_slice(),
+            orderly: Bits(vec![0; entries.len().div_ceil(64)].into_boxed_slice()),
             cycle_start: plan.cycle_start as u32,
             order,
             places,
@@ -245,6 +268,7 @@ impl PlannedPool {
             entries,
             streams,
             counts: PlannedCounts::default(),
+            blocked_at_cursor: 0,
         })
     }
 
@@ -255,12 +279,13 @@ impl PlannedPool {
 
     /// What it has served.
     pub fn counts(&self) -> PlannedCounts {
-        self.counts
+        let passed_unserved = self.counts.skipped + self.blocked_at_cursor;
+        PlannedCounts { hits: self.matcher.passed() - passed_unserved, ..self.counts }
     }
 
     /// Allocations that are live here. Walks over the plan: a count that is kept would be written at every allocation.
     pub fn live_allocations(&self) -> u64 {
-        let orderly = (0..self.entries.len() as u32).filter(|entry| self.is_orderly(*entry)).count();
+        let orderly = (0..self.entries.len() as u32).filter(|entry| self.orderly.is_set(*entry)).count();
         orderly as u64 + self.tenants.spans().count() as u64
     }
 
@@ -291,21 +316,24 @@ impl PlannedPool {
     fn serve_in_order(&mut self, entry: u32, request: &Request) -> Served {
         let planned = self.entries[entry as usize];
         let place = self.places.of(planned.offset);
-        let is_free = self.pending[entry as usize] == 0
+        let is_free = !self.has_orderly_predecessor(&planned)
             && self.places.at(place) == Occupant::Nobody
             && (self.tenants.is_empty() || self.tenants.is_clear(self.offsets_of(entry)));
         if !is_free {
             self.pass(entry);
             self.counts.blocked += 1;
+            self.blocked_at_cursor += 1;
             return Served::Elsewhere;
         }
         self.places.set(place, Occupant::Entry(entry));
-        for successor in self.order.successors_in(planned.successors) {
-            self.pending[*successor as usize] += 1;
-        }
+        self.orderly.set(entry);
         self.streams.bind(planned.stream, request.stream);
-        self.counts.hits += 1;
         Served::At(self.address(planned.offset))
+    }
+
+    #[inline]
+    fn has_orderly_predecessor(&self, planned: &Planned) -> bool {
+        self.order.predecessors_in(planned.predecessors).iter().any(|entry| self.orderly.is_set(*entry))
     }
 
     /// Where it is kept who has the entry's offset.
@@ -363,37 +391,21 @@ impl PlannedPool {
 
     /// The cursor goes over `entry` without an orderly allocation there: whoever is orderly and overlaps it becomes a tenant.
     fn pass(&mut self, entry: u32) {
-        if self.places.at(self.place(entry)) == Occupant::Entry(entry) {
+        if self.orderly.is_set(entry) {
             self.make_tenant(entry);
-        }
-        if self.pending[entry as usize] == 0 {
-            // An orderly allocation at the very same offset is a predecessor, and there is none.
-            return;
         }
         for at in 0..self.order.predecessors(entry).len() {
             let predecessor = self.order.predecessors(entry)[at];
-            if self.is_orderly(predecessor) {
+            if self.orderly.is_set(predecessor) {
                 self.make_tenant(predecessor);
             }
         }
-        debug_assert_eq!(self.pending[entry as usize], 0, "every pending predecessor became a tenant");
-    }
-
-    fn is_orderly(&self, entry: u32) -> bool {
-        self.places.at(self.place(entry)) == Occupant::Entry(entry)
     }
 
     fn make_tenant(&mut self, entry: u32) {
         self.places.set(self.place(entry), Occupant::Tenant);
         self.tenants.insert(self.offsets_of(entry), self.entries[entry as usize].bytes);
-        self.release_successors(entry);
-    }
-
-    #[inline]
-    fn release_successors(&mut self, entry: u32) {
-        for successor in self.order.successors_in(self.entries[entry as usize].successors) {
-            self.pending[*successor as usize] -= 1;
-        }
+        self.orderly.clear(entry);
     }
 
     /// Serves an entry that the cursor has gone over already, if nobody is there now.
@@ -402,7 +414,7 @@ impl PlannedPool {
         let planned = self.entries[entry as usize];
         // Whoever was orderly and overlapped the entry when it was passed is a tenant since; whoever came after lies between it and the cursor.
         let overlaps_since =
-            self.matcher.since(entry).any(|other| self.is_orderly(other) && self.offsets_of(other).overlaps(span));
+            self.matcher.since(entry).any(|other| self.orderly.is_set(other) && self.offsets_of(other).overlaps(span));
         let place = self.places.of(planned.offset);
         if overlaps_since || self.places.at(place) != Occupant::Nobody || !self.tenants.is_clear(span) {
             self.counts.blocked += 1;
@@ -422,7 +434,7 @@ impl PlannedPool {
     fn rewind_behind(&mut self, entry: u32) {
         let ahead: Vec<_> = self.matcher.since(entry).collect();
         for other in ahead {
-            if self.is_orderly(other) {
+            if self.orderly.is_set(other) {
                 self.make_tenant(other);
             }
         }
@@ -437,7 +449,7 @@ impl PlannedPool {
         let bytes = match self.places.at(place) {
             Occupant::Nobody => return None,
             Occupant::Entry(entry) => {
-                self.release_successors(entry);
+                self.orderly.clear(entry);
                 self.entries[entry as usize].bytes
             }
             Occupant::Tenant => self.tenants.remove(self.plan_offset(offset)),
@@ -499,7 +511,7 @@ impl PlannedPool {
     fn is_free_now(&self, span: PlanSpan) -> bool {
         self.tenants.is_clear(span)
             && (0..self.entries.len() as u32)
-                .all(|entry| !self.is_orderly(entry) || !self.offsets_of(entry).overlaps(span))
+                .all(|entry| !self.orderly.is_set(entry) || !self.offsets_of(entry).overlaps(span))
     }
 
     /// An iteration ends: the next request is the first of the cycle.
@@ -512,7 +524,7 @@ impl PlannedPool {
 
     /// Says what is wrong with the pool; nothing, unless this module has a bug. Takes time proportional to everything there is.
     pub fn invariants(&self) -> Result<(), String> {
-        let orderly: Vec<u32> = (0..self.entries.len() as u32).filter(|entry| self.is_orderly(*entry)).collect();
+        let orderly: Vec<u32> = (0..self.entries.len() as u32).filter(|entry| self.orderly.is_set(*entry)).collect();
         let mut spans: Vec<PlanSpan> = orderly.iter().map(|entry| self.offsets_of(*entry)).collect();
         spans.extend(self.tenants.spans());
         spans.sort_unstable_by_key(|span| span.start());
@@ -520,15 +532,11 @@ impl PlannedPool {
             return Err(format!("live allocations overlap: {pair:?}"));
         }
         for entry in 0..self.entries.len() as u32 {
-            let live = self.order.predecessors(entry).iter().filter(|other| self.is_orderly(**other)).count();
-            if self.pending[entry as usize] as usize != live {
-                return Err(format!(
-                    "entry {entry} says {} predecessors are live: {live} are",
-                    self.pending[entry as usize]
-                ));
+            if self.orderly.is_set(entry) != (self.places.at(self.place(entry)) == Occupant::Entry(entry)) {
+                return Err(format!("entry {entry} is orderly or not, and its place says otherwise"));
             }
         }
-        // What makes the count enough: whoever is orderly and overlaps the entry at the cursor is its predecessor, or itself.
+        // What makes the bits enough: whoever is orderly and overlaps the entry at the cursor is its predecessor, or itself.
         let cursor = self.matcher.cursor();
         if (cursor as usize) < self.entries.len() {
             let span = self.offsets_of(cursor);
