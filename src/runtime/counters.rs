@@ -83,25 +83,25 @@ impl Counters {
     }
 
     /// Reads one.
-    pub fn get(&self, counter: Counter) -> u64 {
+    pub fn get(self, counter: Counter) -> u64 {
         self.0[counter as usize].load(Ordering::Relaxed)
     }
 
     /// Writes one.
     #[inline]
-    pub(super) fn set(&self, counter: Counter, value: u64) {
+    pub(super) fn set(self, counter: Counter, value: u64) {
         self.0[counter as usize].store(value, Ordering::Relaxed);
     }
 
     /// Adds to one. Not a read-modify-write: there is one writer.
     #[inline]
-    pub(super) fn add(&self, counter: Counter, value: u64) {
+    pub(super) fn add(self, counter: Counter, value: u64) {
         self.set(counter, self.get(counter).wrapping_add(value));
     }
 
     /// Writes one if that makes it larger.
     #[inline]
-    pub(super) fn raise(&self, counter: Counter, value: u64) {
+    pub(super) fn raise(self, counter: Counter, value: u64) {
         if value > self.get(counter) {
             self.set(counter, value);
         }
@@ -109,7 +109,7 @@ impl Counters {
 
     /// A request was served.
     #[inline]
-    pub(super) fn served(&self, requests: Counter, bytes: Counter, served: Bytes) {
+    pub(super) fn served(self, requests: Counter, bytes: Counter, served: Bytes) {
         self.add(requests, 1);
         self.add(bytes, served.get());
         self.add(Counter::LiveBytes, served.get());
@@ -118,7 +118,7 @@ impl Counters {
 
     /// An allocation was taken back.
     #[inline]
-    pub(super) fn freed(&self, freed: Bytes) {
+    pub(super) fn freed(self, freed: Bytes) {
         self.set(Counter::LiveBytes, self.get(Counter::LiveBytes).wrapping_sub(freed.get()));
     }
 }

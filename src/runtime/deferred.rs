@@ -41,7 +41,7 @@ impl Runtime {
             return Err(NotLive(address));
         }
         let Some(streams) = pools.recorded.remove(&address) else {
-            return pools.free(address, stream, &self.counters);
+            return pools.free(address, stream, self.counters);
         };
         let driver = self.device.driver();
         let record = |of: StreamId| driver.record_event(self.device.id(), of);
@@ -51,7 +51,7 @@ impl Runtime {
             // device is lost, and with it whoever could be disturbed.
             Err(_) => {
                 let _ = driver.synchronize(self.device.id());
-                return pools.free(address, stream, &self.counters);
+                return pools.free(address, stream, self.counters);
             }
         }
         self.finish_deferred(pools);
@@ -72,7 +72,7 @@ impl Runtime {
                 !is_complete
             });
             if one.events.is_empty() {
-                pools.free(one.address, one.stream, &self.counters).expect("it was live when its free came");
+                pools.free(one.address, one.stream, self.counters).expect("it was live when its free came");
             } else {
                 pools.deferred.waiting.push(one);
             }

@@ -12,9 +12,10 @@
 mod counters;
 mod deferred;
 mod grow;
+mod lock;
 mod source;
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use counters::{Counter, Counters};
@@ -33,6 +34,7 @@ use crate::pool::stitching::{StitchConfig, StitchCounts, StitchUse, StitchingPoo
 use crate::pool::{AddressMap, Request};
 use crate::units::{Bytes, DeviceAddress, Span};
 use deferred::Deferred;
+use lock::{Held, Lock};
 
 /// How a runtime behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,7 +71,7 @@ pub struct Runtime {
     source: Arc<dyn ChunkSource>,
     clock: Arc<dyn Clock>,
     config: RuntimeConfig,
-    pools: Mutex<Pools>,
+    pools: Lock<Pools>,
     counters: Counters,
 }
 
@@ -250,12 +252,12 @@ impl Runtime {
             deferred: Deferred::default(),
             refused_until: Duration::ZERO,
         };
-        Runtime { device, source, clock, config, pools: Mutex::new(pools), counters }
+        Runtime { device, source, clock, config, pools: Lock::new(pools), counters }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pools> {
-        // A panic under the lock is a bug; serving on from unknown books could overlap two tensors.
-        self.pools.lock().expect("no step of the pools panics")
+    #[inline]
+    fn lock(&self) -> Held<'_, Pools> {
+        self.pools.lock()
     }
 
     /// The device.
@@ -272,7 +274,7 @@ impl Runtime {
     #[inline]
     pub fn alloc(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         let mut pools = self.lock();
-        if let Some(address) = pools.alloc(request, &self.counters) {
+        if let Some(address) = pools.alloc(request, self.counters) {
             return Ok(address);
         }
         drop(pools);
@@ -284,7 +286,7 @@ impl Runtime {
     pub fn free(&self, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
         let mut pools = self.lock();
         if pools.recorded.is_empty() && pools.deferred.is_empty() {
-            return pools.free(address, stream, &self.counters);
+            return pools.free(address, stream, self.counters);
         }
         self.free_recorded(&mut pools, address, stream)
     }
@@ -460,7 +462,7 @@ impl Runtime {
 impl Drop for Runtime {
     fn drop(&mut self) {
         // Mappings first, then the handles, then the word to whoever owns the chunks.
-        let Ok(pools) = self.pools.get_mut() else { return };
+        let Some(pools) = self.pools.get_mut() else { return };
         let mut chunks = Vec::new();
         if let Some(installed) = pools.planned.take() {
             let count = installed.mapping.slot_count();
@@ -473,7 +475,7 @@ impl Drop for Runtime {
 
 impl Pools {
     #[inline]
-    fn alloc(&mut self, request: &Request, counters: &Counters) -> Option<DeviceAddress> {
+    fn alloc(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
         if let Some(installed) = &mut self.planned
             && let Served::At(address) = installed.pool.alloc(request)
         {
@@ -492,7 +494,7 @@ impl Pools {
     }
 
     #[inline]
-    fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: &Counters) -> Result<(), NotLive> {
+    fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: Counters) -> Result<(), NotLive> {
         let planned = self.planned.as_mut().and_then(|installed| installed.pool.free(address));
         let bytes = match planned.or_else(|| self.stitching.free(address, stream)) {
             Some(bytes) => bytes,

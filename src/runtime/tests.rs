@@ -1,5 +1,7 @@
 //! The pools together, over a source that this test controls.
 
+use std::sync::Mutex;
+
 use super::*;
 use crate::clock::ManualClock;
 use crate::driver::host::{HostDriver, HostOptions};
