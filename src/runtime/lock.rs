@@ -4,6 +4,7 @@
 //! end, too, to learn of them, and that is a fifth of an allocation. Here who finds it taken looks again for about a microsecond, then sleeps a little
 //! and looks again: whoever holds it for longer is mapping memory, which takes longer than any sleep here.
 
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,6 +17,8 @@ const LOOKS: u32 = 64;
 const SLEEP: Duration = Duration::from_micros(10);
 const SLEEP_MAX: Duration = Duration::from_micros(160);
 
+/// After a panic under it, it is never free again, and who wants it panics, too: a panic there is a bug, and serving on from unknown books could overlap two
+/// tensors.
 #[derive(Debug, Default)]
 pub(super) struct Lock<T> {
     inner: SpinMutex<T>,
@@ -24,7 +27,8 @@ pub(super) struct Lock<T> {
 }
 
 pub(super) struct Held<'a, T> {
-    guard: SpinMutexGuard<'a, T>,
+    /// There until the end.
+    guard: Option<SpinMutexGuard<'a, T>>,
     is_broken: &'a AtomicBool,
     was_panicking: bool,
 }
@@ -34,22 +38,41 @@ impl<T> Lock<T> {
         Lock { inner: SpinMutex::new(inner), is_broken: AtomicBool::new(false) }
     }
 
-    /// Waits for it. Panics when somebody panicked who held it: a panic under the lock is a bug, and serving on from unknown books could overlap two
-    /// tensors.
-    #[inline]
+    /// Waits for it and takes it.
     pub(super) fn lock(&self) -> Held<'_, T> {
-        let guard = match self.inner.try_lock() {
+        Held { guard: Some(self.take()), is_broken: &self.is_broken, was_panicking: std::thread::panicking() }
+    }
+
+    /// The same around one step, for where every instruction counts: a panic is noticed by its unwinding, and costs nothing where there is none.
+    #[inline]
+    pub(super) fn with<R>(&self, step: impl FnOnce(&mut T) -> R) -> R {
+        struct Breaks<'a>(&'a AtomicBool);
+        impl Drop for Breaks<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
+        let breaks = Breaks(&self.is_broken);
+        let mut guard = ManuallyDrop::new(self.take());
+        let done = step(&mut guard);
+        drop(ManuallyDrop::into_inner(guard));
+        std::mem::forget(breaks);
+        done
+    }
+
+    #[inline]
+    fn take(&self) -> SpinMutexGuard<'_, T> {
+        match self.inner.try_lock() {
             Some(guard) => guard,
             None => self.wait(),
-        };
-        assert!(!self.is_broken.load(Ordering::Relaxed), "no step of the pools panics");
-        Held { guard, is_broken: &self.is_broken, was_panicking: std::thread::panicking() }
+        }
     }
 
     #[cold]
     fn wait(&self) -> SpinMutexGuard<'_, T> {
         let mut sleep = SLEEP;
         loop {
+            assert!(!self.is_broken.load(Ordering::Acquire), "no step of the pools panics");
             for _ in 0..LOOKS {
                 std::hint::spin_loop();
                 if !self.inner.is_locked()
@@ -74,14 +97,14 @@ impl<T> Deref for Held<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        &self.guard
+        self.guard.as_deref().expect("it is there until the end")
     }
 }
 
 impl<T> DerefMut for Held<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
+        self.guard.as_deref_mut().expect("it is there until the end")
     }
 }
 
@@ -89,7 +112,8 @@ impl<T> Drop for Held<'_, T> {
     #[inline]
     fn drop(&mut self) {
         if !self.was_panicking && std::thread::panicking() {
-            self.is_broken.store(true, Ordering::Relaxed);
+            self.is_broken.store(true, Ordering::Release);
+            std::mem::forget(self.guard.take());
         }
     }
 }
@@ -144,7 +168,19 @@ mod tests {
             });
             assert!(breaks.join().is_err());
             assert!(scope.spawn(|| *lock.lock()).join().is_err());
+            assert!(scope.spawn(|| lock.with(|count| *count += 1)).join().is_err());
         });
         assert_eq!(lock.get_mut(), None);
+    }
+
+    #[test]
+    fn a_step_that_panics_breaks_it() {
+        let lock = Lock::new(0);
+        lock.with(|count| *count += 1);
+        std::thread::scope(|scope| {
+            let breaks = scope.spawn(|| lock.with(|_| panic!("in the step")));
+            assert!(breaks.join().is_err());
+            assert!(scope.spawn(|| lock.with(|count| *count)).join().is_err());
+        });
     }
 }

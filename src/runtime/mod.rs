@@ -273,22 +273,21 @@ impl Runtime {
     /// Serves a request: tens of nanoseconds when a pool has what it needs, a round trip to the daemon when not.
     #[inline]
     pub fn alloc(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        let mut pools = self.lock();
-        if let Some(address) = pools.alloc(request, self.counters) {
-            return Ok(address);
+        match self.pools.with(|pools| pools.alloc(request, self.counters)) {
+            Some(address) => Ok(address),
+            None => self.alloc_slow(request),
         }
-        drop(pools);
-        self.alloc_slow(request)
     }
 
     /// Takes an allocation back that was made on `stream`.
     #[inline]
     pub fn free(&self, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
-        let mut pools = self.lock();
-        if pools.recorded.is_empty() && pools.deferred.is_empty() {
-            return pools.free(address, stream, self.counters);
-        }
-        self.free_recorded(&mut pools, address, stream)
+        self.pools.with(|pools| {
+            if pools.recorded.is_empty() && pools.deferred.is_empty() {
+                return pools.free(address, stream, self.counters);
+            }
+            self.free_recorded(pools, address, stream)
+        })
     }
 
     /// Another stream uses the allocation, too: its bytes are not reused before that stream has passed the free. Addresses that are not ours are
@@ -309,6 +308,7 @@ impl Runtime {
         if let Some(installed) = &mut pools.planned {
             installed.pool.mark_iteration();
         }
+        pools.stitching.mark_iteration();
         self.counters.add(Counter::Iterations, 1);
     }
 

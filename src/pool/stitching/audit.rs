@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::StitchingPool;
 use super::blocks::{BlockId, Place, Seat};
+use super::cards::CardId;
 use crate::units::{Bytes, Span};
 
 impl StitchingPool {
@@ -11,6 +12,7 @@ impl StitchingPool {
     pub fn invariants(&self) -> Result<(), String> {
         self.blocks_partition_their_ranges()?;
         self.sblocks_list_their_parts()?;
+        self.cards_are_of_their_blocks()?;
         self.every_block_has_its_seat()?;
         self.live_blocks_share_nothing()
     }
@@ -52,11 +54,6 @@ impl StitchingPool {
         Ok(())
     }
 
-    fn granules_of(&self, id: usize) -> impl Iterator<Item = (usize, u32)> + use<'_> {
-        let block = self.pblock(id);
-        block.slots.clone().map(|slot| (block.range, slot))
-    }
-
     fn sblocks_list_their_parts(&self) -> Result<(), String> {
         let mut aliased = Bytes::ZERO;
         for (id, block) in &self.sblocks {
@@ -72,9 +69,7 @@ impl StitchingPool {
                 chunks
                     .extend(part_block.slots.clone().map(|slot| mapping.chunk(slot as usize).map(|chunk| chunk.id())));
             }
-            let granules: Vec<_> = block.parts.iter().flat_map(|part| self.granules_of(*part)).collect();
-            let in_runs = block.runs.iter().flat_map(|run| run.slots.clone().map(|slot| (run.range, slot)));
-            if len != block.len || !granules.iter().copied().eq(in_runs) {
+            if len != block.len {
                 return Err(format!("SBlock {id} is {len} long: {block:?}"));
             }
             match &block.place {
@@ -107,81 +102,85 @@ impl StitchingPool {
         }
     }
 
+    /// Every block, with all that its card must agree with.
+    fn blocks(&self) -> impl Iterator<Item = (BlockId, Seat, Bytes, CardId, Vec<u32>)> {
+        let granules = |parts: &[usize]| parts.iter().flat_map(|part| self.granules_of(self.pblock(*part))).collect();
+        let pblocks = self.pblocks.iter();
+        let pblocks =
+            pblocks.map(move |(id, block)| (BlockId::P(id), block.seat, block.len, block.card, granules(&[id])));
+        let sblocks = self.sblocks.iter();
+        let sblocks =
+            sblocks.map(move |(id, block)| (BlockId::S(id), block.seat, block.len, block.card, granules(&block.parts)));
+        pblocks.chain(sblocks)
+    }
+
+    /// What stands on the cards is what the blocks are.
+    fn cards_are_of_their_blocks(&self) -> Result<(), String> {
+        let mut births = BTreeSet::new();
+        for (block, _, len, id, mut granules) in self.blocks() {
+            let card = self.cards.get(id);
+            let address = match block {
+                BlockId::P(id) => self.pblock(id).address,
+                BlockId::S(id) => self.sblock(id).address,
+            };
+            granules.sort_unstable();
+            let is_of_it = self.cards.block(id) == block
+                && self.sites.get(card.site).address == address
+                && Some(len) == self.granule.checked_mul(u64::from(card.granules))
+                && card.cells.granules().eq(granules);
+            if !is_of_it || card.birth == 0 {
+                return Err(format!("{block:?} of {len} at {address} has the card {card:?}"));
+            }
+            births.insert(card.birth);
+        }
+        let blocks = self.pblocks.len() + self.sblocks.len();
+        if births.len() == blocks { Ok(()) } else { Err(format!("{blocks} blocks have {} numbers", births.len())) }
+    }
+
     /// Every block has one seat, and stands where it says.
     fn every_block_has_its_seat(&self) -> Result<(), String> {
-        let mut seated = 0;
+        let mut seated = BTreeSet::new();
         for (number, class) in self.classes.iter().enumerate() {
             for block in class.ready.iter() {
-                seated += 1;
                 let (len, of, seat) = match block {
                     BlockId::P(id) => (self.pblock(id).len, self.pblock(id).class, self.pblock(id).seat),
                     BlockId::S(id) => (self.sblock(id).len, self.sblock(id).class, self.sblock(id).seat),
                 };
-                if (len, of as usize, seat) != (class.len, number, Seat::Ready) {
+                if (len, of as usize, seat) != (class.len, number, Seat::Ready) || !seated.insert(block) {
                     return Err(format!("{block:?} stands in the wrong list"));
                 }
             }
         }
-        for (range_id, range) in &self.ranges {
-            for (at, block) in range.granules.waiting() {
-                seated += 1;
-                let (seat, has_it) = match block {
-                    BlockId::P(id) => {
-                        (self.pblock(id).seat, self.pblock(id).range == range_id && self.pblock(id).slots.contains(&at))
-                    }
-                    BlockId::S(id) => (
-                        self.sblock(id).seat,
-                        self.sblock(id).runs.iter().any(|run| run.range == range_id && run.slots.contains(&at)),
-                    ),
-                };
-                if seat != Seat::Waiting(range_id, at) || !has_it || !range.granules.is_busy(at) {
-                    return Err(format!("{block:?} waits for granule {at} of range {range_id} for nothing"));
-                }
+        let has: BTreeMap<_, _> = self.blocks().map(|(block, seat, .., granules)| (block, (seat, granules))).collect();
+        for (granule, block) in self.granules.waiting() {
+            let (seat, granules) = has.get(&block).ok_or(format!("{block:?} waits and is gone"))?;
+            let is_right =
+                *seat == Seat::Waiting(granule) && granules.contains(&granule) && self.granules.is_busy(granule);
+            if !is_right || !seated.insert(block) {
+                return Err(format!("{block:?} waits for granule {granule} for nothing"));
             }
         }
-        let seats =
-            self.pblocks.iter().map(|(_, block)| block.seat).chain(self.sblocks.iter().map(|(_, block)| block.seat));
-        let idle = seats.filter(|seat| *seat != Seat::Serving).count();
-        if seated == idle { Ok(()) } else { Err(format!("{idle} blocks serve nobody, {seated} are listed or wait")) }
+        let (there, blocks) = (seated.len(), self.pblocks.len() + self.sblocks.len());
+        if there == blocks { Ok(()) } else { Err(format!("there are {blocks} blocks, {there} are listed or wait")) }
     }
 
     /// Every granule serves at most one allocation, and the bits say which serve any.
     fn live_blocks_share_nothing(&self) -> Result<(), String> {
-        let mut serving: BTreeMap<(usize, u32), u32> = BTreeMap::new();
-        let mut live = Bytes::ZERO;
-        for (address, served) in self.live.iter().chain(&self.lent) {
-            let (at, len, seat, parts) = match served.block {
-                BlockId::P(id) => (self.pblock(id).address, self.pblock(id).len, self.pblock(id).seat, vec![id]),
-                BlockId::S(id) => {
-                    (self.sblock(id).address, self.sblock(id).len, self.sblock(id).seat, self.sblock(id).parts.clone())
-                }
-            };
-            if Some(len) != self.block_len(served.bytes) {
-                return Err(format!("{} were asked for at {address}, which has {len}", served.bytes));
+        let granules: BTreeMap<_, _> = self.blocks().map(|(.., card, granules)| (card, granules)).collect();
+        let mut serving = BTreeSet::new();
+        for (site, card) in self.sites.live() {
+            let of_block = granules.get(&card).ok_or(format!("a block that is gone serves at {}", site.address))?;
+            if of_block.len() as u64 != self.granule_count(site.bytes)
+                || self.sites.get(self.cards.get(card).site).address != site.address
+            {
+                return Err(format!("{} were asked for at {}, which has {}", site.bytes, site.address, of_block.len()));
             }
-            if at != *address || seat != Seat::Serving {
-                return Err(format!("the block at {address} says it is at {at}, with {seat:?}"));
-            }
-            live += len;
-            for part in parts {
-                let block = self.pblock(part);
-                for slot in block.slots.clone() {
-                    *serving.entry((block.range, slot)).or_default() += 1;
-                }
+            if let Some(granule) = of_block.iter().find(|granule| !serving.insert(**granule)) {
+                return Err(format!("granule {granule} serves two allocations"));
             }
         }
-        let seats =
-            self.pblocks.iter().map(|(_, block)| block.seat).chain(self.sblocks.iter().map(|(_, block)| block.seat));
-        let serving_blocks = seats.filter(|seat| *seat == Seat::Serving).count();
-        if live != self.live_bytes || serving_blocks != self.live.len() + self.lent.len() {
-            return Err(format!("{live} are live in {serving_blocks} blocks, the pool says {}", self.live_bytes));
-        }
-        if let Some((granule, count)) = serving.iter().find(|(_, count)| **count != 1) {
-            return Err(format!("granule {granule:?} serves {count} allocations"));
-        }
-        let is_busy = |(range, slot): &(usize, u32)| self.ranges[*range].granules.is_busy(*slot);
-        let busy: u64 = self.ranges.iter().map(|(_, range)| range.granules.busy_count()).sum();
-        if !serving.keys().all(is_busy) || busy != serving.len() as u64 {
+        let busy = self.granules.busy_count();
+        if !serving.iter().all(|granule| self.granules.is_busy(*granule)) || busy != serving.len() as u64 {
             return Err(format!("{} granules serve, {busy} are busy", serving.len()));
         }
         Ok(())

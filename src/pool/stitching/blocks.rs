@@ -1,9 +1,10 @@
 //! The blocks and the lists that find them: by size for an exact match, by range for neighbours.
 //!
-//! Invariant: a block that serves nobody itself stands in the list of its size, or waits for a granule of its own that serves another
-//! ([`Seat`]).
+//! Invariant: a block stands in the list of its size, or waits for a granule of its own that serves somebody ([`Seat`]). One that serves stays where it
+//! is: it takes a seat when somebody finds it in the list.
 
-use super::granules::Granules;
+use super::cards::{Card, CardId};
+use super::granules::Cells;
 use super::{Mapping, StitchingPool};
 use crate::ids::StreamId;
 use crate::units::{Bytes, DeviceAddress};
@@ -24,16 +25,7 @@ pub(super) enum Seat {
     /// In the list of its size: it may be able to serve.
     Ready,
     /// It cannot serve before this granule is idle.
-    Waiting(RangeId, u32),
-    /// With the allocation that it serves.
-    Serving,
-}
-
-/// Granules side by side in one range.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Run {
-    pub(super) range: RangeId,
-    pub(super) slots: std::ops::Range<u32>,
+    Waiting(u32),
 }
 
 /// Chunks mapped back to back, cut into PBlocks.
@@ -42,7 +34,8 @@ pub(super) struct Range {
     pub(super) mapping: Mapping,
     /// The PBlock at the lowest address. Where chunks were taken out, neighbours in the list are not neighbours in addresses.
     pub(super) first: Option<PBlockId>,
-    pub(super) granules: Granules,
+    /// The pool's number of the granule in slot 0.
+    pub(super) first_granule: u32,
 }
 
 #[derive(Debug)]
@@ -55,12 +48,10 @@ pub(super) struct PBlock {
     pub(super) seat: Seat,
     /// Who used it last.
     pub(super) stream: StreamId,
-    /// The pool's moment at which it became idle; 0 as long as nobody has used it. While there is one stream only, uses as a part stand with the SBlock.
-    pub(super) idle_since: u64,
     /// SBlocks that it is a part of.
     pub(super) sblocks: Vec<SBlockId>,
     pub(super) class: u32,
-    pub(super) birth: u64,
+    pub(super) card: CardId,
     pub(super) before: Option<PBlockId>,
     pub(super) after: Option<PBlockId>,
 }
@@ -71,16 +62,12 @@ pub(super) struct SBlock {
     pub(super) len: Bytes,
     /// In the order of addresses.
     pub(super) parts: Vec<PBlockId>,
-    /// The same granules, whatever cuts there are.
-    pub(super) runs: Vec<Run>,
     pub(super) seat: Seat,
     pub(super) place: Place,
-    /// The pool's moment at which it was last made or served.
-    pub(super) used: u64,
-    /// The pool's moment at which it became idle; 0 as long as it has served nobody.
-    pub(super) idle_since: u64,
+    /// The pool's moment at which it was made.
+    pub(super) made: u64,
     pub(super) class: u32,
-    pub(super) birth: u64,
+    pub(super) card: CardId,
 }
 
 /// Where an SBlock is visible.
@@ -147,12 +134,6 @@ impl Ready {
         Some(self.by_age[at].1)
     }
 
-    /// Takes out the oldest but `skipped`.
-    #[inline]
-    pub(super) fn take(&mut self, skipped: usize) {
-        self.by_age.remove(self.by_age.len() - 1 - skipped);
-    }
-
     /// PBlocks among them, the oldest first.
     pub(super) fn pblocks(&self) -> impl Iterator<Item = PBlockId> + '_ {
         self.iter().filter_map(|block| if let BlockId::P(id) = block { Some(id) } else { None })
@@ -212,25 +193,69 @@ impl StitchingPool {
     }
 
     /// Takes up a new idle PBlock. Its neighbours are the caller's to link.
-    pub(super) fn insert_pblock(&mut self, mut block: PBlock) -> PBlockId {
+    pub(super) fn insert_pblock(&mut self, mut block: PBlock, birth: u64, idle_since: u64) -> PBlockId {
         block.class = self.class_or_new(block.len);
+        block.card = self.deal(block.address, block.len, [self.granules_of(&block)], birth, idle_since);
+        let card = block.card;
         let id = self.pblocks.insert(block);
+        self.cards.name(card, BlockId::P(id));
         self.list(BlockId::P(id));
         id
     }
 
-    /// Class, age and seat of a block.
-    #[inline]
-    fn place_of(&self, block: BlockId) -> (usize, u64, Seat) {
+    /// A card for a block.
+    fn deal(
+        &mut self,
+        address: DeviceAddress,
+        len: Bytes,
+        stretches: impl IntoIterator<Item = std::ops::Range<u32>>,
+        birth: u64,
+        idle_since: u64,
+    ) -> CardId {
+        let granules = (len.get() >> self.granule_shift) as u32;
+        if let Some(moved) = self.sites.make_room() {
+            self.cards.move_sites(&moved);
+        }
+        let site = self.sites.insert(address);
+        self.cards.insert(Card { birth, idle_since, cells: Cells::of(stretches), granules, site })
+    }
+
+    /// The granules of a PBlock, by the pool's numbers.
+    pub(super) fn granules_of(&self, block: &PBlock) -> std::ops::Range<u32> {
+        let first = self.ranges[block.range].first_granule;
+        first + block.slots.start..first + block.slots.end
+    }
+
+    /// A block is gone: its card, too.
+    pub(super) fn discard(&mut self, card: CardId) -> Card {
+        let card = self.cards.remove(card);
+        self.sites.remove(card.site);
+        card
+    }
+
+    pub(super) fn card_id(&self, block: BlockId) -> CardId {
         match block {
-            BlockId::P(id) => {
-                let block = &self.pblocks[id];
-                (block.class as usize, block.birth, block.seat)
-            }
-            BlockId::S(id) => {
-                let block = &self.sblocks[id];
-                (block.class as usize, block.birth, block.seat)
-            }
+            BlockId::P(id) => self.pblocks[id].card,
+            BlockId::S(id) => self.sblocks[id].card,
+        }
+    }
+
+    pub(super) fn card(&self, block: BlockId) -> &Card {
+        self.cards.get(self.card_id(block))
+    }
+
+    /// It serves an allocation itself.
+    pub(super) fn is_serving(&self, block: BlockId) -> bool {
+        let card = self.card_id(block);
+        self.sites.get(self.cards.get(card).site).serving() == Some(card)
+    }
+
+    /// Class, age and seat of a block.
+    fn place_of(&self, block: BlockId) -> (usize, u64, Seat) {
+        let birth = self.card(block).birth;
+        match block {
+            BlockId::P(id) => (self.pblocks[id].class as usize, birth, self.pblocks[id].seat),
+            BlockId::S(id) => (self.sblocks[id].class as usize, birth, self.sblocks[id].seat),
         }
     }
 
@@ -255,64 +280,34 @@ impl StitchingPool {
     pub(super) fn unlist(&mut self, block: BlockId) {
         match self.place_of(block) {
             (class, birth, Seat::Ready) => self.classes[class].ready.remove(birth, block),
-            (_, _, Seat::Waiting(range, at)) => self.ranges[range].granules.leave(at, block),
-            (_, _, Seat::Serving) => {}
+            (_, _, Seat::Waiting(granule)) => self.granules.leave(granule, block),
         }
     }
 
     /// A block that was found to lack a granule waits for it.
-    pub(super) fn wait(&mut self, block: BlockId, range: RangeId, at: u32) {
+    pub(super) fn wait(&mut self, block: BlockId, granule: u32) {
         self.unlist(block);
-        self.seat(block, Seat::Waiting(range, at));
-        self.ranges[range].granules.wait(at, block);
+        self.seat(block, Seat::Waiting(granule));
+        self.granules.wait(granule, block);
     }
 
     /// Some allocation uses its bytes, through itself or an SBlock.
     #[inline]
     pub(super) fn is_busy(&self, id: PBlockId) -> bool {
-        let block = &self.pblocks[id];
-        self.ranges[block.range].granules.is_busy(block.slots.start)
+        !self.granules.is_idle(&self.cards.get(self.pblocks[id].card).cells)
     }
 
     /// A granule of the block that serves somebody.
-    #[inline]
-    pub(super) fn obstacle(&self, block: BlockId) -> Option<(RangeId, u32)> {
-        match block {
-            BlockId::P(id) => {
-                let PBlock { range, slots, .. } = &self.pblocks[id];
-                self.ranges[*range].granules.is_busy(slots.start).then_some((*range, slots.start))
-            }
-            BlockId::S(id) => self.sblocks[id].runs.iter().find_map(|run| {
-                let busy = self.ranges[run.range].granules.first_busy(run.slots.clone());
-                busy.map(|at| (run.range, at))
-            }),
-        }
+    pub(super) fn obstacle(&self, block: BlockId) -> Option<u32> {
+        self.granules.first_busy(&self.card(block).cells)
     }
 
     /// Whoever waited for a granule of the block, which is idle again, may be able to serve.
-    pub(super) fn wake(&mut self, block: BlockId) {
-        let runs = match block {
-            BlockId::P(id) => vec![Run { range: self.pblocks[id].range, slots: self.pblocks[id].slots.clone() }],
-            BlockId::S(id) => self.sblocks[id].runs.clone(),
-        };
-        for run in runs {
-            for block in self.ranges[run.range].granules.woken(run.slots) {
-                self.list(block);
-            }
+    #[cold]
+    pub(super) fn wake(&mut self, card: CardId) {
+        for block in self.granules.woken(&self.cards.get(card).cells) {
+            self.list(block);
         }
-    }
-
-    /// The granules of `parts`, neighbours together.
-    fn runs_of(&self, parts: &[PBlockId]) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
-        for part in parts {
-            let PBlock { range, slots, .. } = &self.pblocks[*part];
-            match runs.last_mut() {
-                Some(last) if last.range == *range && last.slots.end == slots.start => last.slots.end = slots.end,
-                _ => runs.push(Run { range: *range, slots: slots.clone() }),
-            }
-        }
-        runs
     }
 
     /// Takes up an SBlock over `parts`.
@@ -323,10 +318,19 @@ impl StitchingPool {
             Place::Alias(mapping) => mapping.span().start(),
         };
         let class = self.class_or_new(len);
-        let runs = self.runs_of(&parts);
-        let (seat, used, idle_since) = (Seat::Ready, self.moment, 0);
-        let block = SBlock { address, len, parts, runs, seat, place, used, idle_since, class, birth };
-        let id = self.sblocks.insert(block);
+        let stretches: Vec<_> = parts.iter().map(|part| self.granules_of(&self.pblocks[*part])).collect();
+        let card = self.deal(address, len, stretches, birth, 0);
+        let id = self.sblocks.insert(SBlock {
+            address,
+            len,
+            parts,
+            seat: Seat::Ready,
+            place,
+            made: self.moment,
+            class,
+            card,
+        });
+        self.cards.name(card, BlockId::S(id));
         for at in 0..self.sblocks[id].parts.len() {
             let part = self.sblocks[id].parts[at];
             self.pblocks[part].sblocks.push(id);
@@ -337,13 +341,15 @@ impl StitchingPool {
 
     /// Forgets an SBlock that serves nobody; an alias gives its addresses back. Says which parts it had.
     pub(super) fn remove_sblock(&mut self, id: SBlockId) -> Vec<PBlockId> {
-        assert!(self.sblocks[id].seat != Seat::Serving, "nobody uses the addresses any more");
+        assert!(!self.is_serving(BlockId::S(id)), "nobody uses the addresses any more");
         self.unlist(BlockId::S(id));
         let block = self.sblocks.remove(id);
+        let card = self.discard(block.card);
         for part in &block.parts {
             let part = &mut self.pblocks[*part];
             part.sblocks.retain(|of| *of != id);
-            part.idle_since = part.idle_since.max(block.idle_since);
+            let of_part = self.cards.get_mut(part.card);
+            of_part.idle_since = of_part.idle_since.max(card.idle_since);
         }
         if let Place::Alias(mapping) = block.place {
             self.aliased -= mapping.span().len();

@@ -1,7 +1,8 @@
 //! Serving without the driver: splitting a larger block, joining idle neighbours.
 
 use super::StitchingPool;
-use super::blocks::{BlockId, PBlock, PBlockId, Place, SBlockId, Seat};
+use super::blocks::{BlockId, PBlock, PBlockId, Place, SBlock, SBlockId, Seat};
+use super::granules::Cells;
 use crate::ids::StreamId;
 use crate::units::{Bytes, Place as _};
 
@@ -29,7 +30,7 @@ impl StitchingPool {
 
     /// Splits a block in place and remembers the whole as an SBlock of the same age, S2's extra stitch.
     fn split_and_remember(&mut self, block: PBlockId, len: Bytes) {
-        let birth = self.pblock(block).birth;
+        let birth = self.card(BlockId::P(block)).birth;
         let rest = self.split(block, len);
         self.insert_sblock(vec![block, rest], Place::InRange, birth);
     }
@@ -48,16 +49,16 @@ impl StitchingPool {
             len: block.len - len,
             seat: Seat::Ready,
             stream: block.stream,
-            idle_since: block.idle_since,
             sblocks: block.sblocks.clone(),
             class: 0,
-            birth: rest_birth,
+            card: 0,
             before: Some(id),
             after: block.after,
         };
         let (after, sblocks) = (rest.after, rest.sblocks.clone());
+        let idle_since = self.card(BlockId::P(id)).idle_since;
         self.resize(id, len, cut, front_birth);
-        let rest = self.insert_pblock(rest);
+        let rest = self.insert_pblock(rest, rest_birth, idle_since);
         self.pblock_mut(id).after = Some(rest);
         if let Some(after) = after {
             self.pblock_mut(after).before = Some(rest);
@@ -78,7 +79,10 @@ impl StitchingPool {
         block.len = len;
         block.slots.end = slots_end;
         block.class = class;
-        block.birth = birth;
+        let cells = Cells::of([self.granules_of(self.pblock(id))]);
+        let granules = (len.get() >> self.granule_shift) as u32;
+        let card = self.cards.get_mut(self.pblocks[id].card);
+        (card.birth, card.cells, card.granules) = (birth, cells, granules);
         self.list(BlockId::P(id));
     }
 
@@ -138,14 +142,20 @@ impl StitchingPool {
         if self.sblocks.len() < self.config.remembered_max {
             return;
         }
-        let is_idle = |block: &super::SBlock| block.seat != Seat::Serving && matches!(block.place, Place::InRange);
-        let mut idle: Vec<(u64, SBlockId)> =
-            self.sblocks.iter().filter(|(_, block)| is_idle(block)).map(|(id, block)| (block.used, id)).collect();
-        idle.sort_unstable();
-        for (_, oldest) in idle.into_iter().take(self.config.remembered_max.div_ceil(4)) {
+        let idle = self.least_recently_used(|block| matches!(block.place, Place::InRange));
+        for oldest in idle.into_iter().take(self.config.remembered_max.div_ceil(4)) {
             let parts = self.remove_sblock(oldest);
             self.heal(parts);
         }
+    }
+
+    /// SBlocks of one kind that serve nobody, the least recently used first: by when they last became idle, or were made.
+    pub(super) fn least_recently_used(&self, is_of_kind: impl Fn(&SBlock) -> bool) -> Vec<SBlockId> {
+        let of_kind = self.sblocks.iter().filter(|(id, block)| is_of_kind(block) && !self.is_serving(BlockId::S(*id)));
+        let used = |block: &SBlock| block.made.max(self.cards.get(block.card).idle_since);
+        let mut idle: Vec<(u64, SBlockId)> = of_kind.map(|(id, block)| (used(block), id)).collect();
+        idle.sort_unstable();
+        idle.into_iter().map(|(_, id)| id).collect()
     }
 
     /// Merges those of `parts` that are idle neighbours in one range and that every SBlock shows side by side or not at all.
@@ -174,16 +184,18 @@ impl StitchingPool {
     fn merge(&mut self, front: PBlockId, rest: PBlockId) {
         self.unlist(BlockId::P(rest));
         let gone = self.pblocks.remove(rest);
+        let of_gone = self.discard(gone.card);
         for of in gone.sblocks {
             self.sblock_mut(of).parts.retain(|part| *part != rest);
         }
-        let block = self.pblock_mut(front);
+        let block = &mut self.pblocks[front];
         block.after = gone.after;
-        if gone.idle_since > block.idle_since {
-            block.idle_since = gone.idle_since;
+        let card = self.cards.get_mut(block.card);
+        if of_gone.idle_since > card.idle_since {
+            card.idle_since = of_gone.idle_since;
             block.stream = gone.stream;
         }
-        let (len, birth) = (block.len + gone.len, block.birth.min(gone.birth));
+        let (len, birth) = (block.len + gone.len, card.birth.min(of_gone.birth));
         if let Some(after) = gone.after {
             self.pblock_mut(after).before = Some(front);
         }

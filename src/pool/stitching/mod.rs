@@ -18,7 +18,8 @@
 //!
 //! S1 to S3 are this pool's ([`StitchingPool::alloc`], [`StitchingPool::stitch`]); growing is the runtime's, which hands chunks over
 //! ([`StitchingPool::grow`]). The paper splits by remapping; here a split keeps addresses, so it costs nothing, and so does its extra stitch. Idle SBlocks
-//! are kept: a job that repeats itself finds the same sizes again, and after a few iterations only S1 is left.
+//! are kept: a job that repeats itself finds the same sizes again, and after a few iterations only S1 is left. Then nothing is searched for either: the block that
+//! served last time is tried first ([`tape`]).
 //!
 //! Where the device cannot map a chunk twice ([`crate::driver::Capabilities::alias`]), stitching *moves* chunks: they leave their old addresses and become one
 //! PBlock at new ones.
@@ -30,9 +31,12 @@
 
 mod audit;
 mod blocks;
+mod cards;
 mod cut;
 mod granules;
+mod sites;
 mod stitch;
+mod tape;
 mod trim;
 
 use std::collections::BTreeMap;
@@ -41,9 +45,11 @@ use std::sync::Arc;
 use slab::Slab;
 
 use self::blocks::{BlockId, Class, PBlock, PBlockId, Range, SBlock, Seat};
+use self::cards::{Card, CardId, Cards};
 use self::granules::Granules;
+use self::sites::{Site, Sites};
 pub use self::stitch::{Effort, Stitched};
-use super::AddressMap;
+use self::tape::{Step, Tape};
 use crate::ids::StreamId;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::units::{Bytes, DeviceAddress, Place as _, Span};
@@ -83,6 +89,8 @@ pub struct StitchCounts {
     pub grown: u64,
     /// Stitched blocks that were dropped to stay within the limit.
     pub evicted: u64,
+    /// Requests whose block had to be searched for: all but those that are served as in the last iteration.
+    pub searched: u64,
 }
 
 /// What the pool holds now.
@@ -107,14 +115,6 @@ pub struct StitchAllocation {
     pub len: Bytes,
 }
 
-/// A live allocation.
-#[derive(Clone, Copy, Debug)]
-struct Live {
-    block: BlockId,
-    /// Bytes as asked for.
-    bytes: Bytes,
-}
-
 /// The stitching pool of one device.
 #[derive(Debug)]
 pub struct StitchingPool {
@@ -132,19 +132,20 @@ pub struct StitchingPool {
     class_of: BTreeMap<Bytes, u32>,
     /// The class of each size, by granules.
     class_index: Vec<u32>,
-    live: AddressMap<Live>,
-    /// Live blocks that are slabs of the small pool: [`StitchingPool::free`] does not know them, for the first allocation in a slab has its address.
-    lent: AddressMap<Live>,
+    cards: Cards,
+    sites: Sites,
+    granules: Granules,
+    tape: Tape,
     streams: Passed,
     held: Bytes,
-    live_bytes: Bytes,
     aliased: Bytes,
-    /// Counts uses, to know which block was used least recently.
+    /// Counts frees, to know which block has been idle longest.
     moment: u64,
     /// Numbers blocks by age.
     births: u64,
     /// Chunks that left their place and found no other.
     orphans: Vec<Arc<Chunk>>,
+    /// All but the exact matches, which are the rest of what was served.
     counts: StitchCounts,
 }
 
@@ -153,19 +154,22 @@ pub struct StitchingPool {
 struct Passed {
     /// Streams in the order in which they were first seen; hardly ever more than a handful.
     streams: Vec<(StreamId, u64)>,
+    /// The first, as long as there is no other.
+    only: Option<StreamId>,
 }
 
 impl Passed {
     fn note_used(&mut self, stream: StreamId) {
         if !self.streams.iter().any(|(known, _)| *known == stream) {
             self.streams.push((stream, 0));
+            self.only = Some(stream).filter(|_| self.streams.len() == 1);
         }
     }
 
     /// There is no other.
     #[inline]
     fn is_only(&self, stream: StreamId) -> bool {
-        matches!(self.streams[..], [(only, _)] if only == stream)
+        self.only == Some(stream)
     }
 
     fn up_to(&self, stream: StreamId) -> u64 {
@@ -190,11 +194,12 @@ impl StitchingPool {
             classes: Vec::new(),
             class_of: BTreeMap::new(),
             class_index: Vec::new(),
-            live: AddressMap::default(),
-            lent: AddressMap::default(),
+            cards: Cards::default(),
+            sites: Sites::default(),
+            granules: Granules::new(),
+            tape: Tape::default(),
             streams: Passed::default(),
             held: Bytes::ZERO,
-            live_bytes: Bytes::ZERO,
             aliased: Bytes::ZERO,
             moment: 0,
             births: 0,
@@ -205,9 +210,13 @@ impl StitchingPool {
 
     /// What a request for `bytes` occupies; `None` where that is more than any device has.
     pub fn block_len(&self, bytes: Bytes) -> Option<Bytes> {
-        // As rounding up to a multiple of the granule, without a division.
-        let granules = ((bytes.get().max(1) - 1) >> self.granule_shift) + 1;
-        Bytes::new(granules).checked_mul(self.granule.get())
+        Bytes::new(self.granule_count(bytes)).checked_mul(self.granule.get())
+    }
+
+    /// How many granules hold `bytes`: rounded up without a division.
+    #[inline]
+    fn granule_count(&self, bytes: Bytes) -> u64 {
+        ((bytes.get().max(1) - 1) >> self.granule_shift) + 1
     }
 
     /// Size of the pool's chunks.
@@ -217,7 +226,8 @@ impl StitchingPool {
 
     /// How requests were served.
     pub fn counts(&self) -> StitchCounts {
-        self.counts
+        let StitchCounts { split, joined, stitched, .. } = self.counts;
+        StitchCounts { exact: self.tape.served() - split - joined - stitched, ..self.counts }
     }
 
     /// Bytes of all its chunks.
@@ -225,33 +235,58 @@ impl StitchingPool {
         self.held
     }
 
-    /// Bytes of live blocks.
+    /// Bytes of live blocks: counts the granules that serve somebody.
     pub fn live_bytes(&self) -> Bytes {
-        self.live_bytes
+        self.granule.checked_mul(self.granules.busy_count()).expect("less than the pool holds")
     }
 
     /// Serves a request without a driver call: S1 or S2.
     #[inline]
     pub fn alloc(&mut self, bytes: Bytes, stream: StreamId) -> Option<StitchAllocation> {
         self.note_stream(stream);
-        let len = self.block_len(bytes)?;
-        let block = match self.take_exact(len, stream) {
-            Some(block) => {
-                self.counts.exact += 1;
-                block
-            }
-            None => {
-                let block = self.cut(len, stream)?;
-                self.unlist(block);
-                block
-            }
-        };
-        Some(self.serve(block, bytes))
+        match self.serve_expected(bytes, stream) {
+            Some(allocation) => Some(allocation),
+            None => self.search(bytes, stream),
+        }
     }
 
-    /// S1: takes the oldest block of exactly this size that is idle in all its parts from its list. Those that are not wait for what they lack.
+    /// S1 without a search: the block that served next, last time that the job was here, if it can.
     #[inline]
-    fn take_exact(&mut self, len: Bytes, stream: StreamId) -> Option<BlockId> {
+    fn serve_expected(&mut self, bytes: Bytes, stream: StreamId) -> Option<StitchAllocation> {
+        let step = self.tape.expected()?;
+        let card = self.cards.get(step.card);
+        let can_serve = card.birth == step.birth
+            && u64::from(card.granules) == self.granule_count(bytes)
+            && (self.streams.is_only(stream) || self.is_for(self.cards.block(step.card), stream))
+            && self.granules.try_occupy(&card.cells);
+        if !can_serve {
+            return None;
+        }
+        self.tape.push(step);
+        let address = self.sites.get_mut(card.site).serve(step.card, bytes);
+        Some(StitchAllocation { address, len: self.len_on(card) })
+    }
+
+    /// S1 or S2, where nobody knows what served last time or that cannot serve now.
+    #[cold]
+    fn search(&mut self, bytes: Bytes, stream: StreamId) -> Option<StitchAllocation> {
+        let granules = u32::try_from(self.granule_count(bytes)).ok()?;
+        if self.tape.realign(granules)
+            && let Some(allocation) = self.serve_expected(bytes, stream)
+        {
+            return Some(allocation);
+        }
+        self.counts.searched += 1;
+        let len = self.block_len(bytes)?;
+        let block = match self.find_exact(len, stream) {
+            Some(block) => block,
+            None => self.cut(len, stream)?,
+        };
+        Some(self.serve_anew(block, bytes))
+    }
+
+    /// S1: the oldest block of exactly this size that is idle in all its parts. Those that are not wait for what they lack.
+    fn find_exact(&mut self, len: Bytes, stream: StreamId) -> Option<BlockId> {
         /// Idle blocks that are looked at and left, because another stream may still use them.
         const TRIES: usize = 64;
         let class = self.class(len)? as usize;
@@ -259,11 +294,8 @@ impl StitchingPool {
         while skipped < TRIES {
             let block = self.classes[class].ready.oldest(skipped)?;
             match self.obstacle(block) {
-                Some((range, at)) => self.wait(block, range, at),
-                None if self.is_for(block, stream) => {
-                    self.classes[class].ready.take(skipped);
-                    return Some(block);
-                }
+                Some(granule) => self.wait(block, granule),
+                None if self.is_for(block, stream) => return Some(block),
                 None => skipped += 1,
             }
         }
@@ -292,125 +324,115 @@ impl StitchingPool {
 
     /// Whoever used the idle block last has passed: it is for any stream.
     fn has_passed(&self, block: PBlockId) -> bool {
-        let block = self.pblock(block);
-        block.idle_since <= self.streams.up_to(block.stream)
+        let PBlock { card, stream, .. } = self.pblock(block);
+        self.cards.get(*card).idle_since <= self.streams.up_to(*stream)
     }
 
     /// Takes note of a stream. With the second one it begins to matter who used a part last: until now it was the first.
     #[inline]
     fn note_stream(&mut self, stream: StreamId) {
-        if self.streams.is_only(stream) {
-            return;
+        if !self.streams.is_only(stream) {
+            self.note_other_stream(stream);
         }
-        if self.streams.streams.len() == 1 {
+    }
+
+    #[cold]
+    fn note_other_stream(&mut self, stream: StreamId) {
+        if self.streams.only.is_some() {
             for (_, block) in &self.sblocks {
+                let idle_since = self.cards.get(block.card).idle_since;
                 for part in &block.parts {
-                    let part = &mut self.pblocks[*part];
-                    part.idle_since = part.idle_since.max(block.idle_since);
+                    let part = self.cards.get_mut(self.pblocks[*part].card);
+                    part.idle_since = part.idle_since.max(idle_since);
                 }
             }
         }
         self.streams.note_used(stream);
     }
 
-    /// Makes an idle block live that was taken from its list.
+    /// Makes an idle block live that was found by searching, and remembers it for the next time.
+    fn serve_anew(&mut self, block: BlockId, bytes: Bytes) -> StitchAllocation {
+        let id = self.card_id(block);
+        let card = self.cards.get(id);
+        assert!(self.granules.try_occupy(&card.cells), "no granule serves two allocations");
+        self.tape.record(Step { birth: card.birth, card: id, granules: card.granules });
+        let address = self.sites.get_mut(card.site).serve(id, bytes);
+        StitchAllocation { address, len: self.len_on(card) }
+    }
+
+    /// Bytes of the block of this card.
     #[inline]
-    fn serve(&mut self, block: BlockId, bytes: Bytes) -> StitchAllocation {
-        self.moment += 1;
-        let allocation = match block {
-            BlockId::P(id) => {
-                let block = &mut self.pblocks[id];
-                block.seat = Seat::Serving;
-                self.ranges[block.range].granules.occupy(block.slots.clone());
-                StitchAllocation { address: block.address, len: block.len }
-            }
-            BlockId::S(id) => {
-                let block = &mut self.sblocks[id];
-                block.seat = Seat::Serving;
-                block.used = self.moment;
-                for run in &block.runs {
-                    self.ranges[run.range].granules.occupy(run.slots.clone());
-                }
-                StitchAllocation { address: block.address, len: block.len }
-            }
-        };
-        self.live_bytes += allocation.len;
-        let before = self.live.insert(allocation.address, Live { block, bytes });
-        assert!(before.is_none(), "two live blocks never share an address");
-        allocation
+    fn len_on(&self, card: &Card) -> Bytes {
+        Bytes::new(u64::from(card.granules) << self.granule_shift)
     }
 
     /// Takes an allocation back that was last used on `stream`, and says how many bytes had been asked for. `None` if it is not one of this
     /// pool's.
     #[inline]
     pub fn free(&mut self, address: DeviceAddress, stream: StreamId) -> Option<Bytes> {
-        let live = self.live.remove(&address)?;
-        Some(self.retire(live, stream))
+        let site = self.sites.find(address)?;
+        let card = site.retire()?;
+        let bytes = site.bytes;
+        self.retire(card, stream);
+        Some(bytes)
     }
 
     /// A live block becomes a slab of another pool.
     pub fn lend(&mut self, address: DeviceAddress) {
-        let slab = self.live.remove(&address).expect("only a live block is lent");
-        self.lent.insert(address, slab);
+        let is_lent = self.sites.find(address).is_some_and(|site| site.lend());
+        assert!(is_lent, "only a live block is lent");
     }
 
     /// A slab comes back, which `stream` used last.
     pub fn take_back(&mut self, address: DeviceAddress, stream: StreamId) {
-        let slab = self.lent.remove(&address).expect("only a slab that was lent comes back");
-        self.retire(slab, stream);
+        let card = self.sites.find(address).and_then(|site| site.take_back());
+        let card = card.expect("only a slab that was lent comes back");
+        self.retire(card, stream);
     }
 
+    /// The block of this card serves no longer.
     #[inline]
-    fn retire(&mut self, Live { block, bytes }: Live, stream: StreamId) -> Bytes {
-        self.note_stream(stream);
+    fn retire(&mut self, id: CardId, stream: StreamId) {
         self.moment += 1;
-        let mut is_awaited = false;
-        let (len, class, birth) = match block {
-            BlockId::P(id) => {
-                let block = &mut self.pblocks[id];
-                (block.stream, block.idle_since, block.seat) = (stream, self.moment, Seat::Ready);
-                is_awaited |= self.ranges[block.range].granules.vacate(block.slots.clone());
-                (block.len, block.class, block.birth)
-            }
-            BlockId::S(id) => {
-                let block = &mut self.sblocks[id];
-                (block.idle_since, block.seat) = (self.moment, Seat::Ready);
-                if !self.streams.is_only(stream) {
-                    for part in &block.parts {
-                        let part = &mut self.pblocks[*part];
-                        (part.stream, part.idle_since) = (stream, self.moment);
-                    }
-                }
-                for run in &block.runs {
-                    is_awaited |= self.ranges[run.range].granules.vacate(run.slots.clone());
-                }
-                (block.len, block.class, block.birth)
-            }
-        };
-        self.classes[class as usize].ready.insert(birth, block);
-        if is_awaited {
-            self.wake(block);
+        let card = self.cards.get_mut(id);
+        card.idle_since = self.moment;
+        let is_awaited = self.granules.vacate(&card.cells);
+        if !self.streams.is_only(stream) {
+            self.note_user(id, stream);
         }
-        self.live_bytes -= len;
-        bytes
+        if is_awaited {
+            self.wake(id);
+        }
+    }
+
+    /// `stream` used the block last, which has just become idle, and so all its parts.
+    #[cold]
+    fn note_user(&mut self, id: CardId, stream: StreamId) {
+        self.note_stream(stream);
+        match self.cards.block(id) {
+            BlockId::P(block) => self.pblocks[block].stream = stream,
+            BlockId::S(block) => {
+                for part in &self.sblocks[block].parts {
+                    let part = &mut self.pblocks[*part];
+                    part.stream = stream;
+                    self.cards.get_mut(part.card).idle_since = self.moment;
+                }
+            }
+        }
     }
 
     /// Bytes that an allocation at `address` occupies, if it is a live one of this pool's.
     pub fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
-        self.live.get(&address).map(|live| match live.block {
-            BlockId::P(id) => self.pblock(id).len,
-            BlockId::S(id) => self.sblock(id).len,
-        })
+        let card = self.sites.serving_at(address)?;
+        Some(self.len_on(self.cards.get(card)))
     }
 
-    /// Where the live block begins that `address` lies in, slabs among them. Walks over the slabs.
+    /// Where the live block begins that `address` lies in, slabs among them. Walks over all that is live.
     pub fn block_at(&self, address: DeviceAddress) -> Option<DeviceAddress> {
-        if self.live.contains_key(&address) {
-            return Some(address);
-        }
-        let begins = self.lent.keys().filter(|start| **start <= address).max().copied()?;
-        let len = self.block_len(self.lent[&begins].bytes)?;
-        Span::new(begins, len).filter(|slab| slab.contains(address)).map(|slab| slab.start())
+        let holds = |site: &Site, card| {
+            Span::new(site.address, self.len_on(self.cards.get(card))).is_some_and(|span| span.contains(address))
+        };
+        self.sites.live().find(|(site, card)| holds(site, *card)).map(|(site, _)| site.address)
     }
 
     /// S4: maps chunks that were acquired as one idle block. On error nothing has changed, and the chunks are still the caller's.
@@ -428,7 +450,7 @@ impl StitchingPool {
         let (span, slots) = (mapping.span(), mapping.slot_count() as u32);
         self.held += span.len();
         self.note_stream(stream);
-        let range = self.ranges.insert(Range { mapping, first: None, granules: Granules::new(slots) });
+        let range = self.ranges.insert(Range { mapping, first: None, first_granule: self.granules.insert(slots) });
         let birth = self.next_birth();
         let block = PBlock {
             range,
@@ -437,16 +459,20 @@ impl StitchingPool {
             len: span.len(),
             seat: Seat::Ready,
             stream,
-            idle_since,
             sblocks: Vec::new(),
             class: 0,
-            birth,
+            card: 0,
             before: None,
             after: None,
         };
-        let block = self.insert_pblock(block);
+        let block = self.insert_pblock(block, birth, idle_since);
         self.ranges[range].first = Some(block);
         block
+    }
+
+    /// An iteration of the job ends: the next one is expected to be like it.
+    pub fn mark_iteration(&mut self) {
+        self.tape.mark_iteration();
     }
 
     /// The moment up to which frees have happened: what an event that is recorded now stands for.
@@ -466,11 +492,7 @@ impl StitchingPool {
     pub fn unpassed_streams(&self, stream: StreamId) -> Vec<StreamId> {
         let mut streams = Vec::new();
         for (id, block) in &self.pblocks {
-            if !self.is_busy(id)
-                && block.stream != stream
-                && !streams.contains(&block.stream)
-                && block.idle_since > self.streams.up_to(block.stream)
-            {
+            if !self.is_busy(id) && block.stream != stream && !streams.contains(&block.stream) && !self.has_passed(id) {
                 streams.push(block.stream);
             }
         }
@@ -479,7 +501,7 @@ impl StitchingPool {
 
     /// What the pool holds now. Walks over all blocks.
     pub fn usage(&self) -> StitchUse {
-        let mut usage = StitchUse { held: self.held, live: self.live_bytes, ..StitchUse::default() };
+        let mut usage = StitchUse { held: self.held, live: self.live_bytes(), ..StitchUse::default() };
         for (_, range) in &self.ranges {
             let mut run = Bytes::ZERO;
             let mut end = None;
@@ -495,13 +517,13 @@ impl StitchingPool {
                 usage.largest_contiguous = usage.largest_contiguous.max(run);
             }
         }
-        usage.stitchable = self.held - self.live_bytes;
+        usage.stitchable = usage.held - usage.live;
         usage
     }
 
     /// Live allocations, slabs apart.
     pub fn live_allocations(&self) -> u64 {
-        self.live.len() as u64
+        self.sites.live().filter(|(site, _)| !site.is_lent()).count() as u64
     }
 }
 

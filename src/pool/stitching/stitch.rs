@@ -1,6 +1,6 @@
 //! S3: making one range of addresses out of idle blocks that are not neighbours.
 
-use super::blocks::{BlockId, PBlockId, Place, SBlock, SBlockId, Seat};
+use super::blocks::{BlockId, PBlockId, Place};
 use super::{StitchAllocation, StitchingPool};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
@@ -62,8 +62,7 @@ impl StitchingPool {
         };
         self.counts.stitched += 1;
         self.counts.stitched_bytes += len;
-        self.unlist(block);
-        Ok(Stitched::Served(self.serve(block, bytes)))
+        Ok(Stitched::Served(self.serve_anew(block, bytes)))
     }
 
     /// Idle blocks of at least `limit`, from the largest down until they hold `len` bytes, and what they hold.
@@ -159,12 +158,9 @@ impl StitchingPool {
 
     /// Drops idle stitched blocks, the least recently used first, until `len` bytes of addresses are free. False if there was none.
     fn evict(&mut self, len: Bytes) -> bool {
-        let is_idle_alias = |block: &SBlock| block.seat != Seat::Serving && matches!(block.place, Place::Alias(_));
-        let mut idle: Vec<(u64, SBlockId)> =
-            self.sblocks.iter().filter(|(_, block)| is_idle_alias(block)).map(|(id, block)| (block.used, id)).collect();
-        idle.sort_unstable();
+        let idle = self.least_recently_used(|block| matches!(block.place, Place::Alias(_)));
         let mut freed = Bytes::ZERO;
-        for (_, oldest) in idle {
+        for oldest in idle {
             if freed >= len {
                 break;
             }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::StitchingPool;
 use super::blocks::{BlockId, PBlockId};
+use super::tape::Tape;
 use crate::memory::{Chunk, MemoryError};
 use crate::units::Bytes;
 
@@ -37,15 +38,17 @@ impl StitchingPool {
 
     /// The pool's moment at which the block became idle, by itself or as a part.
     fn idle_since(&self, id: PBlockId) -> u64 {
-        let block = self.pblock(id);
-        block.sblocks.iter().map(|of| self.sblock(*of).idle_since).fold(block.idle_since, u64::max)
+        let of_parts = self.pblock(id).sblocks.iter().map(|of| self.card(BlockId::S(*of)).idle_since);
+        of_parts.fold(self.card(BlockId::P(id)).idle_since, u64::max)
     }
 
     /// Every chunk that the pool has, live ones included, for the end of its life: all mappings go.
     pub fn take_all(&mut self) -> Vec<Arc<Chunk>> {
         let mut chunks = self.orphans();
-        self.live.clear();
-        self.lent.clear();
+        self.tape = Tape::default();
+        self.sites.clear();
+        self.cards.clear();
+        self.granules.clear();
         self.classes.clear();
         self.class_of.clear();
         self.class_index.clear();
@@ -54,7 +57,7 @@ impl StitchingPool {
         for range in self.ranges.drain() {
             chunks.extend((0..range.mapping.slot_count()).filter_map(|slot| range.mapping.chunk(slot).cloned()));
         }
-        (self.held, self.live_bytes, self.aliased) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        (self.held, self.aliased) = (Bytes::ZERO, Bytes::ZERO);
         chunks
     }
 
@@ -68,6 +71,7 @@ impl StitchingPool {
         let chunks = self.ranges[range].mapping.take(slots.start as usize..slots.end as usize)?;
         self.unlist(BlockId::P(id));
         let block = self.pblocks.remove(id);
+        self.discard(block.card);
         match block.before {
             Some(before) => self.pblock_mut(before).after = block.after,
             None => self.ranges[range].first = block.after,
@@ -76,7 +80,8 @@ impl StitchingPool {
             self.pblock_mut(after).before = block.before;
         }
         if self.ranges[range].first.is_none() {
-            self.ranges.remove(range);
+            let gone = self.ranges.remove(range);
+            self.granules.remove(gone.first_granule, gone.mapping.slot_count() as u32);
         }
         self.held -= block.len;
         Ok(chunks)
