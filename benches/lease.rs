@@ -1,8 +1,9 @@
 //! Growing a process by 1 GiB in 32 MiB chunks that the daemon has warm: a real daemon process, its real socket, from the request until the bytes can be
 //! used.
 //!
-//! The floor is bare system calls between two processes' worth of threads: one packet there, one packet with 32 descriptors back, one reservation, one
-//! mapping per descriptor, one change of access over all.
+//! The floor is bare system calls between two processes: one packet there, one packet with 32 descriptors back, one that says that they have arrived, one
+//! reservation, one mapping per descriptor, one change of access over all. Outside of the measurement it gives them back with a packet, as the
+//! subject does: who was woken last, and on which core, is half of what a round trip takes.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
 #![expect(unsafe_code, reason = "the floor is bare system calls, and mapping memory is an unsafe one")]
 
@@ -99,23 +100,58 @@ fn memfds() -> Vec<OwnedFd> {
     (0..CHUNKS).map(create).collect()
 }
 
-/// The other side of the floor: answers every packet with as many descriptors as the subject needs.
+/// What the packets of the floor ask for.
+const ACQUIRE: Ack = Ack { request: 1 };
+const ACK: Ack = Ack { request: 2 };
+const RELEASE: Ack = Ack { request: 3 };
+/// New files for the next acquire: such as nobody has ever had.
+const RENEW: Ack = Ack { request: 4 };
+
+/// The other side of the floor, a process of its own: this program, with a socket as its standard input.
+struct Peer {
+    channel: FdChannel,
+    child: Child,
+}
+
+const PEER: &str = "--peer";
+
+impl Peer {
+    fn start() -> Peer {
+        let (here, there) = FdChannel::pair().unwrap();
+        let there = there.as_fd().try_clone_to_owned().unwrap();
+        let child = Command::new(std::env::current_exe().unwrap()).arg(PEER).stdin(there).spawn().unwrap();
+        Peer { channel: here, child }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Answers every acquire with as many descriptors as the subject needs.
 fn answer(channel: &FdChannel) {
-    let files = memfds();
-    let fds: Vec<_> = files.iter().map(|fd| fd.as_fd()).collect();
+    let mut files = memfds();
     let chunks = (0..CHUNKS as u64).map(|chunk_id| ChunkInfo { chunk_id, len_bytes: CHUNK.get() }).collect();
     let batch = Batch { request: 1, chunks, is_last: true };
-    while channel.receive::<Ack>().is_ok() {
-        if channel.send(&batch, &fds).is_err() {
+    while let Ok((packet, _)) = channel.receive::<Ack>() {
+        let fds: Vec<_> = files.iter().map(|fd| fd.as_fd()).collect();
+        if packet == ACQUIRE && channel.send(&batch, &fds).is_err() {
             break;
+        }
+        if packet == RENEW {
+            files = memfds();
         }
     }
 }
 
 /// One round trip, and the mapping.
 fn floor(channel: &FdChannel) {
-    channel.send(&Ack { request: 1 }, &[]).unwrap();
+    channel.send(&ACQUIRE, &[]).unwrap();
     let (_, fds) = channel.receive::<Batch>().unwrap();
+    channel.send(&ACK, &[]).unwrap();
     let len = LEN.get() as usize;
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new mapping at an address that the kernel chooses touches nothing that is there.
@@ -137,11 +173,12 @@ thread_local! {
     static LAST: std::cell::Cell<(usize, Vec<OwnedFd>)> = const { std::cell::Cell::new((0, Vec::new())) };
 }
 
-fn let_go() {
+fn let_go(channel: &FdChannel) {
     let (base, fds) = LAST.with(std::cell::Cell::take);
     drop(fds);
     // SAFETY: the range was mapped by `floor`, is unmapped once, and nothing points into it.
     unsafe { rustix::mm::munmap(base as *mut std::ffi::c_void, LEN.get() as usize) }.unwrap();
+    channel.send(&RELEASE, &[]).unwrap();
 }
 
 /// Grows by what is asked for, and sees that both ends of it can be used.
@@ -156,12 +193,14 @@ fn grow(session: &Session, runtime: &Runtime) -> (Duration, DeviceAddress) {
 }
 
 fn main() {
+    if std::env::args().any(|arg| arg == PEER) {
+        return answer(&FdChannel::over(std::io::stdin().as_fd().try_clone_to_owned().unwrap(), true));
+    }
     let daemon = Daemon::start();
-    let (here, there) = FdChannel::pair().unwrap();
-    std::thread::spawn(move || answer(&there));
+    let peer = Peer::start();
     let floor = || {
-        let time = timed(|| floor(&here));
-        let_go();
+        let time = timed(|| floor(&peer.channel));
+        let_go(&peer.channel);
         (time, 1)
     };
     let mut compared = Vec::new();
@@ -181,6 +220,11 @@ fn main() {
         let subject = || {
             let (session, runtime) = daemon.runtime();
             (grow(&session, &runtime).0, 1)
+        };
+        let floor = || {
+            peer.channel.send(&RENEW, &[]).unwrap();
+            std::thread::sleep(Duration::from_millis(30));
+            floor()
         };
         compared.push(compare(first, ROUNDS_OF_FIRST, subject, floor));
     }

@@ -308,7 +308,6 @@ impl Runtime {
         if let Some(installed) = &mut pools.planned {
             installed.pool.mark_iteration();
         }
-        pools.stitching.mark_iteration();
         self.counters.add(Counter::Iterations, 1);
     }
 

@@ -61,6 +61,8 @@ pub struct Steward {
     store: Store,
     clock: Arc<dyn Clock>,
     spawn: Spawn,
+    /// Chunks get their descriptors when they are created.
+    exports: bool,
 }
 
 #[derive(Default)]
@@ -108,9 +110,18 @@ impl Core {
 }
 
 impl Steward {
-    /// The memory of the devices in `store`, whose work `spawn` runs.
+    /// The memory of the devices in `store`, for other processes; `spawn` runs what takes time.
     pub fn new(store: Store, clock: Arc<dyn Clock>, spawn: Spawn) -> Result<Arc<Steward>, StoreError> {
-        let steward = Steward { core: Mutex::default(), store, clock, spawn };
+        Steward::open_devices(Steward { core: Mutex::default(), store, clock, spawn, exports: true })
+    }
+
+    /// One whose work is done on the thread that causes it, and whose chunks get a descriptor when somebody asks for one: for replay, benches and tests.
+    pub fn inline(store: Store, clock: Arc<dyn Clock>) -> Result<Arc<Steward>, StoreError> {
+        let spawn: Spawn = Box::new(|work| work());
+        Steward::open_devices(Steward { core: Mutex::default(), store, clock, spawn, exports: false })
+    }
+
+    fn open_devices(steward: Steward) -> Result<Arc<Steward>, StoreError> {
         for device in steward.store.devices() {
             let memory = steward.store.memory(device.id())?;
             let mut core = steward.lock();
@@ -120,11 +131,6 @@ impl Steward {
                 .map_err(|_| StoreError::NoDevice(device.id()))?;
         }
         Ok(Arc::new(steward))
-    }
-
-    /// One whose work is done on the thread that causes it: for replay, benches and tests.
-    pub fn inline(store: Store, clock: Arc<dyn Clock>) -> Result<Arc<Steward>, StoreError> {
-        Steward::new(store, clock, Box::new(|work| work()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {
@@ -166,7 +172,7 @@ impl Steward {
 
     fn carry_out(&self, effect: Effect) -> Option<Command> {
         match effect {
-            Effect::Create { chunk, device, len } => Some(match self.store.create(chunk, device, len) {
+            Effect::Create { chunk, device, len } => Some(match self.create(chunk, device, len) {
                 Ok(()) => Command::Created { chunk },
                 Err(error) => {
                     let exhausted = Store::is_exhaustion(&error);
@@ -185,6 +191,20 @@ impl Steward {
             }),
             Effect::Grant { .. } | Effect::Refuse { .. } => None,
         }
+    }
+
+    /// Creates a chunk with the descriptor that its holders will be sent: no lease waits for that, and where descriptors have run out it is known before one is
+    /// promised.
+    fn create(&self, chunk: ChunkId, device: DeviceId, len: Bytes) -> Result<(), StoreError> {
+        self.store.create(chunk, device, len)?;
+        if !self.exports {
+            return Ok(());
+        }
+        let Err(error) = self.store.descriptor(chunk) else { return Ok(()) };
+        if let Err(error) = self.store.destroy(chunk) {
+            tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk that has no descriptor");
+        }
+        Err(error)
     }
 
     fn now_ms(&self) -> u64 {
@@ -343,14 +363,16 @@ impl Steward {
 mod tests {
     use super::*;
     use crate::clock::ManualClock;
+    use crate::driver::layers::faulty::Faults;
     use crate::driver::sim::{SimDriver, SimOptions};
+    use crate::driver::{Call, Driver};
     use crate::memory::Device;
 
     const DEVICE: DeviceId = DeviceId(0);
 
     fn steward(mib: u64) -> (Arc<SimDriver>, Arc<Steward>) {
         let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(mib)])));
-        let device = Device::open(Arc::clone(&sim) as Arc<dyn crate::driver::Driver>, DEVICE).unwrap();
+        let device = Device::open(Arc::clone(&sim) as Arc<dyn Driver>, DEVICE).unwrap();
         let steward = Steward::inline(Store::new(vec![device]), Arc::new(ManualClock::default())).unwrap();
         (sim, steward)
     }
@@ -370,6 +392,19 @@ mod tests {
         assert_eq!(steward.end(session, EndReason::Died), Ok(Bytes::mib(16)));
         assert_eq!(sim.counts().0, 0);
         assert_eq!(steward.devices()[0].available(), Bytes::mib(64));
+    }
+
+    #[test]
+    fn a_chunk_without_a_descriptor_is_none_and_is_not_promised() {
+        let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(64)])));
+        let faulty = Faults::around(Arc::clone(&sim) as Arc<dyn Driver>);
+        let device = Device::open(Arc::clone(&faulty) as Arc<dyn Driver>, DEVICE).unwrap();
+        let spawn: Spawn = Box::new(|work| work());
+        let steward = Steward::new(Store::new(vec![device]), Arc::new(ManualClock::default()), spawn).unwrap();
+        let session = steward.open(Bytes::gib(1), 0).unwrap();
+        faulty.layer().fail_always(&[Call::Export]);
+        assert!(matches!(steward.acquire_now(ask(session, 4)).unwrap(), Answer::Refused(_)));
+        assert_eq!(sim.counts().0, 0, "none of the four is left");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::driver::{Cause, DeviceMemory};
+use crate::driver::DeviceMemory;
 use crate::error::ErrorKind;
 use crate::ids::{ChunkId, DeviceId};
 use crate::limits;
@@ -155,11 +155,8 @@ impl Store {
         (shelf.chunks.len() as u64, shelf.exported)
     }
 
-    /// True where a failed create means that the device has no more memory, false where something is broken.
+    /// True where a failed create means that memory or descriptors have run out, false where something is broken.
     pub fn is_exhaustion(error: &StoreError) -> bool {
-        match error {
-            StoreError::Memory(error) => matches!(error.cause(), Some(Cause::Exhausted { .. } | Cause::TooMany { .. })),
-            other => other.kind() == ErrorKind::Exhausted,
-        }
+        error.kind() == ErrorKind::Exhausted
     }
 }

@@ -228,6 +228,7 @@ impl StitchingPool {
 
     /// A block is gone: its card, too.
     pub(super) fn discard(&mut self, card: CardId) -> Card {
+        self.tape.forget();
         let card = self.cards.remove(card);
         self.sites.remove(card.site);
         card

@@ -18,8 +18,8 @@
 //!
 //! S1 to S3 are this pool's ([`StitchingPool::alloc`], [`StitchingPool::stitch`]); growing is the runtime's, which hands chunks over
 //! ([`StitchingPool::grow`]). The paper splits by remapping; here a split keeps addresses, so it costs nothing, and so does its extra stitch. Idle SBlocks
-//! are kept: a job that repeats itself finds the same sizes again, and after a few iterations only S1 is left. Then nothing is searched for either: the block that
-//! served last time is tried first ([`tape`]).
+//! are kept: a job that repeats itself finds the same sizes again, and after a few iterations only S1 is left. Then nothing is searched for either: it
+//! is known what served when the same blocks were live ([`tape`]).
 //!
 //! Where the device cannot map a chunk twice ([`crate::driver::Capabilities::alias`]), stitching *moves* chunks: they leave their old addresses and become one
 //! PBlock at new ones.
@@ -49,7 +49,7 @@ use self::cards::{Card, CardId, Cards};
 use self::granules::Granules;
 use self::sites::{Site, Sites};
 pub use self::stitch::{Effort, Stitched};
-use self::tape::{Step, Tape};
+use self::tape::Tape;
 use crate::ids::StreamId;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::units::{Bytes, DeviceAddress, Place as _, Span};
@@ -250,21 +250,31 @@ impl StitchingPool {
         }
     }
 
-    /// S1 without a search: the block that served next, last time that the job was here, if it can.
+    /// S1 without a search: the block that served this size when the same blocks were live as are now.
     #[inline]
     fn serve_expected(&mut self, bytes: Bytes, stream: StreamId) -> Option<StitchAllocation> {
-        let step = self.tape.expected()?;
-        let card = self.cards.get(step.card);
-        let can_serve = card.birth == step.birth
-            && u64::from(card.granules) == self.granule_count(bytes)
-            && (self.streams.is_only(stream) || self.is_for(self.cards.block(step.card), stream))
+        let id = self.tape.expected()?;
+        let card = self.cards.get(id);
+        debug_assert!(self.is_found_by_a_search(id, bytes, stream), "another block is older");
+        let can_serve = u64::from(card.granules) == self.granule_count(bytes)
+            && (self.streams.is_only(stream) || self.is_for(self.cards.block(id), stream))
             && self.granules.try_occupy(&card.cells);
         if !can_serve {
             return None;
         }
-        self.tape.push(step);
-        let address = self.sites.get_mut(card.site).serve(step.card, bytes);
+        self.tape.push(id, card.birth);
+        let address = self.sites.get_mut(card.site).serve(id, bytes);
         Some(StitchAllocation { address, len: self.len_on(card) })
+    }
+
+    /// If this block can serve, then a search would find it, too: no older one of its size is idle. Who may use what on several streams changes with time.
+    fn is_found_by_a_search(&self, id: CardId, bytes: Bytes, stream: StreamId) -> bool {
+        let card = self.cards.get(id);
+        let can_serve = u64::from(card.granules) == self.granule_count(bytes) && self.granules.is_idle(&card.cells);
+        let Some(class) = self.class(self.len_on(card)) else { return !can_serve };
+        let mut ready = self.classes[class as usize].ready.iter();
+        let oldest = ready.find(|block| self.obstacle(*block).is_none());
+        !can_serve || !self.streams.is_only(stream) || oldest.is_some_and(|oldest| self.card_id(oldest) == id)
     }
 
     /// S1 or S2, where nobody knows what served last time or that cannot serve now.
@@ -355,7 +365,7 @@ impl StitchingPool {
         let id = self.card_id(block);
         let card = self.cards.get(id);
         assert!(self.granules.try_occupy(&card.cells), "no granule serves two allocations");
-        self.tape.record(Step { birth: card.birth, card: id, granules: card.granules });
+        self.tape.record(id, card.birth, card.granules);
         let address = self.sites.get_mut(card.site).serve(id, bytes);
         StitchAllocation { address, len: self.len_on(card) }
     }
@@ -396,6 +406,7 @@ impl StitchingPool {
         self.moment += 1;
         let card = self.cards.get_mut(id);
         card.idle_since = self.moment;
+        self.tape.retire(card.birth);
         let is_awaited = self.granules.vacate(&card.cells);
         if !self.streams.is_only(stream) {
             self.note_user(id, stream);
@@ -468,11 +479,6 @@ impl StitchingPool {
         let block = self.insert_pblock(block, birth, idle_since);
         self.ranges[range].first = Some(block);
         block
-    }
-
-    /// An iteration of the job ends: the next one is expected to be like it.
-    pub fn mark_iteration(&mut self) {
-        self.tape.mark_iteration();
     }
 
     /// The moment up to which frees have happened: what an event that is recorded now stands for.

@@ -1,55 +1,74 @@
-//! What served last time. A job that repeats itself asks for the same again, so the block that served this request in the last iteration is tried before any
-//! search. It is a guess and nothing more: whoever asks looks whether the block is there still, has the right size, and is idle.
+//! What served, and what was live then. Which block serves a request follows from its size and from which blocks are live (S1 takes the oldest that is idle):
+//! so when the same blocks are live as once before, the same block serves the same size, and need not be searched for. A job that repeats itself
+//! goes through the same states, one after the other.
 //!
-//! The tape holds the last blocks that served, in their order. The job is taken to be at a fixed distance behind where it was once before, the
-//! *lag*: one iteration where iterations are marked, else what the last sizes say.
+//! The tape holds the last blocks that served, in their order, each with the state that it was found in. The job is taken to be at a fixed distance behind where it
+//! was once before, the *lag*; where that is wrong the state tells where else it was.
 //!
-//! By place in the iteration, and not by what served just before, because that is what lets a job settle: up to the first request that no block of its size is
-//! idle for, an iteration is served as the last one was, so the block that was made for that request is idle when its turn comes again.
+//! So the tape never changes what is served, only how fast it is found. (Foretelling by place in the iteration alone does: qwen-moe, whose iterations differ,
+//! never settles then.) Whoever asks looks again whether the block has the right size and is idle; and where blocks go away all is forgotten.
 
 use std::collections::HashMap;
 
 use super::cards::CardId;
-use crate::rng::mix;
 
-/// Steps that are remembered, 16 bytes each and about 24 more for those that were searched for: iterations up to so many requests are followed.
+/// Steps that are remembered, 8 bytes each and about 40 more for those that were searched for: iterations up to so many requests are followed.
 const STEPS: usize = 1 << 17;
-/// How far ahead a size is looked for that is not the expected one: so many requests may be missing.
-const WINDOW: u64 = 16;
-/// How many requests in a row may be too many before the job is taken to be elsewhere.
-const STRAYS_MAX: u32 = 16;
-/// How many sizes tell where the job is.
-const RUN: u64 = 8;
 
-/// Somebody was served.
+/// Which blocks are live, as one number: two sets have the same one hardly ever.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+pub(super) struct State(u64);
+
+impl State {
+    /// The block with this number has become live, or is no longer.
+    #[inline]
+    pub(super) fn toggle(&mut self, birth: u64) {
+        let product = u128::from(birth) * 0x9e37_79b9_7f4a_7c15;
+        self.0 ^= (product >> 64) as u64 ^ product as u64;
+    }
+}
+
+/// The block that served, and half of the state before it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
-    /// Number of the block.
-    pub(super) birth: u64,
-    pub(super) card: CardId,
-    pub(super) granules: u32,
+struct Step(u64);
+
+impl Step {
+    #[inline]
+    fn new(card: CardId, state: State) -> Step {
+        Step(u64::from(card) << 32 | state.0 & u64::from(u32::MAX))
+    }
+
+    #[inline]
+    fn card(self) -> CardId {
+        (self.0 >> 32) as CardId
+    }
+
+    /// The state was this one, or one of few others.
+    #[inline]
+    fn is_in(self, state: State) -> bool {
+        self.0 as u32 == state.0 as u32
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Tape {
-    /// The last steps, each at its number modulo [`STEPS`], packed: zeros take no memory until they are written to.
-    steps: Box<[[u64; 2]; STEPS]>,
+    /// The last steps, each at its number modulo [`STEPS`]: zeros take no memory until they are written to.
+    steps: Box<[u64; STEPS]>,
     /// Steps so far: the number of the next.
     head: u64,
     /// How many steps ago the job was where it is now; 0 where nobody knows.
     lag: u64,
-    /// Requests in a row that were not expected.
-    strays: u32,
-    /// `head` when the last iteration ended.
-    marked: u64,
-    /// The number of the step that followed a run of sizes, last time.
-    followers: HashMap<u64, u64>,
+    state: State,
+    /// Steps before this one are of blocks that may be gone.
+    valid_from: u64,
+    /// The step that served so many granules in a state, last time that it was searched for.
+    found: HashMap<(State, u32), u64>,
 }
 
 impl Default for Tape {
     fn default() -> Tape {
-        let steps = vec![[0; 2]; STEPS].into_boxed_slice().try_into().expect("there are so many");
-        Tape { steps, head: 0, lag: 0, strays: 0, marked: 0, followers: HashMap::new() }
+        let steps = vec![0; STEPS].into_boxed_slice().try_into().expect("there are so many");
+        Tape { steps, head: 0, lag: 0, state: State::default(), valid_from: 0, found: HashMap::new() }
     }
 }
 
@@ -59,81 +78,47 @@ impl Tape {
         self.head
     }
 
-    /// Who should serve next.
+    /// Who serves next, if the job is where it seems to be.
     #[inline]
-    pub(super) fn expected(&self) -> Option<Step> {
-        (self.lag != 0).then(|| self.step(self.head.wrapping_sub(self.lag)))
+    pub(super) fn expected(&self) -> Option<CardId> {
+        let step = Step(self.steps[self.head.wrapping_sub(self.lag) as usize % STEPS]);
+        (self.lag != 0 && step.is_in(self.state)).then(|| step.card())
     }
 
+    /// The block of this card, with this number, serves.
     #[inline]
-    fn step(&self, number: u64) -> Step {
-        let [birth, what] = self.steps[number as usize % STEPS];
-        Step { birth, card: (what >> 32) as CardId, granules: what as u32 }
-    }
-
-    /// The expected block, or another one of its size where that could not, serves.
-    #[inline]
-    pub(super) fn push(&mut self, step: Step) {
-        let what = u64::from(step.card) << 32 | u64::from(step.granules);
-        self.steps[self.head as usize % STEPS] = [step.birth, what];
+    pub(super) fn push(&mut self, card: CardId, birth: u64) {
+        self.steps[self.head as usize % STEPS] = Step::new(card, self.state).0;
         self.head += 1;
+        self.state.toggle(birth);
     }
 
-    /// The expected block could not serve a request of this size. True when another is expected now.
+    /// The block with this number serves no longer.
+    #[inline]
+    pub(super) fn retire(&mut self, birth: u64) {
+        self.state.toggle(birth);
+    }
+
+    /// The job is not where it seems to be. True when it has asked for so many granules in this state before, and that is what is expected now.
     pub(super) fn realign(&mut self, granules: u32) -> bool {
-        if self.expected().is_some_and(|step| step.granules == granules) {
-            // The job is where it seems to be; only the block is not idle.
-            self.strays = 0;
-            return false;
-        }
-        let is_at = |tape: &Tape, lag: u64| tape.step(tape.head - lag).granules == granules;
-        if let Some(skipped) = (1..WINDOW.min(self.lag)).find(|skipped| is_at(self, self.lag - skipped)) {
-            self.lag -= skipped;
-            return true;
-        }
-        self.strays += 1;
-        let found = self.run().and_then(|run| self.followers.get(&run)).map(|found| self.head - found);
-        match found {
-            Some(lag) if lag != self.lag && lag < STEPS as u64 && is_at(self, lag) => {
-                self.lag = lag;
-                true
-            }
-            _ => false,
-        }
+        let found = self.found.get(&(self.state, granules)).filter(|found| **found >= self.valid_from);
+        let lag = found.map(|found| self.head - found).filter(|lag| *lag != self.lag && *lag < STEPS as u64);
+        self.lag = lag.unwrap_or(self.lag);
+        lag.is_some()
     }
 
-    /// A block serves that was searched for.
-    pub(super) fn record(&mut self, step: Step) {
-        let was_expected = self.expected().is_some_and(|expected| expected.granules == step.granules);
-        if let Some(run) = self.run() {
-            if self.followers.len() >= STEPS {
-                self.followers.clear();
-            }
-            self.followers.insert(run, self.head);
+    /// The block of this card serves so many granules, and was searched for.
+    pub(super) fn record(&mut self, card: CardId, birth: u64, granules: u32) {
+        if self.found.len() >= STEPS {
+            self.found.clear();
         }
-        self.push(step);
-        if self.lag == 0 || was_expected {
-            return;
-        }
-        // One request too many: the next one is still expected where this one was.
-        self.lag += 1;
-        if self.strays > STRAYS_MAX || self.lag >= STEPS as u64 {
-            (self.lag, self.strays) = (0, 0);
-        }
+        self.found.insert((self.state, granules), self.head);
+        self.push(card, birth);
     }
 
-    /// An iteration ends: the next request is the first of the next one.
-    pub(super) fn mark_iteration(&mut self) {
-        let len = self.head - self.marked;
-        self.marked = self.head;
-        self.lag = if len < STEPS as u64 { len } else { 0 };
-        self.strays = 0;
-    }
-
-    /// The last sizes, in their order.
-    fn run(&self) -> Option<u64> {
-        let first = self.head.checked_sub(RUN)?;
-        Some((first..self.head).fold(0, |run, number| mix(run ^ u64::from(self.step(number).granules))))
+    /// A block is gone: others may serve where it did.
+    pub(super) fn forget(&mut self) {
+        (self.valid_from, self.lag) = (self.head, 0);
     }
 }
 
@@ -141,67 +126,84 @@ impl Tape {
 mod tests {
     use super::*;
 
-    /// Plays a list of sizes, each served by the block with its place in the list; says how many were guessed.
+    /// Plays a list of sizes, each served by a block of its place in the list and its size, and live to the end; says how many had to be searched for.
     fn play(tape: &mut Tape, sizes: &[u32]) -> usize {
-        let mut guessed = 0;
-        for (card, granules) in (0..).zip(sizes) {
-            let guess = |tape: &Tape| tape.expected().filter(|step| step.granules == *granules && step.card == card);
-            let step = guess(tape).or_else(|| tape.realign(*granules).then(|| guess(tape)).flatten());
-            match step {
-                Some(step) => {
-                    tape.push(step);
-                    guessed += 1;
-                }
-                None => tape.record(Step { birth: 1, card, granules: *granules }),
+        let mut searched = 0;
+        let card = |place: usize| (place as CardId) << 8 | sizes[place];
+        for (place, granules) in sizes.iter().enumerate() {
+            let (card, birth) = (card(place), u64::from(card(place)) + 1);
+            let is_expected = |tape: &Tape| tape.expected() == Some(card);
+            if is_expected(tape) || tape.realign(*granules) && is_expected(tape) {
+                tape.push(card, birth);
+            } else {
+                tape.record(card, birth, *granules);
+                searched += 1;
             }
         }
-        guessed
+        for place in 0..sizes.len() {
+            tape.retire(u64::from(card(place)) + 1);
+        }
+        searched
     }
 
-    /// Layers of the same sizes between a beginning and an end.
     fn job() -> Vec<u32> {
         let layers = (0..12).flat_map(|_| [4, 9, 9, 2, 7, 3, 3, 12, 1, 6, 5, 8, 8, 2]);
         (20..40).chain(layers).chain(50..70).collect()
     }
 
     #[test]
-    fn a_marked_job_is_guessed_from_its_second_iteration_on() {
+    fn what_repeats_itself_is_searched_for_once() {
         let (mut tape, sizes) = (Tape::default(), job());
-        play(&mut tape, &sizes);
+        assert_eq!(play(&mut tape, &sizes), sizes.len());
         for _ in 0..3 {
-            tape.mark_iteration();
-            assert_eq!(play(&mut tape, &sizes), sizes.len());
+            assert_eq!(play(&mut tape, &sizes), 0);
+        }
+        assert_eq!(tape.served(), 4 * sizes.len() as u64);
+    }
+
+    #[test]
+    fn iterations_that_differ_are_each_known_again() {
+        let (mut tape, mut sizes) = (Tape::default(), job());
+        play(&mut tape, &sizes);
+        let first = sizes.clone();
+        sizes[100] = 99;
+        assert_eq!(play(&mut tape, &sizes), sizes.len() - 100, "up to the one that differs the same blocks are live");
+        for _ in 0..3 {
+            assert_eq!((play(&mut tape, &first), play(&mut tape, &sizes)), (0, 0));
         }
     }
 
     #[test]
-    fn without_marks_the_sizes_tell_where_the_job_is() {
+    fn where_a_block_has_gone_everything_is_searched_for_again() {
         let (mut tape, sizes) = (Tape::default(), job());
         play(&mut tape, &sizes);
-        assert!(play(&mut tape, &sizes) >= sizes.len() - RUN as usize);
-        assert_eq!(play(&mut tape, &sizes), sizes.len());
-    }
-
-    #[test]
-    fn requests_too_many_or_too_few_cost_themselves_only() {
-        let (mut tape, sizes) = (Tape::default(), job());
-        play(&mut tape, &sizes);
-        tape.mark_iteration();
-        let with_more: Vec<u32> = sizes[..100].iter().copied().chain([99; 3]).collect();
-        play(&mut tape, &with_more);
-        let guesses = |tape: &Tape, at: usize| tape.expected().map(|step| step.card as usize) == Some(at);
-        assert!(guesses(&tape, 100), "three too many");
-        assert!(tape.realign(sizes[103]), "three too few");
-        assert!(guesses(&tape, 103) || sizes[100..103].contains(&sizes[103]));
+        tape.forget();
+        assert_eq!((play(&mut tape, &sizes), play(&mut tape, &sizes)), (sizes.len(), 0));
     }
 
     #[test]
     fn one_that_never_repeats_itself_takes_no_more_room_than_it_may() {
         let mut tape = Tape::default();
-        let sizes: Vec<u32> = (0..STEPS as u32 + 100).map(|at| mix(u64::from(at)) as u32).collect();
-        assert_eq!(play(&mut tape, &sizes), 0);
-        assert!(tape.followers.len() <= STEPS);
-        tape.mark_iteration();
-        assert!(tape.expected().is_none(), "the iteration was too long to be followed");
+        for birth in 1..STEPS as u64 + 100 {
+            assert!(tape.expected().is_none() && !tape.realign(1));
+            tape.record(0, birth, 1);
+        }
+        assert!(tape.found.len() <= STEPS);
+    }
+
+    #[test]
+    fn states_are_told_apart_and_found_again() {
+        let mut states = std::collections::HashSet::new();
+        let mut state = State::default();
+        for a in 0..300 {
+            state.toggle(a);
+            for b in 300..600 {
+                state.toggle(b);
+                states.insert(state);
+                state.toggle(b);
+            }
+            state.toggle(a);
+        }
+        assert_eq!((states.len(), state), (300 * 300, State::default()));
     }
 }

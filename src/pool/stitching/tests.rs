@@ -347,8 +347,7 @@ fn stitching_that_fails_at_any_call_loses_nothing() {
 
 /// One iteration of a job with several layers whose requests are alike.
 fn iterate(bench: &mut Bench, stream: StreamId) -> Vec<DeviceAddress> {
-    // What only the beginning asks for: without marks an iteration is known by it.
-    let mut kept: Vec<_> = [20, 8, 14].map(|len| bench.alloc_on(len, stream).unwrap()).to_vec();
+    let mut kept = Vec::new();
     let mut served = Vec::new();
     for layer in 0..6 {
         for len in [4, 10, 2, 2 + layer % 2 * 4] {
@@ -370,22 +369,15 @@ fn iterate(bench: &mut Bench, stream: StreamId) -> Vec<DeviceAddress> {
 
 #[test]
 fn a_job_that_repeats_itself_is_served_as_last_time_and_without_a_search() {
-    for is_marked in [true, false] {
-        let mut bench = Bench::new(true, CONFIG);
-        bench.grow(128);
-        let mut last = Vec::new();
-        for _ in 0..4 {
-            last = iterate(&mut bench, STREAM);
-            if is_marked {
-                bench.pool.mark_iteration();
-            }
-        }
-        let searched = bench.pool.counts().searched;
-        let again = iterate(&mut bench, STREAM);
-        // Without marks it may be an earlier iteration that this one is served like.
-        assert!(again == last || !is_marked, "{again:?} after {last:?}");
-        assert_eq!(bench.pool.counts().searched, searched, "marked: {is_marked}");
+    let mut bench = Bench::new(true, CONFIG);
+    bench.grow(128);
+    let mut last = Vec::new();
+    for _ in 0..4 {
+        last = iterate(&mut bench, STREAM);
     }
+    let searched = bench.pool.counts().searched;
+    assert_eq!(iterate(&mut bench, STREAM), last);
+    assert_eq!(bench.pool.counts().searched, searched);
 }
 
 #[test]
@@ -393,10 +385,8 @@ fn what_served_last_time_does_not_serve_another_stream_before_the_first_has_pass
     let mut bench = Bench::new(true, CONFIG);
     bench.grow(128);
     iterate(&mut bench, STREAM);
-    bench.pool.mark_iteration();
     let first = bench.alloc(4).unwrap();
     bench.free(first);
-    bench.pool.mark_iteration();
     let other = bench.alloc_on(4, OTHER).unwrap();
     assert_ne!(first, other, "the block of the last iteration may still be in use");
     assert!(bench.pool.free(other, OTHER).is_some());
