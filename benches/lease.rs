@@ -1,7 +1,7 @@
 //! Growing a process by 1 GiB in 32 MiB chunks that the daemon has warm: a real daemon process, its real socket, from the request until the bytes can be
 //! used.
 //!
-//! The floor is bare system calls between two processes: one packet there, one packet with 32 descriptors back, one that says that they have arrived, one
+//! The floor is the system calls between two processes and the encoding of the same messages: one packet there, one packet with 32 descriptors back, one that says that they have arrived, one
 //! reservation, one mapping per descriptor, one change of access over all. Outside of the measurement it gives them back with a packet, as the
 //! subject does: who was woken last, and on which core, is half of what a round trip takes.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]

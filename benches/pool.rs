@@ -1,7 +1,7 @@
 //! The allocation path: one allocation and its free, in the order of real traces, through the whole runtime of a process.
 //!
-//! The floor does per call what no allocator behind a lock can do without: an uncontended lock, a look-up of the address in the same table, and a
-//! load of a guard, on the same addresses in the same order.
+//! The floor does per call what an allocator behind a lock of the standard library cannot do without: taking and releasing it uncontended, a look-up of the address
+//! in the same table, and a load of a guard, on the same addresses in the same order.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
 
 mod support;
@@ -22,6 +22,7 @@ use stitchd::memory::Device;
 use stitchd::plan::Plan;
 use stitchd::pool::AddressMap;
 use stitchd::pool::Request;
+use stitchd::rng::Rng;
 use stitchd::runtime::Counters;
 use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::PrivateSource;
@@ -173,6 +174,44 @@ fn measure(name: String, iteration: &Iteration, runtime: &Runtime, warm_up: usiz
     )
 }
 
+/// Live blocks of 64 sizes; again and again some are freed, and as many of the same sizes allocated in another order. There is always an exact match, and the same
+/// blocks are hardly ever live twice, so it is searched for each time.
+fn at_random(name: String) -> support::Compared {
+    const LIVE: usize = 512;
+    const FREED: usize = 64;
+    const GROUPS: usize = 64;
+    fn request(slot: usize) -> Request {
+        Request::of(Bytes::mib(2 + 2 * (slot as u64 % 64)))
+    }
+    let (runtime, mut rng) = (runtime(), Rng::new(1));
+    let mut steps = move || -> Vec<Step> {
+        let mut steps = Vec::new();
+        let mut slots: Vec<usize> = (0..LIVE).collect();
+        for _ in 0..GROUPS {
+            for order in [Step::Free as fn(usize) -> Step, |slot| Step::Alloc(slot, request(slot))] {
+                // Those that come first are the group; the second time in another order.
+                let among = if steps.len() % (2 * FREED) == 0 { LIVE } else { FREED };
+                for at in 0..FREED {
+                    slots.swap(at, at + rng.index(among - at));
+                    steps.push(order(slots[at]));
+                }
+            }
+        }
+        steps
+    };
+    let mut addresses: Vec<_> = (0..LIVE).map(|slot| runtime.alloc(&request(slot)).unwrap()).collect();
+    for _ in 0..WARM_UP {
+        run(&runtime, &steps(), &mut addresses);
+    }
+    let pairs = (GROUPS * FREED) as u64;
+    let floor = Floor::new(&steps(), &addresses);
+    let subject = || {
+        let steps = steps();
+        (timed(|| run(&runtime, &steps, &mut addresses)), pairs)
+    };
+    compare(name, ROUNDS, subject, || (timed(|| floor.run()), pairs))
+}
+
 fn main() {
     let mut compared = Vec::new();
     for name in ["gpt2-345m-VR", "gpt2-medium-hf", "opt-13b-Z3-RO", "resnet50-olla"] {
@@ -206,6 +245,10 @@ fn main() {
             (after.stitched, after.grown),
             "{name}: the job has settled, or this measures something else"
         );
+    }
+    let label = "exact-match pair, at random";
+    if support::is_wanted(label) {
+        compared.push(at_random(label.to_owned()));
     }
     support::print(("ns/pair", 1.0), &compared);
 }

@@ -1,8 +1,8 @@
 //! The lock of the pools: taken with one atomic exchange, given back with a plain store.
 //!
 //! It is held for tens of nanoseconds, millions of times a second, and hardly ever wanted by two. A lock that wakes its waiters must exchange at the
-//! end, too, to learn of them, and that is a fifth of an allocation. Here who finds it taken looks again for about a microsecond, then sleeps a little
-//! and looks again: whoever holds it for longer is mapping memory, which takes longer than any sleep here.
+//! end, too, to learn of them, and that is a fifth of an allocation. Here who finds it taken looks again for a microsecond or two, then sleeps a little
+//! (Linux makes some 70 µs of the shortest sleep) and looks again: whoever holds it for longer is mapping memory or asking for events, which takes as long.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};

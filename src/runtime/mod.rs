@@ -3,7 +3,8 @@
 //!
 //! ## Who may touch what, when
 //!
-//! * The pools belong to whoever holds the lock. No driver call is made under it but the mapping of memory that is new, moved or given up; no other
+//! * The pools belong to whoever holds the lock. No driver call is made under it but the mapping of memory that is new, moved or given up, and events
+//!   for what several streams use (where no event can be had, waiting for the device); no other
 //!   process can hold it; nobody waits for the daemon under it.
 //! * Asking the daemon happens outside the lock, so other threads go on allocating and freeing meanwhile. What comes back is put into the
 //!   pools under the lock, and the request tries again: another thread may have been faster.

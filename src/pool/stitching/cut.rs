@@ -1,5 +1,7 @@
 //! Serving without the driver: splitting a larger block, joining idle neighbours.
 
+use std::ops::Bound;
+
 use super::StitchingPool;
 use super::blocks::{BlockId, PBlock, PBlockId, Place, SBlock, SBlockId, Seat};
 use super::granules::Cells;
@@ -22,10 +24,22 @@ impl StitchingPool {
     }
 
     /// The smallest larger PBlock that is idle.
-    fn find_larger(&self, len: Bytes, stream: StreamId) -> Option<PBlockId> {
-        self.class_of.range(len..).skip_while(|(of, _)| **of == len).find_map(|(_, class)| {
-            self.classes[*class as usize].ready.pblocks().find(|block| self.is_idle_for(*block, stream))
-        })
+    fn find_larger(&mut self, len: Bytes, stream: StreamId) -> Option<PBlockId> {
+        let mut smaller = len;
+        loop {
+            let larger = (Bound::Excluded(smaller), Bound::Unbounded);
+            let (of, class) = self.class_of.range(larger).next().map(|(of, class)| (*of, *class as usize))?;
+            let mut skipped = 0;
+            while let Some(block) = self.classes[class].ready.oldest(skipped) {
+                match (block, self.obstacle(block)) {
+                    // Live ones are met once, and not by every search.
+                    (_, Some(granule)) => self.wait(block, granule),
+                    (BlockId::P(id), None) if self.is_usable(id, stream) => return Some(id),
+                    _ => skipped += 1,
+                }
+            }
+            smaller = of;
+        }
     }
 
     /// Splits a block in place and remembers the whole as an SBlock of the same age, S2's extra stitch.
@@ -74,6 +88,8 @@ impl StitchingPool {
     /// Gives an idle PBlock another length, and so another class.
     fn resize(&mut self, id: PBlockId, len: Bytes, slots_end: u32, birth: u64) {
         self.unlist(BlockId::P(id));
+        // Its card is another block's now.
+        self.tape.forget();
         let class = self.class_or_new(len);
         let block = self.pblock_mut(id);
         block.len = len;

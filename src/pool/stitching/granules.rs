@@ -6,7 +6,7 @@
 //! A block that was found in the way of a live one is not looked at again until the granule that it was found to lack is idle: so a search for an exact
 //! match meets each obstacle once in the obstacle's life.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::blocks::BlockId;
@@ -15,8 +15,8 @@ use super::blocks::BlockId;
 #[derive(Debug)]
 pub(super) struct Granules {
     words: Vec<Word>,
-    /// Who waits for a granule.
-    waiting: HashMap<u32, Vec<BlockId>>,
+    /// Who waits for each granule.
+    waiting: Vec<Vec<BlockId>>,
     /// Words that no range has: from where, how many. No two touch.
     vacant: BTreeMap<u32, u32>,
 }
@@ -87,7 +87,7 @@ const NOBODYS: u32 = 0;
 
 impl Granules {
     pub(super) fn new() -> Granules {
-        Granules { words: vec![Word::default()], waiting: HashMap::new(), vacant: BTreeMap::new() }
+        Granules { words: vec![Word::default()], waiting: Vec::new(), vacant: BTreeMap::new() }
     }
 
     /// Numbers for `count` granules side by side, all idle; the first of them.
@@ -201,7 +201,7 @@ impl Granules {
             while watched != 0 {
                 let granule = cell.word * 64 + watched.trailing_zeros();
                 watched &= watched - 1;
-                woken.extend(self.waiting.remove(&granule).into_iter().flatten());
+                woken.append(&mut self.waiting[granule as usize]);
             }
         }
         woken
@@ -209,24 +209,26 @@ impl Granules {
 
     /// `block` is to be looked at again when this granule, which is busy, is idle.
     pub(super) fn wait(&mut self, granule: u32, block: BlockId) {
-        self.waiting.entry(granule).or_default().push(block);
+        if self.waiting.len() <= granule as usize {
+            self.waiting.resize_with(self.words.len() * 64, Vec::new);
+        }
+        self.waiting[granule as usize].push(block);
         self.words[granule as usize / 64].watched |= 1 << (granule % 64);
     }
 
     /// `block` waits no longer.
     pub(super) fn leave(&mut self, granule: u32, block: BlockId) {
-        let waiting = self.waiting.get_mut(&granule).expect("somebody waits there");
+        let waiting = &mut self.waiting[granule as usize];
         let place = waiting.iter().position(|other| *other == block).expect("a block waits where it says");
         waiting.swap_remove(place);
         if waiting.is_empty() {
-            self.waiting.remove(&granule);
             self.words[granule as usize / 64].watched &= !(1 << (granule % 64));
         }
     }
 
     /// Everybody who waits, with what for, for the audit.
     pub(super) fn waiting(&self) -> impl Iterator<Item = (u32, BlockId)> + '_ {
-        self.waiting.iter().flat_map(|(at, blocks)| blocks.iter().map(move |block| (*at, *block)))
+        (0..).zip(&self.waiting).flat_map(|(at, blocks)| blocks.iter().map(move |block| (at, *block)))
     }
 
     /// How many serve somebody.

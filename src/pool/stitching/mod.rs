@@ -89,7 +89,7 @@ pub struct StitchCounts {
     pub grown: u64,
     /// Stitched blocks that were dropped to stay within the limit.
     pub evicted: u64,
-    /// Requests whose block had to be searched for: all but those that are served as in the last iteration.
+    /// Requests whose block had to be searched for: all but those that find the same blocks live as once before.
     pub searched: u64,
 }
 
@@ -286,7 +286,6 @@ impl StitchingPool {
         {
             return Some(allocation);
         }
-        self.counts.searched += 1;
         let len = self.block_len(bytes)?;
         let block = match self.find_exact(len, stream) {
             Some(block) => block,
@@ -362,6 +361,7 @@ impl StitchingPool {
 
     /// Makes an idle block live that was found by searching, and remembers it for the next time.
     fn serve_anew(&mut self, block: BlockId, bytes: Bytes) -> StitchAllocation {
+        self.counts.searched += 1;
         let id = self.card_id(block);
         let card = self.cards.get(id);
         assert!(self.granules.try_occupy(&card.cells), "no granule serves two allocations");

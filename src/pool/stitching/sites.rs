@@ -18,7 +18,7 @@ pub(super) struct Site {
     /// Bytes as asked for by whoever is served.
     pub(super) bytes: Bytes,
     serving: CardId,
-    /// How many blocks begin here. With none the cell may become another site's.
+    /// How many blocks begin here. With none the cell is free for the same address, and from the next [`Sites::make_room`] on for any.
     blocks: u32,
     /// The block that serves as a slab of the small pool: a free does not know it, for the first allocation in a slab has its address.
     lent: CardId,

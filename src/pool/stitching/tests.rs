@@ -393,3 +393,24 @@ fn what_served_last_time_does_not_serve_another_stream_before_the_first_has_pass
     bench.pool.note_passed(STREAM, bench.pool.moment());
     iterate(&mut bench, OTHER);
 }
+
+#[test]
+fn a_card_that_a_split_gave_to_another_block_is_not_taken_for_the_first() {
+    let mut bench = Bench::new(true, CONFIG);
+    for len in [2, 8, 16] {
+        bench.grow(len);
+    }
+    let once = |bench: &mut Bench, len: u64| {
+        let address = bench.alloc(len).unwrap();
+        bench.free(address);
+        address
+    };
+    once(&mut bench, 2);
+    once(&mut bench, 16);
+    let (older, front) = (bench.alloc(8).unwrap(), bench.alloc(8).unwrap());
+    bench.free(older);
+    bench.free(front);
+    once(&mut bench, 2);
+    // The state is the one in which the block of 16 MiB served; its front, of 8 now, has its card.
+    assert_eq!(once(&mut bench, 8), older);
+}

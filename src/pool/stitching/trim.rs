@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::StitchingPool;
 use super::blocks::{BlockId, PBlockId};
 use super::tape::Tape;
+use super::{StitchCounts, StitchingPool};
 use crate::memory::{Chunk, MemoryError};
 use crate::units::Bytes;
 
@@ -46,6 +46,7 @@ impl StitchingPool {
     pub fn take_all(&mut self) -> Vec<Arc<Chunk>> {
         let mut chunks = self.orphans();
         self.tape = Tape::default();
+        self.counts = StitchCounts::default();
         self.sites.clear();
         self.cards.clear();
         self.granules.clear();
