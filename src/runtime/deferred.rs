@@ -45,11 +45,16 @@ impl Runtime {
         };
         let driver = self.device.driver();
         let record = |of: StreamId| driver.record_event(self.device.id(), of);
-        match streams.iter().map(|of| record(*of)).collect::<Result<Vec<_>, _>>() {
-            Ok(events) => pools.deferred.waiting.push(Waiting { address, stream, events }),
+        let mut events = Vec::with_capacity(streams.len());
+        match streams.iter().try_for_each(|of| record(*of).map(|event| events.push(event))) {
+            Ok(()) => pools.deferred.waiting.push(Waiting { address, stream, events }),
             // Without an event nobody can know when the streams have passed; waiting for all of them is slow and right. If not even that works, the
             // device is lost, and with it whoever could be disturbed.
             Err(_) => {
+                for event in events {
+                    // It is forgotten either way.
+                    let _ = driver.destroy_event(event);
+                }
                 let _ = driver.synchronize(self.device.id());
                 return pools.free(address, stream, self.counters);
             }

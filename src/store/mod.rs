@@ -6,13 +6,14 @@
 //!
 //! Not for: who may have a chunk. The ledger decides, the store does.
 //!
-//! Threads: every method may be called from any thread. Driver calls are made without the lock, so a slow create delays nobody else.
+//! Threads: every method may be called from any thread. Driver calls are made without the lock, so a slow create delays nobody else; but for
+//! exports, which are quick.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::driver::DeviceMemory;
+use crate::driver::{Cause, DeviceMemory};
 use crate::error::ErrorKind;
 use crate::ids::{ChunkId, DeviceId};
 use crate::limits;
@@ -116,14 +117,18 @@ impl Store {
 
     /// Gives a chunk back to the driver: its exported descriptor, then its handle. What others hold of it lives on with them.
     pub fn destroy(&self, id: ChunkId) -> Result<(), StoreError> {
-        let stored = {
-            let mut shelf = self.lock();
-            let stored = shelf.chunks.remove(&id).ok_or(StoreError::NoChunk(id))?;
-            shelf.exported -= u64::from(stored.exported.is_some());
-            stored
+        let mut shelf = self.lock();
+        let Stored { chunk, exported } = shelf.chunks.remove(&id).ok_or(StoreError::NoChunk(id))?;
+        let chunk = match Arc::try_unwrap(chunk) {
+            Ok(chunk) => chunk,
+            Err(chunk) => {
+                shelf.chunks.insert(id, Stored { chunk, exported });
+                return Err(StoreError::InUse(id));
+            }
         };
-        drop(stored.exported);
-        let chunk = Arc::try_unwrap(stored.chunk).map_err(|_| StoreError::InUse(id))?;
+        shelf.exported -= u64::from(exported.is_some());
+        drop(shelf);
+        drop(exported);
         Ok(chunk.release()?)
     }
 
@@ -155,8 +160,11 @@ impl Store {
         (shelf.chunks.len() as u64, shelf.exported)
     }
 
-    /// True where a failed create means that memory or descriptors have run out, false where something is broken.
+    /// True where a failed create means that the device has no more memory or exports, false where something is broken.
     pub fn is_exhaustion(error: &StoreError) -> bool {
-        error.kind() == ErrorKind::Exhausted
+        match error {
+            StoreError::Memory(error) => matches!(error.cause(), Some(Cause::Exhausted { .. } | Cause::TooMany { .. })),
+            other => other.kind() == ErrorKind::Exhausted,
+        }
     }
 }

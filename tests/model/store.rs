@@ -222,7 +222,8 @@ impl World {
         };
         assert_eq!(answer(&self.store.destroy(id)), foretold, "destroy {id}");
         if let Some(at) = found {
-            self.pieces[at].is_stored = false;
+            // Where somebody in this process still uses it, it stays.
+            self.pieces[at].is_stored = foretold == Answer::Store(StoreError::InUse(id));
             if foretold == INJECTED {
                 self.lose(at);
             }
