@@ -18,6 +18,8 @@ pub const ACQUIRE_BYTES_MAX: Bytes = Bytes::gib(4096);
 pub const EXPORTS_MAX: u64 = 524_287;
 /// Sessions of one daemon.
 pub const SESSIONS_MAX: usize = 4096;
+/// Sessions of one process: a runtime needs one for each daemon, tests and tools some more.
+pub const PROCESS_SESSIONS_MAX: usize = 256;
 /// Requests that wait for memory at one time, all sessions together.
 pub const WAITING_MAX: usize = 8192;
 /// Longest wait that an acquire may ask for, in milliseconds: an hour.

@@ -61,14 +61,20 @@ pub(super) fn start(daemon: Arc<Daemon>, listener: OwnedFd) -> std::io::Result<o
 async fn run(daemon: Arc<Daemon>, listener: AsyncFd<OwnedFd>) {
     const PAUSE: Duration = Duration::from_millis(50);
     let mut connections = tokio::task::JoinSet::new();
+    let mut failures = 0_u64;
     loop {
         while connections.try_join_next().is_some() {}
         match accept(&listener).await {
             Ok(socket) => {
+                failures = 0;
                 connections.spawn(serve(Arc::clone(&daemon), socket));
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection on the chunk socket");
+                // Descriptors may be short for long: said at once, and then at 2, 4, 8, … failures.
+                failures += 1;
+                if failures.is_power_of_two() {
+                    tracing::warn!(%error, failures, "cannot accept a connection on the chunk socket");
+                }
                 tokio::time::sleep(PAUSE).await;
             }
         }

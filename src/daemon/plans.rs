@@ -1,6 +1,7 @@
 //! Plans that the daemon stores: a file each, named by the checksum of its contents.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use dashmap::DashMap;
 
@@ -23,6 +24,8 @@ pub(super) struct Stored {
 pub(super) struct PlanStore {
     directory: PathBuf,
     plans: DashMap<PlanId, Stored>,
+    /// Numbers drafts: two callers may store the same plan at once.
+    drafts: AtomicU64,
 }
 
 /// Why a plan is not stored, or not found.
@@ -68,7 +71,7 @@ impl PlanStore {
     /// Opens a directory, made if it is not there. Files that are no plans are left alone and said so.
     pub(super) fn open(directory: PathBuf) -> Result<PlanStore, PlanStoreError> {
         std::fs::create_dir_all(&directory).map_err(file(&directory))?;
-        let store = PlanStore { directory, plans: DashMap::new() };
+        let store = PlanStore { directory, plans: DashMap::new(), drafts: AtomicU64::new(0) };
         let entries = std::fs::read_dir(&store.directory).map_err(file(&store.directory))?;
         for entry in entries {
             let path = entry.map_err(file(&store.directory))?.path();
@@ -101,7 +104,8 @@ impl PlanStore {
             return Err(PlanStoreError::Full);
         }
         // Whoever reads the directory sees the whole file or none.
-        let (draft, path) = (self.path(id, "draft"), self.path(id, "plan"));
+        let draft = self.path(id, &format!("draft{}", self.drafts.fetch_add(1, Ordering::Relaxed)));
+        let path = self.path(id, "plan");
         std::fs::write(self.path(id, "name"), &name).map_err(file(&path))?;
         std::fs::write(&draft, bytes).map_err(file(&draft))?;
         std::fs::File::open(&draft).and_then(|draft| draft.sync_all()).map_err(file(&draft))?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dashmap::DashMap;
 use tokio::io::Interest;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::Daemon;
 use super::watched;
@@ -35,6 +35,8 @@ pub(super) struct Entry {
     pub(super) limit: Bytes,
     pub(super) page: OwnedFd,
     pub(super) opened: Duration,
+    /// Places for acquires over gRPC that wait.
+    pub(super) acquires: Semaphore,
     /// Becomes true when the session is over, whatever the reason.
     pub(super) ended: watch::Sender<bool>,
 }
@@ -85,6 +87,11 @@ pub(super) struct NotGood(&'static str);
 impl Registry {
     pub(super) fn count(&self) -> usize {
         self.sessions.len()
+    }
+
+    /// Sessions of one process.
+    pub(super) fn count_of(&self, identity: Identity) -> usize {
+        self.sessions.iter().filter(|entry| entry.identity == identity).count()
     }
 
     pub(super) fn add(&self, entry: Arc<Entry>) {

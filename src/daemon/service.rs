@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::UnixListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use super::chunk_server::give_back;
 use super::listener::{CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
 use super::{Daemon, DaemonError, NodeDevice};
 use crate::error::{ErrorKind, chain};
-use crate::ids::{ChunkId, PlanId, SessionId};
+use crate::ids::{ChunkId, PlanId, RequestId, SessionId};
 use crate::ladder::Shape;
 use crate::ledger::{EndReason, Holder, LedgerError, Refusal};
 use crate::limits;
@@ -22,7 +23,7 @@ use crate::runtime::Counter;
 use crate::steward::{Answer, Ask};
 use crate::units::Bytes;
 use crate::wire::convert::{self, Malformed, WantedChunks};
-use crate::wire::peer::Peer;
+use crate::wire::peer::{Identity, Peer};
 use crate::wire::status::status;
 use crate::wire::v1::admin_server::{Admin, AdminServer};
 use crate::wire::v1::leases_server::{Leases, LeasesServer};
@@ -64,17 +65,23 @@ fn accept(listener: UnixListener) -> impl Stream<Item = Result<PeerStream, std::
     const PAUSE: Duration = Duration::from_millis(50);
     let (send, receive) = mpsc::channel(16);
     tokio::spawn(async move {
+        let mut failures = 0_u64;
         loop {
             tokio::select! {
                 () = send.closed() => return,
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
+                        failures = 0;
                         if send.send(Ok(PeerStream::new(stream))).await.is_err() {
                             return;
                         }
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "cannot accept a connection");
+                        // Descriptors may be short for long: said at once, and then at 2, 4, 8, … failures.
+                        failures += 1;
+                        if failures.is_power_of_two() {
+                            tracing::warn!(%error, failures, "cannot accept a connection");
+                        }
                         tokio::time::sleep(PAUSE).await;
                     }
                 }
@@ -155,17 +162,21 @@ impl Service {
     async fn acquire(&self, ask: Ask) -> Result<Vec<(ChunkId, Bytes)>, Status> {
         let daemon = &self.0;
         let started = daemon.clock.now();
-        let (send, receive) = tokio::sync::oneshot::channel();
+        let (send, receive) = oneshot::channel();
+        let (late, session) =
+            (Arc::clone(daemon), if let Holder::Session(session) = ask.holder { Some(session) } else { None });
         let request = daemon
             .steward
             .acquire(ask, move |answer| {
                 // Nobody listens when the caller has given up.
-                let _ = send.send(answer);
+                if let (Err(Answer::Granted(chunks)), Some(session)) = (send.send(answer), session) {
+                    give_back(&late, session, &chunks);
+                }
             })
             .map_err(|error| from_ledger(&error))?;
-        let given_up = GiveUp { daemon, request: Some(request) };
-        let answer = receive.await.unwrap_or(Answer::Refused(Refusal::Cancelled));
-        given_up.answered();
+        let mut asked = Asked { daemon, request, session, receive };
+        let answer = (&mut asked.receive).await.unwrap_or(Answer::Refused(Refusal::Cancelled));
+        drop(asked);
         let is_granted = matches!(answer, Answer::Granted(_));
         daemon.metrics.note_acquire(daemon.clock.now().saturating_sub(started), is_granted);
         match answer {
@@ -175,22 +186,20 @@ impl Service {
     }
 }
 
-/// Cancels a request whose caller went away while it waited.
-struct GiveUp<'a> {
+/// A request whose caller waits. When that one goes away first, the request is cancelled, and what was granted in the same moment goes back.
+struct Asked<'a> {
     daemon: &'a Daemon,
-    request: Option<crate::ids::RequestId>,
+    request: RequestId,
+    session: Option<SessionId>,
+    receive: oneshot::Receiver<Answer>,
 }
 
-impl GiveUp<'_> {
-    fn answered(mut self) {
-        self.request = None;
-    }
-}
-
-impl Drop for GiveUp<'_> {
+impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        if let Some(request) = self.request {
-            self.daemon.steward.cancel(request);
+        self.daemon.steward.cancel(self.request);
+        self.receive.close();
+        if let (Ok(Answer::Granted(chunks)), Some(session)) = (self.receive.try_recv(), self.session) {
+            give_back(self.daemon, session, &chunks);
         }
     }
 }
@@ -216,6 +225,16 @@ impl Sessions for Service {
             Bytes::ZERO => daemon.config.session_limit.unwrap_or(all),
             limit => limit.min(all),
         };
+        if peer.identity == Identity::Unproven {
+            let text =
+                "the daemon cannot tell which process this is: it has no descriptors left, or the process is gone";
+            return Err(status(ErrorKind::Exhausted, text));
+        }
+        if peer.identity != Identity::Unknown && daemon.registry.count_of(peer.identity) >= limits::PROCESS_SESSIONS_MAX
+        {
+            let text = format!("this process has {} sessions, as many as one may have", limits::PROCESS_SESSIONS_MAX);
+            return Err(status(ErrorKind::Exhausted, text));
+        }
         let broken = |error: &dyn std::error::Error| status(ErrorKind::Broken, chain(error));
         let secret = random_token().map_err(|error| broken(&error))?;
         let id = daemon
@@ -241,6 +260,7 @@ impl Sessions for Service {
             limit,
             page,
             opened: daemon.clock.now(),
+            acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
             ended: tokio::sync::watch::Sender::new(false),
         });
         daemon.registry.add(Arc::clone(&entry));
@@ -302,6 +322,11 @@ impl Leases for Service {
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
         let peer = Self::peer(&request)?;
         let want = request.into_inner().want.ok_or_else(|| refused(&convert::malformed("want", "missing")))?;
+        let too_many = |_| {
+            let text = format!("{} acquires of this session wait already", limits::ACQUIRES_QUEUED_MAX);
+            status(ErrorKind::Exhausted, text)
+        };
+        let _place = entry.acquires.try_acquire().map_err(too_many)?;
         let chunks = self.acquire(self.0.ask_for(entry.id, want)?).await?;
         let infos = convert::chunk_infos(&chunks);
         let claim = Good::Claim(Claim { session: entry.id, chunks });

@@ -8,6 +8,8 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rustix::io::Errno;
+
 /// The process at the other end, as it was when it connected.
 #[derive(Debug)]
 pub struct Peer {
@@ -33,12 +35,15 @@ pub enum Identity {
     },
     /// Cannot be told on this kernel.
     Unknown,
+    /// Could not be told just now, though this kernel can: out of descriptors, or the process is gone already. Nobody is it.
+    Unproven,
 }
 
 impl Identity {
-    /// True where both are the same process, or nobody can say that they are not.
+    /// True where both are the same process, or this kernel can never say that they are not.
     pub fn may_be(self, other: Identity) -> bool {
-        self == other || self == Identity::Unknown || other == Identity::Unknown
+        let is_unproven = self == Identity::Unproven || other == Identity::Unproven;
+        !is_unproven && (self == other || self == Identity::Unknown || other == Identity::Unknown)
     }
 }
 
@@ -52,14 +57,16 @@ impl Peer {
         let pid = rustix::net::sockopt::socket_peercred(socket).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
         let pidfd = peer_pidfd(socket);
         let identity = match &pidfd {
-            Some(pidfd) => identity_of(pidfd.as_fd(), pid),
-            None => start_time(pid).map_or(Identity::Unknown, |start| Identity::Process { pid, start }),
+            Ok(Some(pidfd)) => identity_of(pidfd.as_fd(), pid),
+            Ok(None) => start_time(pid).map_or(Identity::Unknown, |start| Identity::Process { pid, start }),
+            Err(_) => Identity::Unproven,
         };
-        Peer { pidfd, identity, pid }
+        Peer { pidfd: pidfd.ok().flatten(), identity, pid }
     }
 }
 
-fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+/// `None` where the kernel does not know the question.
+fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let mut fd: libc::c_int = -1;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY:
@@ -69,19 +76,21 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut len)
     };
     if answer != 0 || fd < 0 {
-        return None;
+        let errno = Errno::from_io_error(&std::io::Error::last_os_error());
+        return if errno == Some(Errno::NOPROTOOPT) { Ok(None) } else { Err(errno.unwrap_or(Errno::IO)) };
     }
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
-    rustix::io::fcntl_setfd(&pidfd, rustix::io::FdFlags::CLOEXEC).ok()?;
-    Some(pidfd)
+    rustix::io::fcntl_setfd(&pidfd, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(Some(pidfd))
 }
 
 fn identity_of(pidfd: BorrowedFd<'_>, pid: i32) -> Identity {
     let is_pidfs = rustix::fs::fstatfs(pidfd).is_ok_and(|fs| fs.f_type as u64 == PIDFS_MAGIC);
     match rustix::fs::fstat(pidfd) {
         Ok(stat) if is_pidfs => Identity::Pidfs(stat.st_ino),
-        _ => start_time(pid).map_or(Identity::Unknown, |start| Identity::Process { pid, start }),
+        Ok(_) => start_time(pid).map_or(Identity::Unknown, |start| Identity::Process { pid, start }),
+        Err(_) => Identity::Unproven,
     }
 }
 
@@ -106,6 +115,15 @@ mod tests {
         assert_eq!(one.identity, other.identity);
         assert_ne!(one.identity, Identity::Unknown, "this machine cannot tell processes apart");
         assert_eq!(one.pid as u32, std::process::id());
+    }
+
+    #[test]
+    fn whoever_could_not_be_told_is_nobody() {
+        let someone = Identity::Pidfs(7);
+        assert!(someone.may_be(someone) && someone.may_be(Identity::Unknown));
+        for other in [someone, Identity::Unknown, Identity::Unproven] {
+            assert!(!Identity::Unproven.may_be(other) && !other.may_be(Identity::Unproven));
+        }
     }
 
     #[test]

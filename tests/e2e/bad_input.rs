@@ -246,3 +246,24 @@ fn nobody_a_file_and_a_deaf_listener_are_told_apart_from_a_daemon_in_bounded_tim
     let _deaf = UnixListener::bind(dir.path().join("deaf")).unwrap();
     assert!(matches!(connect("deaf"), SessionError::NoDaemon { .. }));
 }
+
+#[test]
+fn one_process_has_its_share_of_sessions_and_of_waiting_requests_and_no_more() {
+    use stitchd::limits::{ACQUIRES_QUEUED_MAX, PROCESS_SESSIONS_MAX};
+    let daemon = TestDaemon::start(64);
+    let grpc = Grpc::connect(&daemon);
+    let sessions: Vec<_> = (0..PROCESS_SESSIONS_MAX).map(|_| grpc.open("one of many", 1).unwrap()).collect();
+    let refused = grpc.open("one too many", 1).unwrap_err();
+    assert!(refused.message().contains("256 sessions"), "{refused}");
+    grpc.close(&sessions[0]).unwrap();
+    grpc.open("one again", 1).unwrap();
+
+    grpc.acquire(&sessions[1], raw::want(&sessions[1], 64)).unwrap();
+    let want = v1::Want { wait_ms: 500, ..raw::want(&sessions[2], 8) };
+    let answers = grpc.acquire_at_once(&sessions[2], &want, ACQUIRES_QUEUED_MAX + 3);
+    let too_many = answers
+        .iter()
+        .filter(|answer| answer.as_ref().is_err_and(|refused| refused.message().contains("wait already")));
+    assert_eq!(too_many.count(), 3);
+    assert!(answers.iter().all(Result::is_err), "the memory is another session's");
+}

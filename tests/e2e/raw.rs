@@ -49,6 +49,25 @@ impl Grpc {
         self.call(async |channel| LeasesClient::new(channel).acquire(request).await)
     }
 
+    /// The same so many times at once.
+    pub(crate) fn acquire_at_once(
+        &self,
+        session: &v1::OpenReply,
+        want: &v1::Want,
+        count: usize,
+    ) -> Vec<Result<v1::AcquireReply, Status>> {
+        self.runtime.block_on(async {
+            let mut calls = tokio::task::JoinSet::new();
+            for _ in 0..count {
+                let (session_id, secret) = (session.session_id, session.secret.clone());
+                let request = v1::AcquireRequest { session_id, secret, want: Some(want.clone()) };
+                let mut client = LeasesClient::new(self.channel.clone());
+                calls.spawn(async move { client.acquire(request).await.map(Response::into_inner) });
+            }
+            calls.join_all().await
+        })
+    }
+
     pub(crate) fn release(&self, session: &v1::OpenReply, chunk_ids: Vec<u64>) -> Result<v1::ReleaseReply, Status> {
         let request = v1::ReleaseRequest { session_id: session.session_id, secret: session.secret.clone(), chunk_ids };
         self.call(async |channel| LeasesClient::new(channel).release(request).await)
