@@ -39,6 +39,7 @@ pub(super) struct PlanArgs {
 #[derive(Debug, Subcommand)]
 enum PlanCommand {
     /// Checks that a plan is right in itself and made for the job of a trace: exit code 0, or what is wrong
+    #[command(after_help = "Example:\n  stitchd plan check job.plan trace.csv.zst && stitchd reserve --plan job.plan")]
     Check {
         /// A plan file
         plan: PathBuf,
@@ -46,6 +47,9 @@ enum PlanCommand {
         file: PathBuf,
     },
     /// Prints a plan
+    #[command(
+        after_help = "Examples:\n  stitchd plan show job.plan | less\n  stitchd plan show job.plan --json | jq .pool_bytes"
+    )]
     Show {
         /// A plan file
         plan: PathBuf,

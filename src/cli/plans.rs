@@ -24,6 +24,7 @@ pub(super) struct PlansArgs {
 #[derive(Debug, Subcommand)]
 enum PlansCommand {
     /// Deletes a plan, and frees what is reserved for it
+    #[command(after_help = "Example:\n  stitchd plans delete 0123456789abcdef")]
     Delete {
         /// Its id, as the list shows it
         id: String,

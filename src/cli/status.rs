@@ -63,7 +63,7 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
     }
     print!("{table}");
     println!(
-        "{} sessions; {} came back by release, {} after deaths; {} exports, {} open files",
+        "sessions: {}; {} came back by release, {} after deaths; {} exports, {} open files",
         status.sessions.len(),
         Bytes::new(status.returned_by_release_bytes),
         Bytes::new(status.returned_by_death_bytes),
