@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::StitchingPool;
 use super::blocks::{BlockId, Place, Seat};
 use super::cards::CardId;
+use super::{StitchingPool, tape};
 use crate::units::{Bytes, Span};
 
 impl StitchingPool {
@@ -128,10 +128,14 @@ impl StitchingPool {
                 && self.sites.get(card.site).address == address
                 && Some(len) == self.granule.checked_mul(u64::from(card.granules))
                 && card.cells.granules().eq(granules);
-            if !is_of_it || card.birth == 0 {
+            let birth = match block {
+                BlockId::P(id) => self.pblock(id).birth,
+                BlockId::S(id) => self.sblock(id).birth,
+            };
+            if !is_of_it || card.mark != tape::mark(birth) {
                 return Err(format!("{block:?} of {len} at {address} has the card {card:?}"));
             }
-            births.insert(card.birth);
+            births.insert(birth);
         }
         let blocks = self.pblocks.len() + self.sblocks.len();
         if births.len() == blocks { Ok(()) } else { Err(format!("{blocks} blocks have {} numbers", births.len())) }

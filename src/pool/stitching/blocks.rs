@@ -5,7 +5,7 @@
 
 use super::cards::{Card, CardId};
 use super::granules::Cells;
-use super::{Mapping, StitchingPool};
+use super::{Mapping, StitchingPool, tape};
 use crate::ids::StreamId;
 use crate::units::{Bytes, DeviceAddress};
 
@@ -51,6 +51,8 @@ pub(super) struct PBlock {
     /// SBlocks that it is a part of.
     pub(super) sblocks: Vec<SBlockId>,
     pub(super) class: u32,
+    /// The number of the block, which no other has had: the larger the younger.
+    pub(super) birth: u64,
     pub(super) card: CardId,
     pub(super) before: Option<PBlockId>,
     pub(super) after: Option<PBlockId>,
@@ -67,6 +69,7 @@ pub(super) struct SBlock {
     /// The pool's moment at which it was made.
     pub(super) made: u64,
     pub(super) class: u32,
+    pub(super) birth: u64,
     pub(super) card: CardId,
 }
 
@@ -193,9 +196,9 @@ impl StitchingPool {
     }
 
     /// Takes up a new idle PBlock. Its neighbours are the caller's to link.
-    pub(super) fn insert_pblock(&mut self, mut block: PBlock, birth: u64, idle_since: u64) -> PBlockId {
+    pub(super) fn insert_pblock(&mut self, mut block: PBlock, idle_since: u64) -> PBlockId {
         block.class = self.class_or_new(block.len);
-        block.card = self.deal(block.address, block.len, [self.granules_of(&block)], birth, idle_since);
+        block.card = self.deal(block.address, block.len, [self.granules_of(&block)], block.birth, idle_since);
         let card = block.card;
         let id = self.pblocks.insert(block);
         self.cards.name(card, BlockId::P(id));
@@ -217,7 +220,7 @@ impl StitchingPool {
             self.cards.move_sites(&moved);
         }
         let site = self.sites.insert(address);
-        self.cards.insert(Card { birth, idle_since, cells: Cells::of(stretches), granules, site })
+        self.cards.insert(Card { mark: tape::mark(birth), idle_since, cells: Cells::of(stretches), granules, site })
     }
 
     /// The granules of a PBlock, by the pool's numbers.
@@ -253,10 +256,15 @@ impl StitchingPool {
 
     /// Class, age and seat of a block.
     fn place_of(&self, block: BlockId) -> (usize, u64, Seat) {
-        let birth = self.card(block).birth;
         match block {
-            BlockId::P(id) => (self.pblocks[id].class as usize, birth, self.pblocks[id].seat),
-            BlockId::S(id) => (self.sblocks[id].class as usize, birth, self.sblocks[id].seat),
+            BlockId::P(id) => {
+                let block = &self.pblocks[id];
+                (block.class as usize, block.birth, block.seat)
+            }
+            BlockId::S(id) => {
+                let block = &self.sblocks[id];
+                (block.class as usize, block.birth, block.seat)
+            }
         }
     }
 
@@ -329,6 +337,7 @@ impl StitchingPool {
             place,
             made: self.moment,
             class,
+            birth,
             card,
         });
         self.cards.name(card, BlockId::S(id));

@@ -9,12 +9,12 @@ pub(super) type CardId = u32;
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Card {
-    /// The number of the block, which no other has had; 0 where there is no block.
-    pub(super) birth: u64,
+    /// What the block adds to the tape's state while it serves.
+    pub(super) mark: u64,
     /// The pool's moment at which it became idle; 0 as long as it has served nobody. While there is one stream only, uses as a part stand with the SBlock.
     pub(super) idle_since: u64,
     pub(super) cells: Cells,
-    /// How many granules it has.
+    /// How many granules it has; 0 where there is no block.
     pub(super) granules: u32,
     pub(super) site: SiteId,
 }
@@ -53,7 +53,7 @@ impl Cards {
 
     pub(super) fn remove(&mut self, id: CardId) -> Card {
         self.vacant.push(id);
-        let gone = Card { birth: 0, idle_since: 0, cells: Cells::of([]), granules: 0, site: SiteId::MAX };
+        let gone = Card { mark: 0, idle_since: 0, cells: Cells::of([]), granules: 0, site: SiteId::MAX };
         std::mem::replace(&mut self.cards[id as usize], gone)
     }
 
@@ -73,7 +73,7 @@ impl Cards {
 
     /// The sites are elsewhere now.
     pub(super) fn move_sites(&mut self, moved: &[SiteId]) {
-        for card in self.cards.iter_mut().filter(|card| card.birth != 0) {
+        for card in self.cards.iter_mut().filter(|card| card.granules != 0) {
             card.site = moved[card.site as usize];
         }
     }

@@ -2,9 +2,9 @@
 
 use std::ops::Bound;
 
-use super::StitchingPool;
 use super::blocks::{BlockId, PBlock, PBlockId, Place, SBlock, SBlockId, Seat};
 use super::granules::Cells;
+use super::{StitchingPool, tape};
 use crate::ids::StreamId;
 use crate::units::{Bytes, Place as _};
 
@@ -44,7 +44,7 @@ impl StitchingPool {
 
     /// Splits a block in place and remembers the whole as an SBlock of the same age, S2's extra stitch.
     fn split_and_remember(&mut self, block: PBlockId, len: Bytes) {
-        let birth = self.card(BlockId::P(block)).birth;
+        let birth = self.pblock(block).birth;
         let rest = self.split(block, len);
         self.insert_sblock(vec![block, rest], Place::InRange, birth);
     }
@@ -65,6 +65,7 @@ impl StitchingPool {
             stream: block.stream,
             sblocks: block.sblocks.clone(),
             class: 0,
+            birth: rest_birth,
             card: 0,
             before: Some(id),
             after: block.after,
@@ -72,7 +73,7 @@ impl StitchingPool {
         let (after, sblocks) = (rest.after, rest.sblocks.clone());
         let idle_since = self.card(BlockId::P(id)).idle_since;
         self.resize(id, len, cut, front_birth);
-        let rest = self.insert_pblock(rest, rest_birth, idle_since);
+        let rest = self.insert_pblock(rest, idle_since);
         self.pblock_mut(id).after = Some(rest);
         if let Some(after) = after {
             self.pblock_mut(after).before = Some(rest);
@@ -95,10 +96,11 @@ impl StitchingPool {
         block.len = len;
         block.slots.end = slots_end;
         block.class = class;
+        block.birth = birth;
         let cells = Cells::of([self.granules_of(self.pblock(id))]);
         let granules = (len.get() >> self.granule_shift) as u32;
         let card = self.cards.get_mut(self.pblocks[id].card);
-        (card.birth, card.cells, card.granules) = (birth, cells, granules);
+        (card.mark, card.cells, card.granules) = (tape::mark(birth), cells, granules);
         self.list(BlockId::P(id));
     }
 
@@ -211,7 +213,7 @@ impl StitchingPool {
             card.idle_since = of_gone.idle_since;
             block.stream = gone.stream;
         }
-        let (len, birth) = (block.len + gone.len, card.birth.min(of_gone.birth));
+        let (len, birth) = (block.len + gone.len, block.birth.min(gone.birth));
         if let Some(after) = gone.after {
             self.pblock_mut(after).before = Some(front);
         }

@@ -262,7 +262,7 @@ impl StitchingPool {
         if !can_serve {
             return None;
         }
-        self.tape.push(id, card.birth);
+        self.tape.push(id, card.mark);
         let address = self.sites.get_mut(card.site).serve(id, bytes);
         Some(StitchAllocation { address, len: self.len_on(card) })
     }
@@ -365,7 +365,7 @@ impl StitchingPool {
         let id = self.card_id(block);
         let card = self.cards.get(id);
         assert!(self.granules.try_occupy(&card.cells), "no granule serves two allocations");
-        self.tape.record(id, card.birth, card.granules);
+        self.tape.record(id, card.mark, card.granules);
         let address = self.sites.get_mut(card.site).serve(id, bytes);
         StitchAllocation { address, len: self.len_on(card) }
     }
@@ -406,7 +406,7 @@ impl StitchingPool {
         self.moment += 1;
         let card = self.cards.get_mut(id);
         card.idle_since = self.moment;
-        self.tape.retire(card.birth);
+        self.tape.retire(card.mark);
         let is_awaited = self.granules.vacate(&card.cells);
         if !self.streams.is_only(stream) {
             self.note_user(id, stream);
@@ -472,11 +472,12 @@ impl StitchingPool {
             stream,
             sblocks: Vec::new(),
             class: 0,
+            birth,
             card: 0,
             before: None,
             after: None,
         };
-        let block = self.insert_pblock(block, birth, idle_since);
+        let block = self.insert_pblock(block, idle_since);
         self.ranges[range].first = Some(block);
         block
     }

@@ -22,12 +22,16 @@ const STEPS: usize = 1 << 17;
 pub(super) struct State(u64);
 
 impl State {
-    /// The block with this number has become live, or is no longer.
+    /// The block with this mark has become live, or is no longer.
     #[inline]
-    pub(super) fn toggle(&mut self, birth: u64) {
-        // One that mixes well: with a mere product, numbers that follow each other make the same sets too often.
-        self.0 ^= mix(birth);
+    pub(super) fn toggle(&mut self, mark: u64) {
+        self.0 ^= mark;
     }
+}
+
+/// What the block with this number adds to a state. Well mixed: with a mere product, numbers that follow each other make the same sets too often.
+pub(super) fn mark(birth: u64) -> u64 {
+    mix(birth)
 }
 
 /// The block that served, and half of the state before it.
@@ -87,18 +91,18 @@ impl Tape {
         (self.lag != 0 && step.is_in(self.state)).then(|| step.card())
     }
 
-    /// The block of this card, with this number, serves.
+    /// The block of this card, with this mark, serves.
     #[inline]
-    pub(super) fn push(&mut self, card: CardId, birth: u64) {
+    pub(super) fn push(&mut self, card: CardId, mark: u64) {
         self.steps[self.head as usize % STEPS] = Step::new(card, self.state).0;
         self.head += 1;
-        self.state.toggle(birth);
+        self.state.toggle(mark);
     }
 
-    /// The block with this number serves no longer.
+    /// The block with this mark serves no longer.
     #[inline]
-    pub(super) fn retire(&mut self, birth: u64) {
-        self.state.toggle(birth);
+    pub(super) fn retire(&mut self, mark: u64) {
+        self.state.toggle(mark);
     }
 
     /// The job is not where it seems to be. True when it has asked for so many granules in this state before, and that is what is expected now.
@@ -115,12 +119,12 @@ impl Tape {
     }
 
     /// The block of this card serves so many granules, and was searched for.
-    pub(super) fn record(&mut self, card: CardId, birth: u64, granules: u32) {
+    pub(super) fn record(&mut self, card: CardId, mark: u64, granules: u32) {
         if self.found.len() >= STEPS {
             self.found.clear();
         }
         self.found.insert(self.place(granules), self.head);
-        self.push(card, birth);
+        self.push(card, mark);
     }
 
     /// A block is gone: others may serve where it did.
@@ -138,17 +142,17 @@ mod tests {
         let mut searched = 0;
         let card = |place: usize| (place as CardId) << 8 | sizes[place];
         for (place, granules) in sizes.iter().enumerate() {
-            let (card, birth) = (card(place), u64::from(card(place)) + 1);
+            let (card, mark) = (card(place), mark(u64::from(card(place))));
             let is_expected = |tape: &Tape| tape.expected() == Some(card);
             if is_expected(tape) || tape.realign(*granules) && is_expected(tape) {
-                tape.push(card, birth);
+                tape.push(card, mark);
             } else {
-                tape.record(card, birth, *granules);
+                tape.record(card, mark, *granules);
                 searched += 1;
             }
         }
         for place in 0..sizes.len() {
-            tape.retire(u64::from(card(place)) + 1);
+            tape.retire(mark(u64::from(card(place))));
         }
         searched
     }
@@ -193,7 +197,7 @@ mod tests {
         let mut tape = Tape::default();
         for birth in 1..STEPS as u64 + 100 {
             assert!(tape.expected().is_none() && !tape.realign(1));
-            tape.record(0, birth, 1);
+            tape.record(0, mark(birth), 1);
         }
         assert!(tape.found.len() <= STEPS);
     }
@@ -203,20 +207,20 @@ mod tests {
         let mut states = std::collections::HashSet::new();
         let mut state = State::default();
         for a in 0..300 {
-            state.toggle(a);
+            state.toggle(mark(a));
             for b in 300..600 {
-                state.toggle(b);
+                state.toggle(mark(b));
                 states.insert(state);
-                state.toggle(b);
+                state.toggle(mark(b));
             }
-            state.toggle(a);
+            state.toggle(mark(a));
         }
         assert_eq!((states.len(), state), (300 * 300, State::default()));
         // Also by the half that a step keeps, and where numbers follow each other.
         for run in 1..=4 {
             let of = |first: u64| {
                 let mut state = State::default();
-                (first..first + run).for_each(|birth| state.toggle(birth));
+                (first..first + run).for_each(|birth| state.toggle(mark(birth)));
                 state.0 as u32
             };
             assert_eq!((1..=8192).map(of).collect::<std::collections::HashSet<_>>().len(), 8192);
