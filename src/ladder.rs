@@ -45,7 +45,7 @@ pub enum LadderError {
     #[error("a chunk ladder needs at least one size")]
     Empty,
     /// A step is not a power of two above the one below it (or at least the smallest chunk).
-    #[error("chunk size {step} is not a power of two above {below}")]
+    #[error("chunk size {step} is not a power of two of at least {below}, or is there twice")]
     NotAStep {
         /// The step.
         step: Bytes,

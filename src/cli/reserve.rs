@@ -48,10 +48,12 @@ pub(super) fn run(args: &ReserveArgs) -> Outcome {
         return DONE;
     }
     let status = ask::status(&socket)?;
-    let devices = status.devices.iter().filter_map(|status| status.device.as_ref());
-    let device = devices.into_iter().find(|device| device.ordinal == args.device);
-    let no_device =
-        || Failure::Usage(format!("the daemon has no device {}; it has {}", args.device, status.devices.len()));
+    let devices: Vec<_> = status.devices.iter().filter_map(|status| status.device.as_ref()).collect();
+    let device = devices.iter().find(|device| device.ordinal == args.device);
+    let no_device = || {
+        let known: Vec<_> = devices.iter().map(|device| device.ordinal.to_string()).collect();
+        Failure::Usage(format!("the daemon has no device {}; its devices: {}", args.device, known.join(", ")))
+    };
     let device_uuid = device.ok_or_else(no_device)?.uuid.clone();
     let put = v1::PutPlanRequest { plan: format::write(&plan), name: name_of(&args.plan) };
     ask::ask(&socket, Duration::ZERO, async |channel| {

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::DriverName;
 use crate::ladder::{Ladder, LadderError};
+use crate::limits;
 use crate::session::locate;
 use crate::units::Bytes;
 
@@ -155,7 +156,7 @@ impl Config {
         let mut devices: Vec<DeviceConfig> = Vec::new();
         if flags.devices.is_empty() {
             for device in &file.device {
-                let bytes = device.bytes.as_ref().map(|text| size("device.bytes", text)).transpose()?;
+                let bytes = device.bytes.as_ref().map(|text| device_size("device.bytes", text)).transpose()?;
                 devices.push(DeviceConfig { ordinal: device.ordinal, bytes });
             }
         }
@@ -240,13 +241,26 @@ fn size(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
     if bytes.is_zero() { Err(value(key, "0 bytes")) } else { Ok(bytes) }
 }
 
+/// The size of a pretended device: a chunk at least, and no more than a device can have.
+fn device_size(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
+    let (min, max) = (limits::CHUNK_LEN_MIN, limits::ACQUIRE_BYTES_MAX);
+    let bytes = size(key, text)?;
+    if bytes < min {
+        return Err(value(key, format!("{bytes} are less than one chunk, {min}")));
+    }
+    if bytes > max {
+        return Err(value(key, format!("{bytes} are more than any device has, {max} at most")));
+    }
+    Ok(bytes)
+}
+
 /// `ORDINAL` or `ORDINAL=BYTES`.
 fn parse_device(text: &str) -> Result<DeviceConfig, ConfigError> {
     const MAX: u32 = 1024;
     let (ordinal, bytes) = text.split_once('=').map_or((text, None), |(ordinal, bytes)| (ordinal, Some(bytes)));
     let expected = || value("device", format!("'{text}' is not ORDINAL or ORDINAL=BYTES, such as 0=80GiB"));
     let ordinal = ordinal.trim().parse().ok().filter(|ordinal| *ordinal < MAX).ok_or_else(expected)?;
-    Ok(DeviceConfig { ordinal, bytes: bytes.map(|text| size("device", text)).transpose()? })
+    Ok(DeviceConfig { ordinal, bytes: bytes.map(|text| device_size("device", text)).transpose()? })
 }
 
 fn parse_address(text: &str) -> Result<SocketAddr, ConfigError> {
@@ -324,7 +338,7 @@ mod tests {
             assert!(error.starts_with(expected), "{text} gives {error}");
         }
         assert!(load("colour = 1", &Flags::default()).unwrap_err().to_string().contains("unknown field"));
-        for text in ["x", "0=", "0=x", "-1", "9999"] {
+        for text in ["x", "0=", "0=x", "-1", "9999", "0=1", "0=1MiB", "0=99999TiB"] {
             assert!(load("", &flags(&[text])).is_err(), "{text}");
         }
     }

@@ -75,7 +75,7 @@ struct NodeDevice {
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// The runtime directory or a socket cannot be had.
-    #[error("cannot listen")]
+    #[error(transparent)]
     Listen(#[from] ListenError),
     /// The driver does not answer.
     #[error("the driver failed")]
