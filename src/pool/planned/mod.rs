@@ -25,6 +25,7 @@ use std::collections::HashMap;
 use self::matcher::Matcher;
 use self::tenants::Tenants;
 use super::Request;
+use super::bits::Bits;
 use crate::ids::StreamId;
 use crate::limits;
 use crate::plan::{Plan, ReuseOrder};
@@ -37,6 +38,7 @@ pub struct PlannedPool {
     entries: Box<[Planned]>,
     cycle_start: u32,
     order: ReuseOrder,
+    /// Entries whose allocation is live and orderly.
     orderly: Bits,
     places: Places,
     tenants: Tenants,
@@ -96,27 +98,6 @@ struct Planned {
 }
 
 const _: () = assert!(size_of::<Planned>() == 32);
-
-/// One bit per entry.
-#[derive(Debug)]
-struct Bits(Box<[u64]>);
-
-impl Bits {
-    #[inline]
-    fn is_set(&self, entry: u32) -> bool {
-        self.0[entry as usize / 64] >> (entry % 64) & 1 == 1
-    }
-
-    #[inline]
-    fn set(&mut self, entry: u32) {
-        self.0[entry as usize / 64] |= 1 << (entry % 64);
-    }
-
-    #[inline]
-    fn clear(&mut self, entry: u32) {
-        self.0[entry as usize / 64] &= !(1 << (entry % 64));
-    }
-}
 
 /// Who is at an offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -259,7 +240,7 @@ impl PlannedPool {
             .collect::<Box<[_]>>();
         Ok(PlannedPool {
             span,
-            orderly: Bits(vec![0; entries.len().div_ceil(64)].into_boxed_slice()),
+            orderly: Bits::new(entries.len()),
             cycle_start: plan.cycle_start as u32,
             order,
             places,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::pool::bits::Bits;
 use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 
 /// Bytes in one cell.
@@ -15,17 +16,13 @@ pub(super) struct Tenants {
     /// Tenants that touch each cell.
     counts: Box<[u32]>,
     /// One bit per cell: whether the count is not zero. A gigabyte is eight words.
-    busy: Box<[u64]>,
+    busy: Bits,
 }
 
 impl Tenants {
     pub(super) fn new(len: Bytes) -> Tenants {
         let cells = len.get().div_ceil(CELL) as usize;
-        Tenants {
-            spans: BTreeMap::new(),
-            counts: vec![0; cells].into_boxed_slice(),
-            busy: vec![0; cells.div_ceil(64)].into_boxed_slice(),
-        }
+        Tenants { spans: BTreeMap::new(), counts: vec![0; cells].into_boxed_slice(), busy: Bits::new(cells) }
     }
 
     /// There are none, as in every job that goes by its plan.
@@ -36,34 +33,20 @@ impl Tenants {
 
     /// Nobody has a byte of `span`.
     pub(super) fn is_clear(&self, span: PlanSpan) -> bool {
-        let (start, end) = (span.start().get(), span.end().get());
-        if !self.touches_busy_cell(start, end) {
+        if !self.busy.any_of(cells(span)) {
             return true;
         }
+        let (start, end) = (span.start().get(), span.end().get());
         let before = self.spans.range(..=start).next_back();
         before.is_none_or(|(_, (reach, _))| *reach <= start) && self.spans.range(start..end).next().is_none()
-    }
-
-    fn touches_busy_cell(&self, start: u64, end: u64) -> bool {
-        let (first, last) = ((start / CELL) as usize, ((end - 1) / CELL) as usize);
-        (first / 64..=last / 64).any(|word| {
-            let mut bits = self.busy[word];
-            if word == first / 64 {
-                bits &= u64::MAX << (first % 64);
-            }
-            if word == last / 64 {
-                bits &= u64::MAX >> (63 - last % 64);
-            }
-            bits != 0
-        })
     }
 
     pub(super) fn insert(&mut self, span: PlanSpan, bytes: Bytes) {
         assert!(self.is_clear(span), "two tenants never overlap");
         self.spans.insert(span.start().get(), (span.end().get(), bytes));
         for cell in cells(span) {
-            self.counts[cell] += 1;
-            self.busy[cell / 64] |= 1 << (cell % 64);
+            self.counts[cell as usize] += 1;
+            self.busy.set(cell);
         }
     }
 
@@ -72,9 +55,9 @@ impl Tenants {
         let (end, bytes) = self.spans.remove(&start.get()).expect("the caller knows of this tenant");
         let len = Bytes::new(end - start.get());
         for cell in cells(Span::new(start, len).expect("it was inserted")) {
-            self.counts[cell] -= 1;
-            if self.counts[cell] == 0 {
-                self.busy[cell / 64] &= !(1 << (cell % 64));
+            self.counts[cell as usize] -= 1;
+            if self.counts[cell as usize] == 0 {
+                self.busy.clear(cell);
             }
         }
         bytes
@@ -94,16 +77,17 @@ impl Tenants {
 
     pub(super) fn invariants(&self) -> Result<(), String> {
         let mut counts = vec![0_u32; self.counts.len()];
-        self.spans().flat_map(cells).for_each(|cell| counts[cell] += 1);
-        let busy = |cell: usize| self.busy[cell / 64] >> (cell % 64) & 1 == 1;
+        self.spans().flat_map(cells).for_each(|cell| counts[cell as usize] += 1);
+        let busy = |cell: usize| self.busy.is_set(cell as u32);
         let wrong =
             (0..counts.len()).find(|cell| counts[*cell] != self.counts[*cell] || busy(*cell) != (counts[*cell] > 0));
         wrong.map_or(Ok(()), |cell| Err(format!("cell {cell} counts {} and has {}", self.counts[cell], counts[cell])))
     }
 }
 
-fn cells(span: PlanSpan) -> std::ops::RangeInclusive<usize> {
-    (span.start().get() / CELL) as usize..=((span.end().get() - 1) / CELL) as usize
+/// The cells that a span, not empty, touches.
+fn cells(span: PlanSpan) -> std::ops::Range<u32> {
+    (span.start().get() / CELL) as u32..((span.end().get() - 1) / CELL) as u32 + 1
 }
 
 #[cfg(test)]

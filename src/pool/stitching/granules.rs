@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::blocks::BlockId;
+use crate::pool::bits::words;
 
 /// The granules of a pool, numbered through.
 #[derive(Debug)]
@@ -46,7 +47,8 @@ pub(super) struct Cells {
 impl Cells {
     /// The granules in all of these stretches.
     pub(super) fn of(stretches: impl IntoIterator<Item = Range<u32>>) -> Cells {
-        let mut cells: Vec<Cell> = stretches.into_iter().flat_map(words).collect();
+        let mut cells: Vec<Cell> =
+            stretches.into_iter().flat_map(words).map(|(word, bits)| Cell { bits, word }).collect();
         cells.sort_unstable_by_key(|cell| cell.word);
         cells.dedup_by(|cell, before| {
             let is_same = cell.word == before.word;
@@ -70,16 +72,6 @@ impl Cells {
         self.iter()
             .flat_map(|cell| (0..64).filter(move |bit| cell.bits >> bit & 1 == 1).map(move |bit| cell.word * 64 + bit))
     }
-}
-
-/// The words of a stretch of granules, not empty, with the bits in each.
-fn words(stretch: Range<u32>) -> impl Iterator<Item = Cell> {
-    let (first, last) = (stretch.start / 64, (stretch.end - 1) / 64);
-    (first..=last).map(move |word| {
-        let low = if word == first { stretch.start % 64 } else { 0 };
-        let high = if word == last { (stretch.end - 1) % 64 } else { 63 };
-        Cell { bits: (u64::MAX >> (63 - (high - low))) << low, word }
-    })
 }
 
 /// The word that no range has.

@@ -1,0 +1,66 @@
+//! Bits in words of 64: one bit for each of a row of things that are there or not.
+
+use std::ops::Range;
+
+/// One bit each for a fixed number of things, all clear at first.
+#[derive(Debug)]
+pub(super) struct Bits(Box<[u64]>);
+
+impl Bits {
+    pub(super) fn new(count: usize) -> Bits {
+        Bits(vec![0; count.div_ceil(64)].into_boxed_slice())
+    }
+
+    #[inline]
+    pub(super) fn is_set(&self, at: u32) -> bool {
+        self.0[at as usize / 64] >> (at % 64) & 1 == 1
+    }
+
+    #[inline]
+    pub(super) fn set(&mut self, at: u32) {
+        self.0[at as usize / 64] |= 1 << (at % 64);
+    }
+
+    #[inline]
+    pub(super) fn clear(&mut self, at: u32) {
+        self.0[at as usize / 64] &= !(1 << (at % 64));
+    }
+
+    /// One of these, not none, is set.
+    pub(super) fn any_of(&self, stretch: Range<u32>) -> bool {
+        words(stretch).any(|(word, bits)| self.0[word as usize] & bits != 0)
+    }
+}
+
+/// The words of a stretch of bits, not empty, with the bits in each.
+pub(super) fn words(stretch: Range<u32>) -> impl Iterator<Item = (u32, u64)> {
+    let (first, last) = (stretch.start / 64, (stretch.end - 1) / 64);
+    (first..=last).map(move |word| {
+        let low = if word == first { stretch.start % 64 } else { 0 };
+        let high = if word == last { (stretch.end - 1) % 64 } else { 63 };
+        (word, (u64::MAX >> (63 - (high - low))) << low)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_of_a_stretch_is_as_each_by_itself() {
+        const COUNT: u32 = 200;
+        let set = [0, 63, 64, 130, 199];
+        let mut bits = Bits::new(COUNT as usize);
+        set.into_iter().for_each(|at| bits.set(at));
+        bits.set(70);
+        bits.clear(70);
+        assert!((0..COUNT).all(|at| bits.is_set(at) == set.contains(&at)));
+        for start in 0..COUNT {
+            for end in start + 1..=COUNT {
+                assert_eq!(bits.any_of(start..end), (start..end).any(|at| bits.is_set(at)), "{start}..{end}");
+                let count: u32 = words(start..end).map(|(_, bits)| bits.count_ones()).sum();
+                assert_eq!(count, end - start);
+            }
+        }
+    }
+}
