@@ -19,7 +19,7 @@ const SLEEP_MAX: Duration = Duration::from_micros(160);
 
 /// After a panic under it, it is never free again, and who wants it panics, too: a panic there is a bug, and serving on from unknown books could overlap two
 /// tensors.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lock<T> {
     inner: SpinMutex<T>,
     /// Somebody panicked who held it.

@@ -128,10 +128,7 @@ impl StitchingPool {
                 && self.sites.get(card.site).address == address
                 && Some(len) == self.granule.checked_mul(u64::from(card.granules))
                 && card.cells.granules().eq(granules);
-            let birth = match block {
-                BlockId::P(id) => self.pblock(id).birth,
-                BlockId::S(id) => self.sblock(id).birth,
-            };
+            let (_, birth, _) = self.place_of(block);
             if !is_of_it || card.mark != tape::mark(birth) {
                 return Err(format!("{block:?} of {len} at {address} has the card {card:?}"));
             }
@@ -146,11 +143,8 @@ impl StitchingPool {
         let mut seated = BTreeSet::new();
         for (number, class) in self.classes.iter().enumerate() {
             for block in class.ready.iter() {
-                let (len, of, seat) = match block {
-                    BlockId::P(id) => (self.pblock(id).len, self.pblock(id).class, self.pblock(id).seat),
-                    BlockId::S(id) => (self.sblock(id).len, self.sblock(id).class, self.sblock(id).seat),
-                };
-                if (len, of as usize, seat) != (class.len, number, Seat::Ready) || !seated.insert(block) {
+                let ((of, _, seat), len) = (self.place_of(block), self.len_on(self.card(block)));
+                if (len, of, seat) != (class.len, number, Seat::Ready) || !seated.insert(block) {
                     return Err(format!("{block:?} stands in the wrong list"));
                 }
             }

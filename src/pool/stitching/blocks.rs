@@ -101,7 +101,6 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    #[inline]
     pub(super) fn insert(&mut self, birth: u64, block: BlockId) {
         // Most often it is the one that was taken last, and older than the rest.
         if self.by_age.last().is_none_or(|(other, _)| *other > birth) {
@@ -112,7 +111,6 @@ impl Ready {
         self.by_age.insert(at, (birth, block));
     }
 
-    #[inline]
     fn remove(&mut self, birth: u64, block: BlockId) {
         // Most often it is the one that was just found, at the end.
         if self.by_age.last() == Some(&(birth, block)) {
@@ -197,11 +195,11 @@ impl StitchingPool {
 
     /// Takes up a new idle PBlock. Its neighbours are the caller's to link.
     pub(super) fn insert_pblock(&mut self, mut block: PBlock, idle_since: u64) -> PBlockId {
+        let id = self.pblocks.vacant_key();
         block.class = self.class_or_new(block.len);
-        block.card = self.deal(block.address, block.len, [self.granules_of(&block)], block.birth, idle_since);
-        let card = block.card;
-        let id = self.pblocks.insert(block);
-        self.cards.name(card, BlockId::P(id));
+        let granules = [self.granules_of(&block)];
+        block.card = self.deal(BlockId::P(id), block.address, block.len, granules, block.birth, idle_since);
+        self.pblocks.insert(block);
         self.list(BlockId::P(id));
         id
     }
@@ -209,6 +207,7 @@ impl StitchingPool {
     /// A card for a block.
     fn deal(
         &mut self,
+        block: BlockId,
         address: DeviceAddress,
         len: Bytes,
         stretches: impl IntoIterator<Item = std::ops::Range<u32>>,
@@ -220,7 +219,8 @@ impl StitchingPool {
             self.cards.move_sites(&moved);
         }
         let site = self.sites.insert(address);
-        self.cards.insert(Card { mark: tape::mark(birth), idle_since, cells: Cells::of(stretches), granules, site })
+        let card = Card { mark: tape::mark(birth), idle_since, cells: Cells::of(stretches), granules, site };
+        self.cards.insert(card, block)
     }
 
     /// The granules of a PBlock, by the pool's numbers.
@@ -255,7 +255,7 @@ impl StitchingPool {
     }
 
     /// Class, age and seat of a block.
-    fn place_of(&self, block: BlockId) -> (usize, u64, Seat) {
+    pub(super) fn place_of(&self, block: BlockId) -> (usize, u64, Seat) {
         match block {
             BlockId::P(id) => {
                 let block = &self.pblocks[id];
@@ -268,7 +268,6 @@ impl StitchingPool {
         }
     }
 
-    #[inline]
     pub(super) fn seat(&mut self, block: BlockId, seat: Seat) {
         match block {
             BlockId::P(id) => self.pblocks[id].seat = seat,
@@ -277,7 +276,6 @@ impl StitchingPool {
     }
 
     /// A block that has no seat takes one in the list of its size.
-    #[inline]
     pub(super) fn list(&mut self, block: BlockId) {
         let (class, birth, _) = self.place_of(block);
         self.seat(block, Seat::Ready);
@@ -285,7 +283,6 @@ impl StitchingPool {
     }
 
     /// A block leaves its seat.
-    #[inline]
     pub(super) fn unlist(&mut self, block: BlockId) {
         match self.place_of(block) {
             (class, birth, Seat::Ready) => self.classes[class].ready.remove(birth, block),
@@ -293,8 +290,28 @@ impl StitchingPool {
         }
     }
 
+    /// The oldest block in a list of which all is idle and that `fits`, of the first `tries` idle ones. Those that are not idle wait for what they lack, so
+    /// that each obstacle is met once, and not by every search.
+    pub(super) fn oldest_idle(
+        &mut self,
+        class: usize,
+        tries: usize,
+        fits: impl Fn(&StitchingPool, BlockId) -> bool,
+    ) -> Option<BlockId> {
+        let mut skipped = 0;
+        while skipped < tries {
+            let block = self.classes[class].ready.oldest(skipped)?;
+            match self.obstacle(block) {
+                Some(granule) => self.wait(block, granule),
+                None if fits(self, block) => return Some(block),
+                None => skipped += 1,
+            }
+        }
+        None
+    }
+
     /// A block that was found to lack a granule waits for it.
-    pub(super) fn wait(&mut self, block: BlockId, granule: u32) {
+    fn wait(&mut self, block: BlockId, granule: u32) {
         self.unlist(block);
         self.seat(block, Seat::Waiting(granule));
         self.granules.wait(granule, block);
@@ -328,19 +345,10 @@ impl StitchingPool {
         };
         let class = self.class_or_new(len);
         let stretches: Vec<_> = parts.iter().map(|part| self.granules_of(&self.pblocks[*part])).collect();
-        let card = self.deal(address, len, stretches, birth, 0);
-        let id = self.sblocks.insert(SBlock {
-            address,
-            len,
-            parts,
-            seat: Seat::Ready,
-            place,
-            made: self.moment,
-            class,
-            birth,
-            card,
-        });
-        self.cards.name(card, BlockId::S(id));
+        let id = self.sblocks.vacant_key();
+        let card = self.deal(BlockId::S(id), address, len, stretches, birth, 0);
+        let (seat, made) = (Seat::Ready, self.moment);
+        self.sblocks.insert(SBlock { address, len, parts, seat, place, made, class, birth, card });
         for at in 0..self.sblocks[id].parts.len() {
             let part = self.sblocks[id].parts[at];
             self.pblocks[part].sblocks.push(id);

@@ -1,12 +1,14 @@
 //! What serving a block and taking it back touches, and nothing else: one cache line per block.
 
+use slab::Slab;
+
 use super::blocks::BlockId;
 use super::granules::Cells;
 use super::sites::SiteId;
 
 pub(super) type CardId = u32;
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Card {
     /// What the block adds to the tape's state while it serves.
@@ -14,47 +16,32 @@ pub(super) struct Card {
     /// The pool's moment at which it became idle; 0 as long as it has served nobody. While there is one stream only, uses as a part stand with the SBlock.
     pub(super) idle_since: u64,
     pub(super) cells: Cells,
-    /// How many granules it has; 0 where there is no block.
+    /// How many granules it has.
     pub(super) granules: u32,
     pub(super) site: SiteId,
 }
 
-const _: () = assert!(size_of::<Card>() == 64);
+const _: () = assert!(size_of::<Option<Card>>() == 64, "a slab of cards has one in each line");
 
 #[derive(Debug, Default)]
 pub(super) struct Cards {
-    cards: Vec<Card>,
-    /// Whose card it is.
+    cards: Slab<Card>,
+    /// Whose card each is.
     blocks: Vec<BlockId>,
-    vacant: Vec<CardId>,
 }
 
 impl Cards {
-    /// A card whose block is yet to be named.
-    pub(super) fn insert(&mut self, card: Card) -> CardId {
-        let unnamed = BlockId::P(usize::MAX);
-        match self.vacant.pop() {
-            Some(id) => {
-                self.cards[id as usize] = card;
-                self.blocks[id as usize] = unnamed;
-                id
-            }
-            None => {
-                self.cards.push(card);
-                self.blocks.push(unnamed);
-                self.cards.len() as CardId - 1
-            }
+    pub(super) fn insert(&mut self, card: Card, block: BlockId) -> CardId {
+        let id = self.cards.insert(card);
+        if self.blocks.len() == id {
+            self.blocks.push(block);
         }
-    }
-
-    pub(super) fn name(&mut self, id: CardId, block: BlockId) {
-        self.blocks[id as usize] = block;
+        self.blocks[id] = block;
+        id as CardId
     }
 
     pub(super) fn remove(&mut self, id: CardId) -> Card {
-        self.vacant.push(id);
-        let gone = Card { mark: 0, idle_since: 0, cells: Cells::of([]), granules: 0, site: SiteId::MAX };
-        std::mem::replace(&mut self.cards[id as usize], gone)
+        self.cards.remove(id as usize)
     }
 
     #[inline]
@@ -73,12 +60,8 @@ impl Cards {
 
     /// The sites are elsewhere now.
     pub(super) fn move_sites(&mut self, moved: &[SiteId]) {
-        for card in self.cards.iter_mut().filter(|card| card.granules != 0) {
+        for (_, card) in &mut self.cards {
             card.site = moved[card.site as usize];
         }
-    }
-
-    pub(super) fn clear(&mut self) {
-        *self = Cards::default();
     }
 }

@@ -29,14 +29,9 @@ impl StitchingPool {
         loop {
             let larger = (Bound::Excluded(smaller), Bound::Unbounded);
             let (of, class) = self.class_of.range(larger).next().map(|(of, class)| (*of, *class as usize))?;
-            let mut skipped = 0;
-            while let Some(block) = self.classes[class].ready.oldest(skipped) {
-                match (block, self.obstacle(block)) {
-                    // Live ones are met once, and not by every search.
-                    (_, Some(granule)) => self.wait(block, granule),
-                    (BlockId::P(id), None) if self.is_usable(id, stream) => return Some(id),
-                    _ => skipped += 1,
-                }
+            let is_usable = |pool: &StitchingPool, block| matches!(block, BlockId::P(id) if pool.is_usable(id, stream));
+            if let Some(BlockId::P(id)) = self.oldest_idle(class, usize::MAX, is_usable) {
+                return Some(id);
             }
             smaller = of;
         }

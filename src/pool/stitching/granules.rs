@@ -227,11 +227,6 @@ impl Granules {
     pub(super) fn busy_count(&self) -> u64 {
         self.words.iter().map(|word| u64::from(word.busy.count_ones())).sum()
     }
-
-    /// Nobody has any.
-    pub(super) fn clear(&mut self) {
-        *self = Granules::new();
-    }
 }
 
 #[cfg(test)]

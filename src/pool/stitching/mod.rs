@@ -294,21 +294,12 @@ impl StitchingPool {
         Some(self.serve_anew(block, bytes))
     }
 
-    /// S1: the oldest block of exactly this size that is idle in all its parts. Those that are not wait for what they lack.
+    /// S1: the oldest block of exactly this size that is idle in all its parts.
     fn find_exact(&mut self, len: Bytes, stream: StreamId) -> Option<BlockId> {
         /// Idle blocks that are looked at and left, because another stream may still use them.
         const TRIES: usize = 64;
         let class = self.class(len)? as usize;
-        let mut skipped = 0;
-        while skipped < TRIES {
-            let block = self.classes[class].ready.oldest(skipped)?;
-            match self.obstacle(block) {
-                Some(granule) => self.wait(block, granule),
-                None if self.is_for(block, stream) => return Some(block),
-                None => skipped += 1,
-            }
-        }
-        None
+        self.oldest_idle(class, TRIES, |pool, block| pool.is_for(block, stream))
     }
 
     /// `stream` may use the idle block and all its parts.

@@ -167,10 +167,6 @@ impl Sites {
     pub(super) fn live(&self) -> impl Iterator<Item = (&Site, CardId)> {
         self.cells.iter().filter_map(|site| Some((site, site.serving()?)))
     }
-
-    pub(super) fn clear(&mut self) {
-        *self = Sites::default();
-    }
 }
 
 #[cfg(test)]

@@ -9,10 +9,12 @@
 //! never settles then.) Whoever asks looks again whether the block has the right size and is idle; and where blocks go away or change all is forgotten. With several
 //! streams it is looked at who may use the block, and an older one may have become free for it meanwhile: safe, and not the same as a search.
 
+use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+
 use super::cards::CardId;
-use crate::pool::AddressMap;
+use crate::pool::address_map::AddressHasher;
 use crate::rng::mix;
-use crate::units::DeviceAddress;
 
 /// Steps that are remembered, 8 bytes each and about 40 more for those that were searched for: iterations up to so many requests are followed.
 const STEPS: usize = 1 << 17;
@@ -67,14 +69,14 @@ pub(super) struct Tape {
     state: State,
     /// Steps before this one are of blocks that may be gone.
     valid_from: u64,
-    /// The step that served so many granules in a state, last time that it was searched for.
-    found: AddressMap<u64>,
+    /// The step that served so many granules in a state, last time that it was searched for. The keys are mixed well, so the cheapest hasher will do.
+    found: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
 }
 
 impl Default for Tape {
     fn default() -> Tape {
         let steps = vec![0; STEPS].into_boxed_slice().try_into().expect("there are so many");
-        Tape { steps, head: 0, lag: 0, state: State::default(), valid_from: 0, found: AddressMap::default() }
+        Tape { steps, head: 0, lag: 0, state: State::default(), valid_from: 0, found: HashMap::default() }
     }
 }
 
@@ -113,9 +115,9 @@ impl Tape {
         lag.is_some()
     }
 
-    /// State and size as a key, in the clothes of an address: the table for those is the fastest.
-    fn place(&self, granules: u32) -> DeviceAddress {
-        DeviceAddress::new(self.state.0 ^ mix(u64::from(granules)))
+    /// State and size as one number.
+    fn place(&self, granules: u32) -> u64 {
+        self.state.0 ^ mix(u64::from(granules))
     }
 
     /// The block of this card serves so many granules, and was searched for.

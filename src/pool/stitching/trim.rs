@@ -3,6 +3,9 @@
 use std::sync::Arc;
 
 use super::blocks::{BlockId, PBlockId};
+use super::cards::Cards;
+use super::granules::Granules;
+use super::sites::Sites;
 use super::tape::Tape;
 use super::{StitchCounts, StitchingPool};
 use crate::memory::{Chunk, MemoryError};
@@ -45,11 +48,8 @@ impl StitchingPool {
     /// Every chunk that the pool has, live ones included, for the end of its life: all mappings go.
     pub fn take_all(&mut self) -> Vec<Arc<Chunk>> {
         let mut chunks = self.orphans();
-        self.tape = Tape::default();
-        self.counts = StitchCounts::default();
-        self.sites.clear();
-        self.cards.clear();
-        self.granules.clear();
+        (self.tape, self.counts) = (Tape::default(), StitchCounts::default());
+        (self.cards, self.sites, self.granules) = (Cards::default(), Sites::default(), Granules::new());
         self.classes.clear();
         self.class_of.clear();
         self.class_index.clear();
