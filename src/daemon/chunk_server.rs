@@ -15,6 +15,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
 use super::Daemon;
+use super::listener::AcceptFailures;
 use super::registry::{Claim, Entry, Good};
 use super::watched::watch;
 use crate::error::{ErrorKind, chain};
@@ -59,24 +60,16 @@ pub(super) fn start(daemon: Arc<Daemon>, listener: OwnedFd) -> std::io::Result<o
 
 /// Accepts connections until the daemon drops it.
 async fn run(daemon: Arc<Daemon>, listener: AsyncFd<OwnedFd>) {
-    const PAUSE: Duration = Duration::from_millis(50);
     let mut connections = tokio::task::JoinSet::new();
-    let mut failures = 0_u64;
+    let mut failures = AcceptFailures::default();
     loop {
         while connections.try_join_next().is_some() {}
         match accept(&listener).await {
             Ok(socket) => {
-                failures = 0;
+                failures.reset();
                 connections.spawn(serve(Arc::clone(&daemon), socket));
             }
-            Err(error) => {
-                // Descriptors may be short for long: said at once, and then at 2, 4, 8, … failures.
-                failures += 1;
-                if failures.is_power_of_two() {
-                    tracing::warn!(%error, failures, "cannot accept a connection on the chunk socket");
-                }
-                tokio::time::sleep(PAUSE).await;
-            }
+            Err(error) => failures.note("the chunk socket", &error).await,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -168,6 +169,27 @@ fn listen_for_chunks(path: &Path) -> Result<OwnedFd, Errno> {
 async fn listen_for_http(address: SocketAddr) -> Result<TcpListener, ListenError> {
     let error = |source| ListenError::Socket { what: format!("http://{address}"), source };
     TcpListener::bind(address).await.map_err(error)
+}
+
+/// Accepts that fail one after the other: descriptors may be short for long.
+#[derive(Debug, Default)]
+pub(super) struct AcceptFailures(u64);
+
+impl AcceptFailures {
+    /// One more failed on `socket`: waits a moment before the next. Said at once, and then at 2, 4, 8, … of them.
+    pub(super) async fn note(&mut self, socket: &str, error: &std::io::Error) {
+        const PAUSE: Duration = Duration::from_millis(50);
+        self.0 += 1;
+        if self.0.is_power_of_two() {
+            tracing::warn!(%error, failures = self.0, "cannot accept a connection on {socket}");
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+
+    /// One did not fail.
+    pub(super) fn reset(&mut self) {
+        self.0 = 0;
+    }
 }
 
 /// A gRPC connection that knows who is at the other end.

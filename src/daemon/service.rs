@@ -11,7 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::chunk_server::give_back;
-use super::listener::{CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
+use super::listener::{AcceptFailures, CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
 use super::{Daemon, DaemonError, NodeDevice};
 use crate::error::{ErrorKind, chain};
@@ -62,28 +62,20 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
 
 /// Connections, each with its peer. An accept that fails is tried again after a moment: descriptors may have run out.
 fn accept(listener: UnixListener) -> impl Stream<Item = Result<PeerStream, std::io::Error>> {
-    const PAUSE: Duration = Duration::from_millis(50);
     let (send, receive) = mpsc::channel(16);
     tokio::spawn(async move {
-        let mut failures = 0_u64;
+        let mut failures = AcceptFailures::default();
         loop {
             tokio::select! {
                 () = send.closed() => return,
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
-                        failures = 0;
+                        failures.reset();
                         if send.send(Ok(PeerStream::new(stream))).await.is_err() {
                             return;
                         }
                     }
-                    Err(error) => {
-                        // Descriptors may be short for long: said at once, and then at 2, 4, 8, … failures.
-                        failures += 1;
-                        if failures.is_power_of_two() {
-                            tracing::warn!(%error, failures, "cannot accept a connection");
-                        }
-                        tokio::time::sleep(PAUSE).await;
-                    }
+                    Err(error) => failures.note("the gRPC socket", &error).await,
                 }
             }
         }
