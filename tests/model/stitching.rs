@@ -264,9 +264,11 @@ impl Bench {
         self.pool.invariants().unwrap();
     }
 
-    /// The n-th live allocation, by address.
+    /// The n-th live allocation, by age: addresses are the driver's choice, and what a seed does must not hang on it.
     pub(crate) fn nth_live(&self, n: usize) -> Option<(u64, StreamId)> {
-        self.live.iter().nth(n).map(|(start, _, live)| (start, live.stream))
+        let mut live: Vec<_> = self.live.iter().map(|(start, _, live)| (live.number, start, live.stream)).collect();
+        live.sort_unstable();
+        live.get(n).map(|(_, start, stream)| (*start, *stream))
     }
 
     pub(crate) fn live_count(&self) -> usize {

@@ -57,7 +57,8 @@ impl StitchingPool {
             // Making room forgets SBlocks only; the parts are as they were.
             self.alias(&parts, len)?
         } else {
-            parts.sort_unstable_by_key(|part| self.pblock(*part).address);
+            // Neighbours stay neighbours. Not by address: what the pool does must not hang on where the driver puts ranges.
+            parts.sort_unstable_by_key(|part| (self.pblock(*part).range, self.pblock(*part).slots.start));
             self.move_together(&parts, stream)?
         };
         self.counts.stitched += 1;
