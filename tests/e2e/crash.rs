@@ -181,12 +181,23 @@ say(q, round(time.time() - start, 1))
     assert_eq!(hear(&mut lines), "ready");
     let daemon_pid = rustix::process::Pid::from_raw(daemon.pid() as i32).unwrap();
     rustix::process::kill_process(daemon_pid, rustix::process::Signal::STOP).unwrap();
+    // Threads stop one by one, some after the signal was sent.
+    eventually("that every thread of the daemon stops", || are_stopped(daemon.pid()).then_some(()));
     writeln!(client.stdin.take().unwrap(), "go").unwrap();
     let said = hear(&mut lines);
     rustix::process::kill_process(daemon_pid, rustix::process::Signal::CONT).unwrap();
     client.wait().unwrap();
     let seconds: f64 = said.strip_prefix("None ").unwrap_or_else(|| panic!("{said}")).parse().unwrap();
     assert!(seconds < PATIENCE.as_secs_f64(), "{said}");
+}
+
+/// Every thread of the process is stopped.
+fn are_stopped(pid: u32) -> bool {
+    std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|task| {
+        let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+        // The state follows the name, which may hold anything.
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    })
 }
 
 /// A child that outlives its parent, and not the test.
