@@ -33,7 +33,7 @@ impl Bits {
 }
 
 /// The words of a stretch of bits, not empty, with the bits in each.
-pub(super) fn words(stretch: Range<u32>) -> impl Iterator<Item = (u32, u64)> {
+fn words(stretch: Range<u32>) -> impl Iterator<Item = (u32, u64)> {
     let (first, last) = (stretch.start / 64, (stretch.end - 1) / 64);
     (first..=last).map(move |word| {
         let low = if word == first { stretch.start % 64 } else { 0 };

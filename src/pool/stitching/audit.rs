@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::blocks::{BlockId, Place, Seat};
+use super::blocks::{BlockId, PBlockId, Place, Seat};
 use super::cards::CardId;
 use super::{StitchingPool, tape};
 use crate::units::{Bytes, Span};
@@ -103,31 +103,29 @@ impl StitchingPool {
     }
 
     /// Every block, with all that its card must agree with.
-    fn blocks(&self) -> impl Iterator<Item = (BlockId, Seat, Bytes, CardId, Vec<u32>)> {
-        let granules = |parts: &[usize]| parts.iter().flat_map(|part| self.granules_of(self.pblock(*part))).collect();
+    fn blocks(&self) -> impl Iterator<Item = (BlockId, Seat, Bytes, CardId, Vec<PBlockId>)> {
         let pblocks = self.pblocks.iter();
-        let pblocks =
-            pblocks.map(move |(id, block)| (BlockId::P(id), block.seat, block.len, block.card, granules(&[id])));
+        let pblocks = pblocks.map(|(id, block)| (BlockId::P(id), block.seat, block.len, block.card, vec![id]));
         let sblocks = self.sblocks.iter();
         let sblocks =
-            sblocks.map(move |(id, block)| (BlockId::S(id), block.seat, block.len, block.card, granules(&block.parts)));
+            sblocks.map(|(id, block)| (BlockId::S(id), block.seat, block.len, block.card, block.parts.clone()));
         pblocks.chain(sblocks)
     }
 
     /// What stands on the cards is what the blocks are.
     fn cards_are_of_their_blocks(&self) -> Result<(), String> {
         let mut births = BTreeSet::new();
-        for (block, _, len, id, mut granules) in self.blocks() {
+        for (block, _, len, id, mut parts) in self.blocks() {
             let card = self.cards.get(id);
             let address = match block {
                 BlockId::P(id) => self.pblock(id).address,
                 BlockId::S(id) => self.sblock(id).address,
             };
-            granules.sort_unstable();
+            parts.sort_unstable();
             let is_of_it = self.cards.block(id) == block
                 && self.sites.get(card.site).address == address
                 && Some(len) == self.granule.checked_mul(u64::from(card.granules))
-                && card.cells.granules().eq(granules);
+                && card.parts.parts().eq(parts);
             let (_, birth, _) = self.place_of(block);
             if !is_of_it || card.mark != tape::mark(birth) {
                 return Err(format!("{block:?} of {len} at {address} has the card {card:?}"));
@@ -149,37 +147,36 @@ impl StitchingPool {
                 }
             }
         }
-        let has: BTreeMap<_, _> = self.blocks().map(|(block, seat, .., granules)| (block, (seat, granules))).collect();
-        for (granule, block) in self.granules.waiting() {
-            let (seat, granules) = has.get(&block).ok_or(format!("{block:?} waits and is gone"))?;
-            let is_right =
-                *seat == Seat::Waiting(granule) && granules.contains(&granule) && self.granules.is_busy(granule);
+        let has: BTreeMap<_, _> = self.blocks().map(|(block, seat, .., parts)| (block, (seat, parts))).collect();
+        for (part, block) in self.busy.waiting() {
+            let (seat, parts) = has.get(&block).ok_or(format!("{block:?} waits and is gone"))?;
+            let is_right = *seat == Seat::Waiting(part) && parts.contains(&part) && self.is_busy(part);
             if !is_right || !seated.insert(block) {
-                return Err(format!("{block:?} waits for granule {granule} for nothing"));
+                return Err(format!("{block:?} waits for part {part} for nothing"));
             }
         }
         let (there, blocks) = (seated.len(), self.pblocks.len() + self.sblocks.len());
         if there == blocks { Ok(()) } else { Err(format!("there are {blocks} blocks, {there} are listed or wait")) }
     }
 
-    /// Every granule serves at most one allocation, and the bits say which serve any.
+    /// Every PBlock serves at most one allocation, and the bits say which serve any.
     fn live_blocks_share_nothing(&self) -> Result<(), String> {
-        let granules: BTreeMap<_, _> = self.blocks().map(|(.., card, granules)| (card, granules)).collect();
+        let of_card: BTreeMap<_, _> = self.blocks().map(|(.., len, card, parts)| (card, (len, parts))).collect();
         let mut serving = BTreeSet::new();
         for (site, card) in self.sites.live() {
-            let of_block = granules.get(&card).ok_or(format!("a block that is gone serves at {}", site.address))?;
-            if of_block.len() as u64 != self.granule_count(site.bytes)
+            let (len, parts) = of_card.get(&card).ok_or(format!("a block that is gone serves at {}", site.address))?;
+            if self.block_len(site.bytes) != Some(*len)
                 || self.sites.get(self.cards.get(card).site).address != site.address
             {
-                return Err(format!("{} were asked for at {}, which has {}", site.bytes, site.address, of_block.len()));
+                return Err(format!("{} were asked for at {}, which has {len}", site.bytes, site.address));
             }
-            if let Some(granule) = of_block.iter().find(|granule| !serving.insert(**granule)) {
-                return Err(format!("granule {granule} serves two allocations"));
+            if let Some(part) = parts.iter().find(|part| !serving.insert(**part)) {
+                return Err(format!("PBlock {part} serves two allocations"));
             }
         }
-        let busy = self.granules.busy_count();
-        if !serving.iter().all(|granule| self.granules.is_busy(*granule)) || busy != serving.len() as u64 {
-            return Err(format!("{} granules serve, {busy} are busy", serving.len()));
+        let busy = self.busy.count();
+        if !serving.iter().all(|part| self.is_busy(*part)) || busy != serving.len() {
+            return Err(format!("{} PBlocks serve, {busy} are busy", serving.len()));
         }
         Ok(())
     }

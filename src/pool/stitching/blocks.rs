@@ -1,10 +1,10 @@
 //! The blocks and the lists that find them: by size for an exact match, by range for neighbours.
 //!
-//! Invariant: a block stands in the list of its size, or waits for a granule of its own that serves somebody ([`Seat`]). One that serves stays where it
+//! Invariant: a block stands in the list of its size, or waits for a part of its own that serves somebody ([`Seat`]). One that serves stays where it
 //! is: it takes a seat when somebody finds it in the list.
 
+use super::busy::PartSet;
 use super::cards::{Card, CardId};
-use super::granules::Cells;
 use super::{Mapping, StitchingPool, tape};
 use crate::ids::StreamId;
 use crate::units::{Bytes, DeviceAddress};
@@ -24,8 +24,8 @@ pub(super) enum BlockId {
 pub(super) enum Seat {
     /// In the list of its size: it may be able to serve.
     Ready,
-    /// It cannot serve before this granule is idle.
-    Waiting(u32),
+    /// It cannot serve before this part of it, which may be itself, is idle.
+    Waiting(PBlockId),
 }
 
 /// Chunks mapped back to back, cut into PBlocks.
@@ -34,8 +34,6 @@ pub(super) struct Range {
     pub(super) mapping: Mapping,
     /// The PBlock at the lowest address. Where chunks were taken out, neighbours in the list are not neighbours in addresses.
     pub(super) first: Option<PBlockId>,
-    /// The pool's number of the granule in slot 0.
-    pub(super) first_granule: u32,
 }
 
 #[derive(Debug)]
@@ -197,8 +195,8 @@ impl StitchingPool {
     pub(super) fn insert_pblock(&mut self, mut block: PBlock, idle_since: u64) -> PBlockId {
         let id = self.pblocks.vacant_key();
         block.class = self.class_or_new(block.len);
-        let granules = [self.granules_of(&block)];
-        block.card = self.deal(BlockId::P(id), block.address, block.len, granules, block.birth, idle_since);
+        self.busy.insert(id);
+        block.card = self.deal(BlockId::P(id), block.address, block.len, &[id], block.birth, idle_since);
         self.pblocks.insert(block);
         self.list(BlockId::P(id));
         id
@@ -210,7 +208,7 @@ impl StitchingPool {
         block: BlockId,
         address: DeviceAddress,
         len: Bytes,
-        stretches: impl IntoIterator<Item = std::ops::Range<u32>>,
+        parts: &[PBlockId],
         birth: u64,
         idle_since: u64,
     ) -> CardId {
@@ -219,14 +217,8 @@ impl StitchingPool {
             self.cards.move_sites(&moved);
         }
         let site = self.sites.insert(address);
-        let card = Card { mark: tape::mark(birth), idle_since, cells: Cells::of(stretches), granules, site };
+        let card = Card { mark: tape::mark(birth), idle_since, parts: PartSet::of(parts), granules, site };
         self.cards.insert(card, block)
-    }
-
-    /// The granules of a PBlock, by the pool's numbers.
-    pub(super) fn granules_of(&self, block: &PBlock) -> std::ops::Range<u32> {
-        let first = self.ranges[block.range].first_granule;
-        first + block.slots.start..first + block.slots.end
     }
 
     /// A block is gone: its card, too.
@@ -286,7 +278,7 @@ impl StitchingPool {
     pub(super) fn unlist(&mut self, block: BlockId) {
         match self.place_of(block) {
             (class, birth, Seat::Ready) => self.classes[class].ready.remove(birth, block),
-            (_, _, Seat::Waiting(granule)) => self.granules.leave(granule, block),
+            (_, _, Seat::Waiting(part)) => self.busy.leave(part, block),
         }
     }
 
@@ -302,7 +294,7 @@ impl StitchingPool {
         while skipped < tries {
             let block = self.classes[class].ready.oldest(skipped)?;
             match self.obstacle(block) {
-                Some(granule) => self.wait(block, granule),
+                Some(part) => self.wait(block, part),
                 None if fits(self, block) => return Some(block),
                 None => skipped += 1,
             }
@@ -310,28 +302,28 @@ impl StitchingPool {
         None
     }
 
-    /// A block that was found to lack a granule waits for it.
-    fn wait(&mut self, block: BlockId, granule: u32) {
+    /// A block that was found to lack a part waits for it.
+    fn wait(&mut self, block: BlockId, part: PBlockId) {
         self.unlist(block);
-        self.seat(block, Seat::Waiting(granule));
-        self.granules.wait(granule, block);
+        self.seat(block, Seat::Waiting(part));
+        self.busy.wait(part, block);
     }
 
     /// Some allocation uses its bytes, through itself or an SBlock.
     #[inline]
     pub(super) fn is_busy(&self, id: PBlockId) -> bool {
-        !self.granules.is_idle(&self.cards.get(self.pblocks[id].card).cells)
+        self.busy.is_busy(id)
     }
 
-    /// A granule of the block that serves somebody.
-    pub(super) fn obstacle(&self, block: BlockId) -> Option<u32> {
-        self.granules.first_busy(&self.card(block).cells)
+    /// A part of the block that serves somebody, or the PBlock itself.
+    pub(super) fn obstacle(&self, block: BlockId) -> Option<PBlockId> {
+        self.busy.first_busy(&self.card(block).parts)
     }
 
-    /// Whoever waited for a granule of the block, which is idle again, may be able to serve.
+    /// Whoever waited for a part of the block, which is idle again, may be able to serve.
     #[cold]
     pub(super) fn wake(&mut self, card: CardId) {
-        for block in self.granules.woken(&self.cards.get(card).cells) {
+        for block in self.busy.woken(&self.cards.get(card).parts) {
             self.list(block);
         }
     }
@@ -344,9 +336,8 @@ impl StitchingPool {
             Place::Alias(mapping) => mapping.span().start(),
         };
         let class = self.class_or_new(len);
-        let stretches: Vec<_> = parts.iter().map(|part| self.granules_of(&self.pblocks[*part])).collect();
         let id = self.sblocks.vacant_key();
-        let card = self.deal(BlockId::S(id), address, len, stretches, birth, 0);
+        let card = self.deal(BlockId::S(id), address, len, &parts, birth, 0);
         let (seat, made) = (Seat::Ready, self.moment);
         self.sblocks.insert(SBlock { address, len, parts, seat, place, made, class, birth, card });
         for at in 0..self.sblocks[id].parts.len() {

@@ -3,7 +3,7 @@
 use slab::Slab;
 
 use super::blocks::BlockId;
-use super::granules::Cells;
+use super::busy::PartSet;
 use super::sites::SiteId;
 
 pub(super) type CardId = u32;
@@ -15,7 +15,7 @@ pub(super) struct Card {
     pub(super) mark: u64,
     /// The pool's moment at which it became idle; 0 as long as it has served nobody. While there is one stream only, uses as a part stand with the SBlock.
     pub(super) idle_since: u64,
-    pub(super) cells: Cells,
+    pub(super) parts: PartSet,
     /// How many granules it has.
     pub(super) granules: u32,
     pub(super) site: SiteId,

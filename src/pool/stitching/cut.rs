@@ -3,7 +3,7 @@
 use std::ops::Bound;
 
 use super::blocks::{BlockId, PBlock, PBlockId, Place, SBlock, SBlockId, Seat};
-use super::granules::Cells;
+use super::busy::PartSet;
 use super::{StitchingPool, tape};
 use crate::ids::StreamId;
 use crate::units::{Bytes, Place as _};
@@ -77,8 +77,15 @@ impl StitchingPool {
             let parts = &mut self.sblock_mut(of).parts;
             let at = parts.iter().position(|part| *part == id).expect("a part is listed by its SBlock");
             parts.insert(at + 1, rest);
+            self.note_parts(of);
         }
         rest
+    }
+
+    /// An idle SBlock has other parts than before.
+    fn note_parts(&mut self, id: SBlockId) {
+        let block = &self.sblocks[id];
+        self.cards.get_mut(block.card).parts = PartSet::of(&block.parts);
     }
 
     /// Gives an idle PBlock another length, and so another class.
@@ -92,10 +99,9 @@ impl StitchingPool {
         block.slots.end = slots_end;
         block.class = class;
         block.birth = birth;
-        let cells = Cells::of([self.granules_of(self.pblock(id))]);
         let granules = (len.get() >> self.granule_shift) as u32;
         let card = self.cards.get_mut(self.pblocks[id].card);
-        (card.mark, card.cells, card.granules) = (tape::mark(birth), cells, granules);
+        (card.mark, card.granules) = (tape::mark(birth), granules);
         self.list(BlockId::P(id));
     }
 
@@ -200,6 +206,7 @@ impl StitchingPool {
         let of_gone = self.discard(gone.card);
         for of in gone.sblocks {
             self.sblock_mut(of).parts.retain(|part| *part != rest);
+            self.note_parts(of);
         }
         let block = &mut self.pblocks[front];
         block.after = gone.after;

@@ -31,9 +31,9 @@
 
 mod audit;
 mod blocks;
+mod busy;
 mod cards;
 mod cut;
-mod granules;
 mod sites;
 mod stitch;
 mod tape;
@@ -45,8 +45,8 @@ use std::sync::Arc;
 use slab::Slab;
 
 use self::blocks::{BlockId, Class, PBlock, PBlockId, Range, SBlock, Seat};
+use self::busy::Busy;
 use self::cards::{Card, CardId, Cards};
-use self::granules::Granules;
 use self::sites::{Site, Sites};
 pub use self::stitch::{Effort, Stitched};
 use self::tape::Tape;
@@ -134,7 +134,7 @@ pub struct StitchingPool {
     class_index: Vec<u32>,
     cards: Cards,
     sites: Sites,
-    granules: Granules,
+    busy: Busy,
     tape: Tape,
     streams: Passed,
     held: Bytes,
@@ -196,7 +196,7 @@ impl StitchingPool {
             class_index: Vec::new(),
             cards: Cards::default(),
             sites: Sites::default(),
-            granules: Granules::new(),
+            busy: Busy::new(),
             tape: Tape::default(),
             streams: Passed::default(),
             held: Bytes::ZERO,
@@ -235,9 +235,9 @@ impl StitchingPool {
         self.held
     }
 
-    /// Bytes of live blocks: counts the granules that serve somebody.
+    /// Bytes of live blocks. Walks over all blocks.
     pub fn live_bytes(&self) -> Bytes {
-        self.granule.checked_mul(self.granules.busy_count()).expect("less than the pool holds")
+        self.pblocks.iter().filter(|(id, _)| self.is_busy(*id)).map(|(_, block)| block.len).sum()
     }
 
     /// Serves a request without a driver call: S1 or S2.
@@ -258,7 +258,7 @@ impl StitchingPool {
         debug_assert!(self.is_found_by_a_search(id, bytes, stream), "another block is older");
         let can_serve = u64::from(card.granules) == self.granule_count(bytes)
             && (self.streams.is_only(stream) || self.is_for(self.cards.block(id), stream))
-            && self.granules.try_occupy(&card.cells);
+            && self.busy.try_occupy(&card.parts);
         if !can_serve {
             return None;
         }
@@ -270,7 +270,7 @@ impl StitchingPool {
     /// If this block can serve, then a search would find it, too: no older one of its size is idle. Who may use what on several streams changes with time.
     fn is_found_by_a_search(&self, id: CardId, bytes: Bytes, stream: StreamId) -> bool {
         let card = self.cards.get(id);
-        let can_serve = u64::from(card.granules) == self.granule_count(bytes) && self.granules.is_idle(&card.cells);
+        let can_serve = u64::from(card.granules) == self.granule_count(bytes) && self.busy.is_idle(&card.parts);
         let Some(class) = self.class(self.len_on(card)) else { return !can_serve };
         let mut ready = self.classes[class as usize].ready.iter();
         let oldest = ready.find(|block| self.obstacle(*block).is_none());
@@ -355,7 +355,7 @@ impl StitchingPool {
         self.counts.searched += 1;
         let id = self.card_id(block);
         let card = self.cards.get(id);
-        assert!(self.granules.try_occupy(&card.cells), "no granule serves two allocations");
+        assert!(self.busy.try_occupy(&card.parts), "no byte serves two allocations");
         self.tape.record(id, card.mark, card.granules);
         let address = self.sites.get_mut(card.site).serve(id, bytes);
         StitchAllocation { address, len: self.len_on(card) }
@@ -398,7 +398,7 @@ impl StitchingPool {
         let card = self.cards.get_mut(id);
         card.idle_since = self.moment;
         self.tape.retire(card.mark);
-        let is_awaited = self.granules.vacate(&card.cells);
+        let is_awaited = self.busy.vacate(&card.parts);
         if !self.streams.is_only(stream) {
             self.note_user(id, stream);
         }
@@ -452,7 +452,7 @@ impl StitchingPool {
         let (span, slots) = (mapping.span(), mapping.slot_count() as u32);
         self.held += span.len();
         self.note_stream(stream);
-        let range = self.ranges.insert(Range { mapping, first: None, first_granule: self.granules.insert(slots) });
+        let range = self.ranges.insert(Range { mapping, first: None });
         let birth = self.next_birth();
         let block = PBlock {
             range,

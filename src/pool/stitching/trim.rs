@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::blocks::{BlockId, PBlockId};
+use super::busy::Busy;
 use super::cards::Cards;
-use super::granules::Granules;
 use super::sites::Sites;
 use super::tape::Tape;
 use super::{StitchCounts, StitchingPool};
@@ -49,7 +49,7 @@ impl StitchingPool {
     pub fn take_all(&mut self) -> Vec<Arc<Chunk>> {
         let mut chunks = self.orphans();
         (self.tape, self.counts) = (Tape::default(), StitchCounts::default());
-        (self.cards, self.sites, self.granules) = (Cards::default(), Sites::default(), Granules::new());
+        (self.cards, self.sites, self.busy) = (Cards::default(), Sites::default(), Busy::new());
         self.classes.clear();
         self.class_of.clear();
         self.class_index.clear();
@@ -81,8 +81,7 @@ impl StitchingPool {
             self.pblock_mut(after).before = block.before;
         }
         if self.ranges[range].first.is_none() {
-            let gone = self.ranges.remove(range);
-            self.granules.remove(gone.first_granule, gone.mapping.slot_count() as u32);
+            self.ranges.remove(range);
         }
         self.held -= block.len;
         Ok(chunks)
