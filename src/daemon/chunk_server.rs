@@ -108,15 +108,21 @@ impl Connection {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let sending = async {
             loop {
-                let mut ready = self.0.writable().await.map_err(|_| ChannelError::Closed)?;
                 match self.channel().send(&frame, &fds) {
-                    Err(ChannelError::WouldBlock) => ready.clear_ready(),
+                    Err(ChannelError::WouldBlock) => self.has_room().await.map_err(|_| ChannelError::Closed)?,
                     outcome => return outcome,
                 }
             }
         };
         // A peer that does not read does not keep a task, nor descriptors in flight.
         tokio::time::timeout(PATIENCE, sending).await.unwrap_or(Err(ChannelError::TimedOut))
+    }
+
+    /// Waits until something can be sent again. Only then is that watched: each message that the client reads would wake this thread otherwise, to hear that
+    /// there is room.
+    async fn has_room(&self) -> std::io::Result<()> {
+        let socket = watch(self.0.get_ref().try_clone()?, Interest::WRITABLE)?;
+        socket.writable().await.map(|_| ())
     }
 
     async fn refuse(&self, request: u64, kind: ErrorKind, message: String) -> Result<(), ChannelError> {
@@ -127,7 +133,7 @@ impl Connection {
 
 async fn serve(daemon: Arc<Daemon>, socket: OwnedFd) {
     let peer = Peer::of(socket.as_fd());
-    let connection = match watch(socket, Interest::READABLE | Interest::WRITABLE) {
+    let connection = match watch(socket, Interest::READABLE) {
         Ok(socket) => Connection(socket),
         Err(error) => return tracing::warn!(%error, "a connection cannot be served"),
     };

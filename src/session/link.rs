@@ -25,8 +25,8 @@ pub(super) type Leased = (ChunkId, Bytes, OwnedFd);
 #[derive(Debug)]
 pub(super) struct Link {
     channel: FdChannel,
-    /// Held while an answer is awaited.
-    receiving: Mutex<()>,
+    /// How long the socket waits for an answer now. Held while one is awaited.
+    receiving: Mutex<Duration>,
     next_request: AtomicU64,
     patience: Duration,
 }
@@ -36,7 +36,7 @@ impl Link {
     pub(super) fn open(socket: &Path, ticket: Token, patience: Duration) -> Result<(Link, OwnedFd), SessionError> {
         let channel = FdChannel::connect(socket, patience)?;
         let hello = v1::Hello { protocol: PROTOCOL, ticket: ticket.to_vec() };
-        let link = Link { channel, receiving: Mutex::new(()), next_request: AtomicU64::new(1), patience };
+        let link = Link { channel, receiving: Mutex::new(patience), next_request: AtomicU64::new(1), patience };
         link.send(client_frame::What::Hello(hello))?;
         let (what, mut fds) = link.receive()?;
         match (what, fds.pop(), fds.is_empty()) {
@@ -59,10 +59,13 @@ impl Link {
 
     /// Leases chunks: all that is wanted, or none and why.
     pub(super) fn acquire(&self, wanted: WantedChunks) -> Result<Vec<Leased>, SessionError> {
-        let _receiving = self.receiving.lock().expect("nothing panics while it holds this lock");
+        let mut receiving = self.receiving.lock().expect("nothing panics while it holds this lock");
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
-        let wait = Duration::from_millis(wanted.wait_ms);
-        self.channel.set_patience(self.patience + wait)?;
+        let patience = self.patience + Duration::from_millis(wanted.wait_ms);
+        if *receiving != patience {
+            self.channel.set_patience(patience)?;
+            *receiving = patience;
+        }
         self.send(client_frame::What::Acquire(v1::Acquire { request, want: Some(wanted.into()) }))?;
         let mut leased = Vec::new();
         let outcome = self.receive_lease(request, &mut leased);

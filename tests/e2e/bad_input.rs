@@ -87,6 +87,31 @@ fn a_secret_or_ticket_of_somebody_else_is_no_good() {
 }
 
 #[test]
+fn a_client_that_reads_late_gets_every_answer() {
+    const RELEASES: u64 = 2000;
+    let daemon = TestDaemon::start(64);
+    let grpc = Grpc::connect(&daemon);
+    let (session, channel) = raw::link(&daemon, &grpc, "late");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // More than a socket buffer of answers: the daemon waits for room, and so does this side then.
+            for request in 1..=RELEASES {
+                raw::send(&channel, client_frame::What::Release(v1::Release { request, chunk_ids: vec![77] }));
+            }
+        });
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        assert_eq!(daemon.session("another").devices().len(), 1, "others are served meanwhile");
+        for request in 1..=RELEASES {
+            match raw::receive(&channel).0 {
+                daemon_frame::What::Refused(refused) => assert_eq!(refused.request, request),
+                other => panic!("not refused: {other:?}"),
+            }
+        }
+    });
+    assert_eq!(raw::acquire(&channel, RELEASES + 1, raw::want(&session, 2)).unwrap().len(), 1);
+}
+
+#[test]
 fn packets_that_break_the_protocol_end_the_connection_and_cost_nothing() {
     let mut daemon = TestDaemon::start(64);
     daemon.expect_complaint("broke the protocol");
