@@ -31,6 +31,15 @@ impl ErrorKind {
     }
 }
 
+/// The first cause: what went wrong, without who was doing what.
+pub fn root<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    let mut error = error;
+    while let Some(next) = error.source() {
+        error = next;
+    }
+    error
+}
+
 /// `error` and all its causes in one line, outermost first: "cannot do this: because of that: no such file".
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();

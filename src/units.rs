@@ -150,7 +150,8 @@ impl std::str::FromStr for Bytes {
     type Err = ParseBytesError;
 
     fn from_str(text: &str) -> Result<Bytes, ParseBytesError> {
-        let error = || ParseBytesError { text: text.to_owned() };
+        let error = || ParseBytesError::NotASize(text.to_owned());
+        let too_large = || ParseBytesError::TooLarge(text.to_owned());
         let trimmed = text.trim();
         let digits = trimmed.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
         let shift = match trimmed[digits.len()..].trim().to_ascii_lowercase().as_str() {
@@ -162,11 +163,14 @@ impl std::str::FromStr for Bytes {
             _ => return Err(error()),
         };
         if let Ok(whole) = digits.parse::<u64>() {
-            return Bytes(whole).checked_mul(1 << shift).ok_or_else(error);
+            return Bytes(whole).checked_mul(1 << shift).ok_or_else(too_large);
         }
         let fraction: f64 = digits.parse().map_err(|_| error())?;
         let bytes = fraction * (1u64 << shift) as f64;
-        if !(0.0..9e18).contains(&bytes) {
+        if bytes >= 9e18 {
+            return Err(too_large());
+        }
+        if bytes.is_nan() || bytes < 0.0 {
             return Err(error());
         }
         Ok(Bytes(bytes as u64))
@@ -175,9 +179,13 @@ impl std::str::FromStr for Bytes {
 
 /// A size that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is not a size; write bytes or a number with KiB, MiB, GiB or TiB, such as 80GiB")]
-pub struct ParseBytesError {
-    text: String,
+pub enum ParseBytesError {
+    /// It is no number with a unit.
+    #[error("'{0}' is not a size; write bytes or a number with KiB, MiB, GiB or TiB, such as 80GiB")]
+    NotASize(String),
+    /// It is more than 2⁶³ bytes.
+    #[error("'{0}' is more than there can be")]
+    TooLarge(String),
 }
 
 /// A place in some address space, measured in bytes from its origin.

@@ -23,6 +23,8 @@ use crate::wire::peer::Peer;
 
 /// The name of the chunk socket in a runtime directory.
 pub(super) const CHUNK_SOCKET_NAME: &str = "chunks.sock";
+/// unix(7): `sun_path` less the zero at its end.
+const SOCKET_PATH_LEN_MAX: usize = 107;
 const LOCK_NAME: &str = "stitchd.lock";
 
 /// Why the daemon cannot listen.
@@ -45,6 +47,12 @@ pub enum ListenError {
         /// Which, as it has written itself.
         pid: String,
     },
+    /// The directory's name leaves no room for the sockets'.
+    #[error("{path} is longer than a socket's path may be, {max} bytes; choose a shorter --runtime-dir", max = SOCKET_PATH_LEN_MAX)]
+    TooLong {
+        /// The socket.
+        path: PathBuf,
+    },
     /// A socket cannot be made.
     #[error("cannot listen on {what}")]
     Socket {
@@ -61,7 +69,7 @@ impl ListenError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             ListenError::SecondDaemon { .. } => ErrorKind::Conflict,
-            ListenError::Directory { .. } | ListenError::Socket { .. } => ErrorKind::Invalid,
+            ListenError::Directory { .. } | ListenError::TooLong { .. } | ListenError::Socket { .. } => ErrorKind::Invalid,
         }
     }
 }
@@ -94,6 +102,12 @@ impl Drop for RuntimeLock {
 impl Listeners {
     /// Takes the runtime directory and opens what the configuration asks for. Must be called inside a tokio runtime.
     pub async fn open(config: &Config) -> Result<Listeners, ListenError> {
+        for name in [SOCKET_NAME, CHUNK_SOCKET_NAME] {
+            let path = config.runtime_dir.join(name);
+            if path.as_os_str().len() > SOCKET_PATH_LEN_MAX {
+                return Err(ListenError::TooLong { path });
+            }
+        }
         let mut lock = RuntimeLock::take(&config.runtime_dir)?;
         let grpc_path = lock.socket_path(&config.runtime_dir, SOCKET_NAME)?;
         let grpc = UnixListener::bind(&grpc_path).map_err(socket(&grpc_path))?;

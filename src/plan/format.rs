@@ -29,7 +29,7 @@ const CHECKSUM_LEN: usize = 4;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FormatError {
     /// It does not begin as a plan does.
-    #[error("this is not a plan file")]
+    #[error("this is not a plan file, as `stitchd plan` writes them")]
     NotAPlan,
     /// Another version wrote it.
     #[error(

@@ -14,7 +14,7 @@ use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::{RemoteDevice, SessionConfig, SessionError};
-use crate::error::chain;
+use crate::error::root;
 use crate::ids::{PlanId, SessionId};
 use crate::ladder::Ladder;
 use crate::limits;
@@ -233,7 +233,7 @@ pub async fn dial(socket: &Path) -> Result<Channel, SessionError> {
     });
     // The host is not used: the connector knows the socket. It must be one that every server accepts.
     let endpoint = Endpoint::from_static("http://localhost");
-    endpoint.connect_with_connector(connector).await.map_err(|error| no_daemon(socket, &chain(&error)))
+    endpoint.connect_with_connector(connector).await.map_err(|error| no_daemon(socket, &root(&error).to_string()))
 }
 
 fn opened(reply: v1::OpenReply) -> Result<Opened, SessionError> {

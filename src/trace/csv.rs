@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::{Context, Event, EventKind, Phase, Trace};
 use crate::error::ErrorKind;
@@ -16,14 +16,8 @@ use crate::units::{Bytes, Tick};
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file cannot be opened.
-    #[error("cannot open {path}")]
-    Open {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error("cannot open it")]
+    Open(#[source] std::io::Error),
     /// The file ends early or its compression is broken.
     #[error("cannot read line {line}")]
     Read {
@@ -89,7 +83,7 @@ impl TraceError {
     /// What a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            TraceError::Open { .. } => ErrorKind::NotFound,
+            TraceError::Open(_) => ErrorKind::NotFound,
             _ => ErrorKind::Invalid,
         }
     }
@@ -97,10 +91,9 @@ impl TraceError {
 
 /// Reads the trace in a file.
 pub fn read_file(path: &Path) -> Result<Trace, TraceError> {
-    let open = |source| TraceError::Open { path: path.to_owned(), source };
-    let file = std::fs::File::open(path).map_err(open)?;
-    if file.metadata().map_err(open)?.is_dir() {
-        return Err(open(std::io::Error::from(std::io::ErrorKind::IsADirectory)));
+    let file = std::fs::File::open(path).map_err(TraceError::Open)?;
+    if file.metadata().map_err(TraceError::Open)?.is_dir() {
+        return Err(TraceError::Open(std::io::ErrorKind::IsADirectory.into()));
     }
     read(file)
 }

@@ -12,13 +12,13 @@ fn exit_codes_and_errors_say_what_happened() {
     std::fs::write(path("good.csv"), "tick,event,id,bytes\n1,alloc,1,100\n2,free,1,\n").unwrap();
     let nowhere = path("none.sock");
     let cases: [(&[&str], i32, &str); 14] = [
-        (&["status", "--socket", &nowhere], 3, "start one with `stitchd serve`"),
+        (&["status", "--socket", &nowhere], 3, "none.sock: No such file or directory (os error 2); start one with `stitchd serve`"),
         (&["sessions", "--socket", &nowhere], 3, "no stitchd daemon answers"),
         (&["health", "--socket", &nowhere], 3, "no stitchd daemon answers"),
         (&["plans", "--socket", &nowhere], 3, "no stitchd daemon answers"),
         (&["plan", &path("broken.csv")], 2, "line 3, column 'id': 7 was never allocated"),
         (&["plan", &path("header.csv")], 2, "there is no column 'tick'"),
-        (&["plan", &path("missing.csv")], 2, "cannot open"),
+        (&["plan", &path("missing.csv")], 2, "missing.csv: cannot open it: No such file"),
         (&["plan", dir.path().to_str().unwrap()], 2, "cannot open"),
         (&["plan", &path("good.csv"), "--from-iteration", "9"], 2, "there is no iteration 9; the trace has 1"),
         (&["plan", &path("good.csv"), "--solver", "magic"], 2, "there are first-fit/"),

@@ -41,11 +41,14 @@ fn directories_that_cannot_be_used_and_flags_that_make_no_sense_are_named() {
     let in_a_file = file.path().join("x");
     let dir = tempfile::tempdir().unwrap();
     let fine = dir.path().to_str().unwrap();
-    let cases: [(&[&str], &str); 9] = [
+    let too_long = dir.path().join("x".repeat(120)).to_str().unwrap().to_owned();
+    let cases: [(&[&str], &str); 11] = [
         (&["--runtime-dir", in_a_file.to_str().unwrap()], "choose another with --runtime-dir"),
+        (&["--runtime-dir", &too_long], "is longer than a socket's path may be, 107 bytes"),
         (&["--runtime-dir", "/proc/none"], "choose another with --runtime-dir"),
         (&["--runtime-dir", fine, "--driver", "cudda"], "there is no driver 'cudda'"),
         (&["--runtime-dir", fine, "--device", "0=banana"], "'banana' is not a size"),
+        (&["--runtime-dir", fine, "--device", "0=99999999TiB"], "is more than there can be"),
         (&["--runtime-dir", fine, "--device", "zero"], "is not ORDINAL"),
         (&["--runtime-dir", fine, "--device", "0", "--device", "0"], "device 0 is there twice"),
         (&["--runtime-dir", fine, "--http", "here"], "is not an address with a port"),
