@@ -230,7 +230,7 @@ pub enum Refusal {
     /// Not enough is left now, and the request was not to wait, or has waited as long as it was to.
     #[error(
         "{requested} asked for on {device}, {available} of {budget} available after {waited_ms} ms, {ahead} requests ahead; held by {}",
-        list(holders)
+        list(holders, *reserved)
     )]
     Exhausted {
         /// Where.
@@ -243,13 +243,15 @@ pub enum Refusal {
         budget: Bytes,
         /// Who has the rest: the largest first.
         holders: Vec<Holding>,
+        /// What is kept for the jobs of plans.
+        reserved: Bytes,
         /// How long the request has waited.
         waited_ms: u64,
         /// Requests that were to be served first.
         ahead: usize,
     },
     /// Everybody who holds memory waits for more of it, so nobody will release any; this request came last.
-    #[error("every session that holds memory on {device} waits for more: {}", list(cycle))]
+    #[error("every session that holds memory on {device} waits for more: {}", list(cycle, Bytes::ZERO))]
     Deadlock {
         /// Where.
         device: DeviceId,
@@ -267,11 +269,11 @@ pub enum Refusal {
     Cancelled,
 }
 
-fn list(holders: &[Holding]) -> String {
-    if holders.is_empty() {
-        return "nobody".into();
-    }
-    holders.iter().map(|holding| format!("{} ({})", holding.session, holding.held)).collect::<Vec<_>>().join(", ")
+fn list(holders: &[Holding], reserved: Bytes) -> String {
+    let sessions = holders.iter().map(|holding| format!("{} ({})", holding.session, holding.held));
+    let plans = (!reserved.is_zero()).then(|| format!("plans whose jobs are to come ({reserved})"));
+    let all: Vec<_> = sessions.chain(plans).collect();
+    if all.is_empty() { "nobody".into() } else { all.join(", ") }
 }
 
 impl Refusal {

@@ -424,6 +424,7 @@ impl Ledger {
             available: view.available(),
             budget: view.budget,
             holders: self.holders(waiting.device),
+            reserved: view.bytes.reserved,
             waited_ms: self.now_ms - waiting.asked_ms,
             ahead: self.devices[&waiting.device].waiting().iter().take_while(|key| key.request != request).count(),
         }
