@@ -144,6 +144,9 @@ impl fmt::Debug for Bytes {
     }
 }
 
+/// The largest size that is read: no device comes near it, and sums of two still fit.
+const LARGEST_READ: u64 = 1 << 62;
+
 /// A size that a person wrote: a plain number of bytes, or a number with `KiB`, `MiB`, `GiB`, `TiB` (`K`, `M`, `G`,
 /// `T` for short).
 impl std::str::FromStr for Bytes {
@@ -163,15 +166,16 @@ impl std::str::FromStr for Bytes {
             _ => return Err(error()),
         };
         if let Ok(whole) = digits.parse::<u64>() {
-            return Bytes(whole).checked_mul(1 << shift).ok_or_else(too_large);
+            let bytes = Bytes(whole).checked_mul(1 << shift);
+            return bytes.filter(|bytes| bytes.0 <= LARGEST_READ).ok_or_else(too_large);
         }
         let fraction: f64 = digits.parse().map_err(|_| error())?;
         let bytes = fraction * (1u64 << shift) as f64;
-        if bytes >= 9e18 {
-            return Err(too_large());
-        }
-        if bytes.is_nan() || bytes < 0.0 {
+        if bytes < 0.0 {
             return Err(error());
+        }
+        if bytes > LARGEST_READ as f64 {
+            return Err(too_large());
         }
         Ok(Bytes(bytes as u64))
     }
@@ -183,7 +187,7 @@ pub enum ParseBytesError {
     /// It is no number with a unit.
     #[error("'{0}' is not a size; write bytes or a number with KiB, MiB, GiB or TiB, such as 80GiB")]
     NotASize(String),
-    /// It is more than 2⁶³ bytes.
+    /// It is more than 2⁶² bytes, 4 EiB.
     #[error("'{0}' is more than there can be")]
     TooLarge(String),
 }

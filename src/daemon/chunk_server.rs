@@ -109,7 +109,7 @@ impl Connection {
         let sending = async {
             loop {
                 match self.channel().send(&frame, &fds) {
-                    Err(ChannelError::WouldBlock) => self.has_room().await.map_err(|_| ChannelError::Closed)?,
+                    Err(ChannelError::WouldBlock) => self.has_room().await,
                     outcome => return outcome,
                 }
             }
@@ -120,9 +120,14 @@ impl Connection {
 
     /// Waits until something can be sent again. Only then is that watched: each message that the client reads would wake this thread otherwise, to hear that
     /// there is room.
-    async fn has_room(&self) -> std::io::Result<()> {
-        let socket = watch(self.0.get_ref().try_clone()?, Interest::WRITABLE)?;
-        socket.writable().await.map(|_| ())
+    async fn has_room(&self) {
+        const PAUSE: Duration = Duration::from_millis(50);
+        let socket = self.0.get_ref().try_clone().and_then(|socket| watch(socket, Interest::WRITABLE));
+        match &socket {
+            Ok(socket) => drop(socket.writable().await),
+            // Descriptors are short: it is tried again, as long as it may take.
+            Err(_) => tokio::time::sleep(PAUSE).await,
+        }
     }
 
     async fn refuse(&self, request: u64, kind: ErrorKind, message: String) -> Result<(), ChannelError> {

@@ -69,7 +69,9 @@ impl ListenError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             ListenError::SecondDaemon { .. } => ErrorKind::Conflict,
-            ListenError::Directory { .. } | ListenError::TooLong { .. } | ListenError::Socket { .. } => ErrorKind::Invalid,
+            ListenError::Directory { .. } | ListenError::TooLong { .. } | ListenError::Socket { .. } => {
+                ErrorKind::Invalid
+            }
         }
     }
 }

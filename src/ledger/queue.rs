@@ -417,14 +417,20 @@ impl Ledger {
 
     fn exhausted(&self, request: RequestId) -> Refusal {
         let waiting = &self.requests[&request];
-        let view = self.devices[&waiting.device].view(waiting.device);
+        let account = &self.devices[&waiting.device];
+        let view = account.view(waiting.device);
         Refusal::Exhausted {
             device: waiting.device,
             requested: waiting.bytes,
             available: view.available(),
             budget: view.budget,
             holders: self.holders(waiting.device),
-            reserved: view.bytes.reserved,
+            reserved: {
+                let own: u64 = waiting
+                    .plan
+                    .map_or(0, |plan| account.reserved_of(plan).iter().map(|chunk| self.chunks[chunk].len.get()).sum());
+                view.bytes.reserved - Bytes::new(own)
+            },
             waited_ms: self.now_ms - waiting.asked_ms,
             ahead: self.devices[&waiting.device].waiting().iter().take_while(|key| key.request != request).count(),
         }

@@ -9,7 +9,6 @@
 //! Invariant of every pool, and of all together: two live allocations never share a byte.
 
 mod address_map;
-mod bits;
 pub mod planned;
 pub mod small;
 pub mod stitching;

@@ -65,7 +65,9 @@ impl SessionConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// Nobody answers at the socket.
-    #[error("no stitchd daemon answers at {socket}: {reason}; start one with `stitchd serve`, or say where it is with STITCHD_SOCKET or STITCHD_RUNTIME_DIR")]
+    #[error(
+        "no stitchd daemon answers at {socket}: {reason}; start one with `stitchd serve`, or say where it is with STITCHD_SOCKET or STITCHD_RUNTIME_DIR"
+    )]
     NoDaemon {
         /// Where.
         socket: PathBuf,

@@ -12,7 +12,11 @@ fn exit_codes_and_errors_say_what_happened() {
     std::fs::write(path("good.csv"), "tick,event,id,bytes\n1,alloc,1,100\n2,free,1,\n").unwrap();
     let nowhere = path("none.sock");
     let cases: [(&[&str], i32, &str); 14] = [
-        (&["status", "--socket", &nowhere], 3, "none.sock: No such file or directory (os error 2); start one with `stitchd serve`"),
+        (
+            &["status", "--socket", &nowhere],
+            3,
+            "none.sock: No such file or directory (os error 2); start one with `stitchd serve`",
+        ),
         (&["sessions", "--socket", &nowhere], 3, "no stitchd daemon answers"),
         (&["health", "--socket", &nowhere], 3, "no stitchd daemon answers"),
         (&["plans", "--socket", &nowhere], 3, "no stitchd daemon answers"),

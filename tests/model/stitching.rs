@@ -10,7 +10,7 @@ use stitchd::driver::sim::{SimDriver, SimOptions};
 use stitchd::driver::{Call, Driver, Handle};
 use stitchd::ids::{ChunkId, DeviceId, StreamId};
 use stitchd::memory::{Chunk, Device};
-use stitchd::pool::stitching::{Effort, StitchAllocation, StitchConfig, Stitched, StitchingPool};
+use stitchd::pool::stitching::{Effort, StitchAllocation, StitchConfig, StitchCounts, Stitched, StitchingPool};
 use stitchd::rng::Rng;
 use stitchd::units::{Bytes, DeviceAddress};
 
@@ -375,7 +375,8 @@ fn lend_or_take_back(bench: &mut Bench, rng: &mut Rng) {
     }
 }
 
-fn run(setup: Setup, seed: u64, steps: u64) {
+/// Says how the requests were served.
+fn run(setup: Setup, seed: u64, steps: u64) -> StitchCounts {
     let mut trail = Trail::new(setup, seed);
     let mut rng = Rng::new(seed);
     let mut bench = Bench::new(setup);
@@ -402,6 +403,7 @@ fn run(setup: Setup, seed: u64, steps: u64) {
     let all = [counts.exact, counts.split, counts.joined, counts.grown];
     assert!(all.iter().all(|count| *count > steps / 10_000), "some way was hardly gone: {counts:?}");
     bench.end();
+    counts
 }
 
 #[test]
@@ -415,6 +417,24 @@ fn no_two_live_allocations_share_an_address_or_a_chunk() {
 fn the_default_configuration_shares_nothing_either() {
     for seed in SEEDS {
         run(Setup { config: StitchConfig::default(), chunks_max: 40, ..SETUP }, seed, 100_000);
+    }
+}
+
+#[test]
+fn a_pool_of_many_blocks_shares_nothing_either() {
+    for seed in SEEDS {
+        for alias in [true, false] {
+            run(Setup { alias, chunks_max: 420, ..SETUP }, seed, 10_000);
+        }
+    }
+}
+
+/// Where the driver puts reservations is its own choice: what is served by what does not hang on it.
+#[test]
+fn a_seed_is_the_same_job_on_any_driver() {
+    for alias in [true, false] {
+        let [host, sim] = [true, false].map(|is_host| run(Setup { is_host, alias, ..SETUP }, 5, 5_000));
+        assert_eq!(host, sim);
     }
 }
 

@@ -17,15 +17,16 @@
 //! asked for, the orderly ones that overlap it become tenants first. That is the whole argument why two live allocations never overlap,
 //! whatever the plan says and however late a free comes; [`PlannedPool::invariants`] checks it.
 
+mod bits;
 mod matcher;
 mod tenants;
 
 use std::collections::HashMap;
 
+use self::bits::Bits;
 use self::matcher::Matcher;
 use self::tenants::Tenants;
 use super::Request;
-use super::bits::Bits;
 use crate::ids::StreamId;
 use crate::limits;
 use crate::plan::{Plan, ReuseOrder};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::pool::bits::Bits;
+use super::bits::Bits;
 use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 
 /// Bytes in one cell.

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::blocks::{BlockId, PBlockId, Place, Seat};
 use super::cards::CardId;
+use super::tape::State;
 use super::{StitchingPool, tape};
 use crate::units::{Bytes, Span};
 
@@ -178,6 +179,11 @@ impl StitchingPool {
         if !serving.iter().all(|part| self.is_busy(*part)) || busy != serving.len() {
             return Err(format!("{} PBlocks serve, {busy} are busy", serving.len()));
         }
-        Ok(())
+        let mut state = State::default();
+        self.sites.live().for_each(|(_, card)| state.toggle(self.cards.get(card).mark));
+        if state != self.tape.state() {
+            return Err(format!("the tape says {:?}, and {state:?} serve", self.tape.state()));
+        }
+        self.busy.invariants()
     }
 }

@@ -200,6 +200,25 @@ impl Busy {
         self.waiting.iter().enumerate().flat_map(|(part, blocks)| blocks.iter().map(move |block| (part, *block)))
     }
 
+    /// What is wrong with the words, for the audit: who waits must be woken, and nobody has the word that is nobody's.
+    pub(super) fn invariants(&self) -> Result<(), String> {
+        let nobodys = self.words[NOBODYS as usize];
+        if nobodys.busy | nobodys.watched != 0 {
+            return Err(format!("somebody has the word that is nobody's: {nobodys:?}"));
+        }
+        let watched: u32 = self.words.iter().map(|word| word.watched.count_ones()).sum();
+        let awaited = self.waiting.iter().filter(|blocks| !blocks.is_empty()).count();
+        let is_watched = |part: PBlockId| {
+            let cell = Cell::of(part);
+            self.words[cell.word as usize].watched & cell.bits != 0
+        };
+        match self.waiting().find(|(part, _)| !is_watched(*part)) {
+            Some((part, block)) => Err(format!("{block:?} waits for part {part} and would not be woken")),
+            None if watched as usize != awaited => Err(format!("{watched} parts are watched, {awaited} awaited")),
+            None => Ok(()),
+        }
+    }
+
     /// How many serve somebody.
     pub(super) fn count(&self) -> usize {
         self.words.iter().map(|word| word.busy.count_ones() as usize).sum()
@@ -253,6 +272,17 @@ mod tests {
             busy.vacate(&one);
         }
         assert!(busy.try_occupy(&all));
+    }
+
+    #[test]
+    fn whoever_waits_is_woken_by_whatever_word_its_part_is_in() {
+        for part in [0, 70, 130, 199] {
+            let (mut busy, all) = (busy_of(200), set(0..200));
+            assert!(busy.try_occupy(&all));
+            busy.wait(part, BlockId::S(1));
+            assert!(busy.vacate(&all));
+            assert_eq!(busy.woken(&all), [BlockId::S(1)]);
+        }
     }
 
     #[test]

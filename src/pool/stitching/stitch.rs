@@ -42,7 +42,7 @@ impl StitchingPool {
         if len < limit {
             return Ok(Stitched::Lacks(len));
         }
-        let (mut parts, sum) = self.largest_idle(len, limit, stream);
+        let (parts, sum) = self.largest_idle(len, limit, stream);
         if sum < len {
             // What is brought must be large enough to be stitched itself.
             return Ok(Stitched::Lacks((len - sum).max(limit).min(len)));
@@ -57,8 +57,6 @@ impl StitchingPool {
             // Making room forgets SBlocks only; the parts are as they were.
             self.alias(&parts, len)?
         } else {
-            // Neighbours stay neighbours. Not by address: what the pool does must not hang on where the driver puts ranges.
-            parts.sort_unstable_by_key(|part| (self.pblock(*part).range, self.pblock(*part).slots.start));
             self.move_together(&parts, stream)?
         };
         self.counts.stitched += 1;

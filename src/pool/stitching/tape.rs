@@ -86,6 +86,11 @@ impl Tape {
         self.head
     }
 
+    /// Which blocks are live.
+    pub(super) fn state(&self) -> State {
+        self.state
+    }
+
     /// Who serves next, if the job is where it seems to be.
     #[inline]
     pub(super) fn expected(&self) -> Option<CardId> {
@@ -117,7 +122,8 @@ impl Tape {
 
     /// State and size as one number.
     fn place(&self, granules: u32) -> u64 {
-        self.state.0 ^ mix(u64::from(granules))
+        // From other numbers than marks are: or {3} that asks for 5 would be {5} that asks for 3.
+        self.state.0 ^ mix(!u64::from(granules))
     }
 
     /// The block of this card serves so many granules, and was searched for.
@@ -202,6 +208,18 @@ mod tests {
             tape.record(0, mark(birth), 1);
         }
         assert!(tape.found.len() <= STEPS);
+    }
+
+    #[test]
+    fn who_is_live_and_what_is_asked_for_are_not_mistaken_for_each_other() {
+        let mut places = std::collections::HashSet::new();
+        let mut tape = Tape::default();
+        for birth in 1..=64 {
+            tape.state.toggle(mark(birth));
+            places.extend((1..=64).map(|granules| tape.place(granules)));
+            tape.state.toggle(mark(birth));
+        }
+        assert_eq!(places.len(), 64 * 64);
     }
 
     #[test]
