@@ -1,10 +1,12 @@
 //! Memory changes hands: leases, releases, limits, waiting, recycling.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use stitchd::error::ErrorKind;
 use stitchd::pool::Request;
 use stitchd::runtime::{AllocError, RuntimeConfig};
+use stitchd::session::{Session, SessionConfig};
 use stitchd::units::Bytes;
 use stitchd::wire::v1::{self, client_frame, daemon_frame};
 
@@ -145,10 +147,14 @@ fn a_request_waits_for_what_another_gives_back() {
     let first = daemon.runtime("first");
     let held = first.alloc(&Request::of(Bytes::mib(60))).unwrap();
     let patient = RuntimeConfig { wait: PATIENCE, ..RuntimeConfig::default() };
-    let second = daemon.session("second").runtime(0, patient).unwrap();
+    // How long the daemon may take for an answer is one thing, how long one waits for memory another.
+    let patience = Duration::from_millis(500);
+    let second = SessionConfig { patience, ..SessionConfig::new(daemon.socket(), "second") };
+    let second = Session::connect(&second).unwrap().runtime(0, patient).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| second.alloc(&Request::of(Bytes::mib(32))).unwrap());
         eventually("the request waits", || (daemon.status()["waiting_requests"] == 1).then_some(()));
+        std::thread::sleep(patience + patience);
         assert!(!waiting.is_finished());
         first.free(held, stitchd::ids::StreamId::DEFAULT).unwrap();
         assert_eq!(first.trim(Bytes::MAX), Bytes::mib(60));
@@ -162,7 +168,7 @@ fn a_request_that_waits_too_long_is_told_who_has_the_memory() {
     let daemon = TestDaemon::start(64);
     let first = daemon.runtime("hoarder");
     first.alloc(&Request::of(Bytes::mib(60))).unwrap();
-    let patient = RuntimeConfig { wait: std::time::Duration::from_millis(200), ..RuntimeConfig::default() };
+    let patient = RuntimeConfig { wait: Duration::from_millis(200), ..RuntimeConfig::default() };
     let second = daemon.session("second").runtime(0, patient).unwrap();
     let text = stitchd::error::chain(&second.alloc(&Request::of(Bytes::mib(32))).unwrap_err());
     assert!(text.contains("'hoarder'") && text.contains("after 2"), "{text}");
