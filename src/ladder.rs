@@ -45,7 +45,9 @@ pub enum LadderError {
     #[error("a chunk ladder needs at least one size")]
     Empty,
     /// A step is not a power of two above the one below it (or at least the smallest chunk).
-    #[error("chunk size {step} is not a power of two of at least {below}, or is there twice")]
+    #[error(
+        "chunk size {step} is not a power of two of at least {below}, or is there twice; sizes go from small to large"
+    )]
     NotAStep {
         /// The step.
         step: Bytes,

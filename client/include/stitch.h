@@ -15,7 +15,7 @@ extern "C" {
  The address is aligned to 512 bytes. Opens a session with the daemon at the first call; after that most calls take tens of nanoseconds, do not leave the
  process, and take no lock that another process can hold. May be called from any thread.
 
- Returns NULL when size is 0, and when it fails: then `stitch_last_error` says why.
+ Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why.
  */
 void *stitch_malloc(size_t size,
                     int device,

@@ -28,7 +28,7 @@ static QUIET: Once = Once::new();
 /// The address is aligned to 512 bytes. Opens a session with the daemon at the first call; after that most calls take tens of nanoseconds, do not leave the
 /// process, and take no lock that another process can hold. May be called from any thread.
 ///
-/// Returns NULL when size is 0, and when it fails: then `stitch_last_error` says why.
+/// Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why.
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
     guarded(std::ptr::null_mut(), || {

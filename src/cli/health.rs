@@ -26,7 +26,7 @@ pub(super) fn run(args: &HealthArgs) -> Outcome {
     if args.common.json {
         print_json(&json!({ "serving": is_serving }));
     } else {
-        println!("{}", if is_serving { "serving" } else { "not serving" });
+        outln!("{}", if is_serving { "serving" } else { "not serving" });
     }
     Ok(u8::from(!is_serving))
 }

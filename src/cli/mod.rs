@@ -1,6 +1,16 @@
 //! The command line: one file per subcommand. Every command prints a table or sentences for people, or with `--json` one object on standard output and
 //! nothing else there.
 
+/// Prints on standard output, as `print!` does, and lives on if nobody listens.
+macro_rules! out {
+    ($($text:tt)*) => { $crate::cli::print_out(&format_args!($($text)*)) };
+}
+
+/// The same with an end of line.
+macro_rules! outln {
+    ($($text:tt)*) => { $crate::cli::print_out(&format_args!("{}\n", format_args!($($text)*))) };
+}
+
 mod ask;
 mod demo;
 mod health;
@@ -14,6 +24,7 @@ mod table;
 mod trainer;
 
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -119,6 +130,9 @@ pub enum Failure {
         /// Why.
         source: std::io::Error,
     },
+    /// What there was to say could not be said.
+    #[error("cannot write to standard output: {0}")]
+    Output(std::io::Error),
     /// What was asked for makes no sense.
     #[error("{0}")]
     Usage(String),
@@ -137,7 +151,11 @@ impl Failure {
     /// The exit code.
     pub fn code(&self) -> u8 {
         match self {
-            Failure::Session(SessionError::NoDaemon { .. } | SessionError::DaemonGone) => Self::UNREACHABLE,
+            Failure::Session(
+                SessionError::NoDaemon { .. } | SessionError::Forbidden { .. } | SessionError::DaemonGone,
+            ) => Self::UNREACHABLE,
+            // The daemon could not do it, and that is its answer.
+            Failure::Session(SessionError::Refused { kind: ErrorKind::Broken, .. }) => Self::NO,
             Failure::Session(error) => code_of(error.kind()),
             Failure::Daemon(error) => code_of(error.kind()),
             Failure::Config(_)
@@ -146,7 +164,7 @@ impl Failure {
             | Failure::PlanFile { .. }
             | Failure::File { .. }
             | Failure::Usage(_) => Self::USAGE,
-            Failure::Other(_) => Self::NO,
+            Failure::Other(_) | Failure::Output(_) => Self::NO,
         }
     }
 }
@@ -167,7 +185,17 @@ const DONE: Outcome = Ok(0);
 impl Cli {
     /// Does it. The answer is an exit code.
     pub fn run(self) -> Outcome {
-        match self.command {
+        let code = self.command.run()?;
+        match OUTPUT.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(error) => Err(Failure::Output(error)),
+            None => Ok(code),
+        }
+    }
+}
+
+impl Command {
+    fn run(self) -> Outcome {
+        match self {
             Command::Demo(args) => demo::run(&args),
             Command::Serve(args) => serve::run(&args),
             Command::Plan(args) => plan::run(&args),
@@ -183,14 +211,22 @@ impl Cli {
 
 /// Prints one JSON object on standard output.
 fn print_json(value: &serde_json::Value) {
-    print_long(&format_args!("{value}\n"));
+    outln!("{value}");
 }
 
-/// Prints what may be long. Whoever reads it may have seen enough before its end (`| head`), and that is no error.
-fn print_long(text: &impl std::fmt::Display) {
+/// Why standard output could not be written to, if it could not.
+static OUTPUT: Mutex<Option<std::io::Error>> = Mutex::new(None);
+
+/// Prints on standard output. Whoever reads it may have seen enough before its end (`| head`), and that is no error; what else goes wrong is told at the end.
+fn print_out(text: &impl std::fmt::Display) {
     use std::io::Write as _;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    let _ = write!(out, "{text}").and_then(|()| out.flush());
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            *OUTPUT.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        }
+        _ => {}
+    }
 }
 
 fn file_error(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Failure {

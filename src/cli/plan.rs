@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::table::Table;
-use super::{DONE, Failure, Outcome, file_error, print_json, print_long, read_plan, read_trace};
+use super::{DONE, Failure, Outcome, file_error, print_json, print_out, read_plan, read_trace};
 use crate::clock::{Clock as _, SystemClock};
 use crate::plan::{Plan, Problem, format, lower_bound, solve, validate};
 use crate::units::Bytes;
@@ -102,23 +102,27 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         }));
         return DONE;
     }
-    println!("plan {} from iterations 0 and {iteration} of {}", plan.id().to_hex(), file.display());
-    println!(
+    let made_from = match iteration {
+        0 => "iteration 0".to_owned(),
+        _ => format!("iterations 0 and {iteration}"),
+    };
+    outln!("plan {} from {made_from} of {}", plan.id().to_hex(), file.display());
+    outln!(
         "  requests   {} planned, {} vary and are left to the pools",
         plan.entries.len(),
         plan.provenance.dynamic_requests
     );
-    println!("  pool       {} ({} bytes)", plan.pool_len, plan.pool_len.get());
-    println!(
+    outln!("  pool       {} ({} bytes)", plan.pool_len, plan.pool_len.get());
+    outln!(
         "  bound      {}, gap {:.3} %{}",
         plan.provenance.lower_bound,
         plan.gap() * 100.0,
         if is_optimal { ": optimal" } else { "" }
     );
-    println!("  solver     {} in {seconds:.2} s", plan.provenance.solver);
+    outln!("  solver     {} in {seconds:.2} s", plan.provenance.solver);
     match &args.out {
-        Some(out) => println!("  written    {}", out.display()),
-        None => println!("  not written; -o FILE writes it"),
+        Some(out) => outln!("  written    {}", out.display()),
+        None => outln!("  not written; -o FILE writes it"),
     }
     DONE
 }
@@ -126,7 +130,7 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
 fn check(plan_file: &std::path::Path, trace_file: &std::path::Path, json: bool) -> Outcome {
     // Reading validates the plan in itself; what is left is whether it is this job's.
     let wrong = match read_plan(plan_file) {
-        Err(Failure::PlanFile { source, .. }) => vec![crate::error::chain(&source)],
+        Err(error @ Failure::PlanFile { .. }) => vec![error.to_string()],
         Err(other) => return Err(other),
         Ok(plan) => {
             let problem = Problem::from_trace(&read_trace(trace_file)?, plan.provenance.iteration)?;
@@ -136,9 +140,9 @@ fn check(plan_file: &std::path::Path, trace_file: &std::path::Path, json: bool) 
     if json {
         print_json(&json!({ "valid": wrong.is_empty(), "wrong": wrong }));
     } else if wrong.is_empty() {
-        println!("the plan is right, and made for this job");
+        outln!("the plan is right, and made for this job");
     } else {
-        wrong.iter().for_each(|line| println!("{line}"));
+        wrong.iter().for_each(|line| outln!("{line}"));
     }
     Ok(u8::from(!wrong.is_empty()))
 }
@@ -204,7 +208,7 @@ fn show(file: &std::path::Path, json: bool) -> Outcome {
         }));
         return DONE;
     }
-    print_long(&format_args!(
+    print_out(&format_args!(
         "plan {}: {} requests in {}, the first {} once, the others in every iteration\n",
         plan.id().to_hex(),
         plan.entries.len(),
@@ -223,6 +227,6 @@ fn show(file: &std::path::Path, json: bool) -> Outcome {
             entry.again.map_or_else(String::new, lifetime),
         ]);
     }
-    print_long(&table);
+    print_out(&table);
     DONE
 }

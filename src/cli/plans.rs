@@ -41,7 +41,7 @@ pub(super) fn run(args: &PlansArgs) -> Outcome {
         if args.common.json {
             print_json(&json!({ "deleted": id }));
         } else {
-            println!("deleted {id}");
+            outln!("deleted {id}");
         }
         return DONE;
     }
@@ -62,7 +62,7 @@ pub(super) fn run(args: &PlansArgs) -> Outcome {
         return DONE;
     }
     if listed.plans.is_empty() {
-        println!("no plans");
+        outln!("no plans");
         return DONE;
     }
     let mut table = Table::new(&["plan", "name", ">pool", ">requests", ">reserved"]);
@@ -75,6 +75,6 @@ pub(super) fn run(args: &PlansArgs) -> Outcome {
             Bytes::new(plan.reserved_bytes).to_string(),
         ]);
     }
-    print!("{table}");
+    out!("{table}");
     DONE
 }

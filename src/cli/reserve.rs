@@ -43,7 +43,7 @@ pub(super) fn run(args: &ReserveArgs) -> Outcome {
         if args.common.json {
             print_json(&json!({ "plan": id.to_hex(), "reserved_bytes": 0, "chunks": 0 }));
         } else {
-            println!("nothing is reserved for plan {} any more", id.to_hex());
+            outln!("nothing is reserved for plan {} any more", id.to_hex());
         }
         return DONE;
     }
@@ -68,7 +68,7 @@ pub(super) fn run(args: &ReserveArgs) -> Outcome {
             &json!({ "plan": id.to_hex(), "reserved_bytes": reserved.reserved_bytes, "chunks": reserved.chunks }),
         );
     } else {
-        println!(
+        outln!(
             "reserved {} in {} chunks for plan {}",
             Bytes::new(reserved.reserved_bytes),
             reserved.chunks,

@@ -42,6 +42,9 @@ pub(super) struct ServeArgs {
     /// What is logged, as tracing filters are written
     #[arg(long, value_name = "FILTER", env = "STITCHD_LOG", default_value = "info")]
     log: String,
+    /// End when standard input does: whoever started this daemon is gone
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
     /// Print one JSON object when the daemon serves
     #[arg(long)]
     json: bool,
@@ -62,14 +65,14 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     };
     let config = Config::load(args.config.as_deref(), &flags)?;
     if args.print_config {
-        print!("{}", config.to_toml());
+        out!("{}", config.to_toml());
         return DONE;
     }
     start_log(args)?;
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("stitchd").build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
-    runtime.block_on(serve(config, args.json))?;
+    runtime.block_on(serve(config, args))?;
     DONE
 }
 
@@ -93,7 +96,7 @@ pub(super) fn raise_descriptor_limit() {
     }
 }
 
-async fn serve(config: Config, json: bool) -> Result<(), DaemonError> {
+async fn serve(config: Config, args: &ServeArgs) -> Result<(), DaemonError> {
     let driver = crate::driver::open(config.driver, &config.pretended_totals());
     // The lock first: a second daemon must not touch a device.
     let listeners = Listeners::open(&config).await?;
@@ -105,19 +108,32 @@ async fn serve(config: Config, json: bool) -> Result<(), DaemonError> {
         (Ok(terminate), Ok(interrupt)) => drop(tokio::spawn(end_on_signal(Arc::clone(&daemon), terminate, interrupt))),
         _ => tracing::error!("signals cannot be watched; this daemon ends only when it is killed"),
     }
+    if args.until_stdin_ends {
+        let daemon = Arc::clone(&daemon);
+        std::thread::spawn(move || {
+            wait_for_end_of_stdin();
+            daemon.end();
+        });
+    }
     if let Some(address) = http {
         tracing::info!(%address, "HTTP");
     }
-    if json {
+    if args.json {
         print_json(&json!({
             "socket": socket,
             "http": http.map(|address| address.to_string()),
             "pid": std::process::id(),
         }));
     } else {
-        println!("serving at {}", socket.display());
+        outln!("serving at {}", socket.display());
     }
     daemon.serve(listeners).await
+}
+
+/// Returns when whoever holds the other end of standard input is gone, or lets go of it.
+pub(super) fn wait_for_end_of_stdin() {
+    // What is written there is for nobody.
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
 async fn end_on_signal(daemon: Arc<Daemon>, mut terminate: Signal, mut interrupt: Signal) {

@@ -56,9 +56,9 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
         ]);
     }
     if status.sessions.is_empty() {
-        println!("no sessions");
+        outln!("no sessions");
     } else {
-        print!("{table}");
+        out!("{table}");
     }
     DONE
 }

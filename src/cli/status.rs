@@ -22,7 +22,7 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
         print_json(&to_json(&status));
         return DONE;
     }
-    println!(
+    outln!(
         "stitchd {} on the {} driver, up {} s{}",
         status.version,
         status.driver,
@@ -61,8 +61,8 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
             device.waiting_requests.to_string(),
         ]);
     }
-    print!("{table}");
-    println!(
+    out!("{table}");
+    outln!(
         "sessions: {}; {} came back by release, {} after deaths; {} exports, {} open files",
         status.sessions.len(),
         Bytes::new(status.returned_by_release_bytes),

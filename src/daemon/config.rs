@@ -238,7 +238,7 @@ fn value(key: &'static str, reason: impl ToString) -> ConfigError {
 
 fn size(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
     let bytes: Bytes = text.parse().map_err(|error| value(key, error))?;
-    if bytes.is_zero() { Err(value(key, "0 bytes")) } else { Ok(bytes) }
+    if bytes.is_zero() { Err(value(key, "0 bytes are too few")) } else { Ok(bytes) }
 }
 
 /// The size of a pretended device: a chunk at least, and no more than a device can have.

@@ -115,7 +115,7 @@ impl Daemon {
 
     fn record_state(&self) {
         describe();
-        gauge!("stitchd_build_info", "version" => env!("CARGO_PKG_VERSION"), "revision" => "unknown").set(1.0);
+        gauge!("stitchd_build_info", "version" => env!("CARGO_PKG_VERSION"), "revision" => option_env!("STITCHD_REVISION").unwrap_or("unknown")).set(1.0);
         let sessions = self.session_figures();
         for account in self.steward.devices() {
             if let Some(device) = self.devices.iter().find(|device| device.id == account.device) {

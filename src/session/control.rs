@@ -233,7 +233,14 @@ pub async fn dial(socket: &Path) -> Result<Channel, SessionError> {
     });
     // The host is not used: the connector knows the socket. It must be one that every server accepts.
     let endpoint = Endpoint::from_static("http://localhost");
-    endpoint.connect_with_connector(connector).await.map_err(|error| no_daemon(socket, &root(&error).to_string()))
+    endpoint.connect_with_connector(connector).await.map_err(|error| {
+        let root = root(&error);
+        let kind = root.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        match kind {
+            Some(std::io::ErrorKind::PermissionDenied) => SessionError::Forbidden { socket: socket.to_owned() },
+            _ => no_daemon(socket, &root.to_string()),
+        }
+    })
 }
 
 fn opened(reply: v1::OpenReply) -> Result<Opened, SessionError> {

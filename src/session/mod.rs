@@ -74,6 +74,12 @@ pub enum SessionError {
         /// What the system says.
         reason: String,
     },
+    /// The socket is there, and not for this user.
+    #[error("{socket} may not be connected to: its owner and mode do not let this user (the daemon's socket_mode)")]
+    Forbidden {
+        /// Where.
+        socket: PathBuf,
+    },
     /// The daemon said no.
     #[error("the daemon refuses: {message}")]
     Refused {
@@ -91,7 +97,7 @@ pub enum SessionError {
         client: u32,
     },
     /// The daemon's driver cannot be used from another process.
-    #[error("the daemon uses the '{0}' driver, which this client cannot")]
+    #[error("the daemon uses the '{0}' driver, whose memory other processes cannot have")]
     Driver(String),
     /// The daemon has no such device.
     #[error("the daemon has no device {0}")]
@@ -130,7 +136,9 @@ impl SessionError {
     /// What a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            SessionError::NoDaemon { .. } | SessionError::DaemonGone => ErrorKind::Unavailable,
+            SessionError::NoDaemon { .. } | SessionError::Forbidden { .. } | SessionError::DaemonGone => {
+                ErrorKind::Unavailable
+            }
             SessionError::Refused { kind, .. } => *kind,
             SessionError::Protocol { .. } | SessionError::Driver(_) => ErrorKind::Unsupported,
             SessionError::NoDevice(_) => ErrorKind::NotFound,

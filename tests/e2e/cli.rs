@@ -40,6 +40,19 @@ fn exit_codes_and_errors_say_what_happened() {
 }
 
 #[test]
+fn what_cannot_be_printed_is_an_error_and_not_a_bug() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = crate::support::stitchd().args(["serve", "--print-config"]).stdout(full()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("cannot write to standard output"), "{}", stderr(&output));
+    // Somebody who has gone is nobody to tell.
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    drop(reader);
+    let output = crate::support::stitchd().args(["serve", "--print-config"]).stdout(writer).output().unwrap();
+    assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
+}
+
+#[test]
 fn every_command_has_help_with_an_example() {
     for command in ["demo", "serve", "plan", "reserve", "status", "sessions", "plans", "health"] {
         let output = run(&[command, "--help"]);

@@ -1,6 +1,10 @@
 //! The demo, whole.
 
-use crate::support::{run, stderr};
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal};
+
+use crate::support::{eventually, run, stderr, stitchd};
 
 #[test]
 fn the_demo_checks_every_byte_and_gets_all_of_them_back() {
@@ -20,5 +24,38 @@ fn the_demo_checks_every_byte_and_gets_all_of_them_back() {
         assert!(process["peak_live_bytes"].as_u64().unwrap() > 10 << 30, "{process}");
         // A regular job settles: the last iteration makes no driver call.
         assert_eq!(process["driver_calls_last_iteration"], 0, "{process}");
+    }
+}
+
+/// Processes whose arguments name this directory.
+fn processes_in(directory: &std::path::Path) -> usize {
+    let directory = directory.to_str().unwrap();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    // Who ends meanwhile has no arguments.
+    let names_it = |process: &std::fs::DirEntry| {
+        std::fs::read(process.path().join("cmdline"))
+            .is_ok_and(|arguments| String::from_utf8_lossy(&arguments).contains(directory))
+    };
+    processes.filter(names_it).count()
+}
+
+#[test]
+fn a_demo_that_is_ended_or_killed_leaves_no_process_behind() {
+    for signal in [Signal::TERM, Signal::KILL] {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut demo = stitchd()
+            .args(["demo", "--json"])
+            .env("TMPDIR", scratch.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually("the daemon and three trainers are there", || (processes_in(scratch.path()) >= 4).then_some(()));
+        rustix::process::kill_process(Pid::from_child(&demo), signal).unwrap();
+        demo.wait().unwrap();
+        eventually("every process has ended", || (processes_in(scratch.path()) == 0).then_some(()));
+        let left = std::fs::read_dir(scratch.path()).unwrap().count();
+        assert!(left == 0 || signal == Signal::KILL, "{left} directories are left");
     }
 }

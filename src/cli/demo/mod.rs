@@ -187,15 +187,15 @@ fn print(result: &Result) {
             },
         ]);
     }
-    println!();
-    print!("{table}");
-    println!();
-    println!("node      {} leased at most, of {}", result.peak_leased, result.budget);
-    println!(
+    out!("\n");
+    out!("{table}");
+    out!("\n");
+    outln!("node      {} leased at most, of {}", result.peak_leased, result.budget);
+    outln!(
         "killed    {} came back {:.0} ms after SIGKILL and went to the one that waited",
         result.returned_after_kill,
         result.reclaim_seconds * 1000.0
     );
-    println!("end       {} lost; {} were really resident; {:.1} s", result.lost, result.resident, result.seconds);
-    println!("{}", if result.is_good() { "every pattern held, every byte came back" } else { "FAILED" });
+    outln!("end       {} lost; {} were really resident; {:.1} s", result.lost, result.resident, result.seconds);
+    outln!("{}", if result.is_good() { "every pattern held, every byte came back" } else { "FAILED" });
 }

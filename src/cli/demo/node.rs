@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use indicatif::ProgressBar;
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::cast::{Act, DEVICE};
 use super::show::Show;
@@ -24,7 +25,11 @@ use crate::wire::v1::plans_client::PlansClient;
 /// How long anything may take that should take a moment.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The daemon and its scratch directory. Whatever happens, neither outlives this.
+/// As shells count a process that Ctrl-C ended.
+const INTERRUPTED: i32 = 130;
+
+/// The daemon and its scratch directory. Neither outlives this: children end when their standard input does, and what signals leave behind is cleaned up. Only SIGKILL
+/// leaves the directory.
 #[derive(Debug)]
 pub(super) struct Node {
     daemon: Child,
@@ -60,6 +65,17 @@ impl Drop for Node {
     }
 }
 
+/// The user has seen enough: what main would clean up is cleaned up here.
+#[expect(clippy::disallowed_methods, reason = "main waits for trainers, and is not asked")]
+fn end_now(daemon: rustix::process::Pid, directory: Option<PathBuf>) {
+    // It may have ended already.
+    let _ = rustix::process::kill_process(daemon, rustix::process::Signal::KILL);
+    if let Some(directory) = directory {
+        let _ = std::fs::remove_dir_all(directory);
+    }
+    std::process::exit(INTERRUPTED);
+}
+
 fn this_binary() -> anyhow::Result<PathBuf> {
     std::env::current_exe().context("finding this binary")
 }
@@ -84,17 +100,43 @@ impl Node {
             .arg("--runtime-dir")
             .arg(&directory)
             .arg(format!("--device=0={}", DEVICE.get()))
-            .stdin(Stdio::null())
+            .arg("--until-stdin-ends")
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()
             .context("starting the daemon")?;
         let mut node = Node { daemon, directory, keep };
+        node.clean_up_on_signals()?;
         let stdout = node.daemon.stdout.take().context("the daemon has a standard output")?;
         let mut ready = String::new();
         BufReader::new(stdout).read_line(&mut ready).context("waiting for the daemon")?;
         ensure!(!ready.is_empty(), "the daemon did not start:\n{}", node.log());
         Ok(node)
+    }
+
+    /// Ctrl-C, or a polite end: the daemon and the directory go, too.
+    fn clean_up_on_signals(&self) -> anyhow::Result<()> {
+        let pid = rustix::process::Pid::from_child(&self.daemon);
+        let (directory, keep) = (self.directory.clone(), self.keep);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let mut signals = {
+            let _inside = runtime.enter();
+            [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal)
+        };
+        std::thread::spawn(move || {
+            let [interrupt, terminate, hangup] = &mut signals;
+            let (Ok(interrupt), Ok(terminate), Ok(hangup)) = (interrupt, terminate, hangup) else { return };
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    _ = hangup.recv() => {}
+                }
+            });
+            end_now(pid, Some(directory).filter(|_| !keep));
+        });
+        Ok(())
     }
 
     pub(super) fn daemon_pid(&self) -> u32 {
@@ -226,7 +268,9 @@ fn scratch_directory() -> anyhow::Result<PathBuf> {
         match std::fs::create_dir(&directory) {
             Ok(()) => return Ok(directory),
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error).with_context(|| format!("creating {}", directory.display())),
+            Err(error) => {
+                return Err(error).with_context(|| format!("creating {} (TMPDIR says where)", directory.display()));
+            }
         }
     }
     bail!("no free name for a scratch directory in {}", base.display())
@@ -366,7 +410,11 @@ impl Troupe {
         for (number, player) in self.players.iter_mut().enumerate() {
             if player.process.is_none() {
                 player.process = Some(node.trainer(&player.act, number, self.repeat, &self.send)?);
-                show.say(&format!("late      {} wants {} and has to wait", player.act.role.name, player.act.pool_len));
+                let left = Bytes::new(node.device()?.available_bytes);
+                show.say(&format!(
+                    "late      {} wants {} and has to wait: {left} are left",
+                    player.act.role.name, player.act.pool_len
+                ));
             }
         }
         Ok(())

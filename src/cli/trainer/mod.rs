@@ -47,7 +47,7 @@ pub(super) struct TrainerArgs {
     /// Wait so many seconds for memory that others hold
     #[arg(long, default_value_t = 0)]
     wait: u64,
-    /// Replay the last iteration again and again, without end
+    /// Replay the last iteration again and again, until standard input ends
     #[arg(long)]
     endless: bool,
     /// At the end keep the memory until standard input ends
@@ -133,6 +133,9 @@ struct Trainer {
 
 pub(super) fn run(args: &TrainerArgs) -> Outcome {
     serve::raise_descriptor_limit();
+    if args.endless {
+        std::thread::spawn(end_with_stdin);
+    }
     let trace = read_trace(&args.trace)?;
     let job = Job::new(&trace);
     let plan = args.plan.as_ref().map(|path| read_plan(path)).transpose()?;
@@ -164,9 +167,16 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
     trainer.train(&job, args).map_err(Failure::Other)?;
     if args.hold {
         // Whatever comes, or an error: the end of it is what counts.
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        serve::wait_for_end_of_stdin();
     }
     DONE
+}
+
+/// Whoever started this trainer is gone.
+#[expect(clippy::disallowed_methods, reason = "nothing asks for the end of work that has none")]
+fn end_with_stdin() {
+    serve::wait_for_end_of_stdin();
+    std::process::exit(0);
 }
 
 impl Trainer {
