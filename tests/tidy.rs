@@ -33,14 +33,20 @@ const MAY_USE_PROTO: [&str; 4] = ["wire", "session", "daemon", "cli"];
 const MAY_USE_TOKIO: [&str; 3] = ["session", "daemon", "cli"];
 
 /// Files with `unsafe`; each opens with its reason.
-const UNSAFE: [&str; 7] = [
+const UNSAFE: [&str; 13] = [
     "benches/lease.rs",
     "client/src/ffi.rs",
     "src/daemon/watched.rs",
+    "src/driver/gpu/nvml.rs",
+    "src/driver/gpu/table.rs",
     "src/driver/host.rs",
     "src/session/fork.rs",
     "src/session/stats_page.rs",
     "src/wire/peer.rs",
+    "tests/standin-driver/core/src/machine.rs",
+    "tests/standin-driver/core/src/process.rs",
+    "tests/standin-driver/cuda/src/lib.rs",
+    "tests/standin-driver/hip/src/lib.rs",
 ];
 
 /// Files that read the environment.
@@ -289,6 +295,35 @@ fn cargo(arguments: &[&str]) -> Option<String> {
         return None;
     }
     Some(String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn no_binary_wants_a_function_of_a_gpu_library() {
+    // The library beside the binary: cargo builds it for the workspace's tests, not for those of this package alone.
+    let binary = Path::new(env!("CARGO_BIN_EXE_stitchd"));
+    let library = binary.with_file_name("libstitchd_client.so");
+    let mut wrong = Vec::new();
+    for file in [binary, &library] {
+        if !file.exists() {
+            println!("SKIP: {} was not built", file.display());
+            continue;
+        }
+        let Ok(symbols) = Command::new("nm").args(["-D", "--undefined-only"]).arg(file).output() else {
+            println!("SKIP: there is no `nm` to look at symbols with");
+            return;
+        };
+        assert!(symbols.status.success(), "{}", String::from_utf8_lossy(&symbols.stderr));
+        let text = String::from_utf8_lossy(&symbols.stdout).into_owned();
+        let names: Vec<_> = text.split_whitespace().map(|name| name.split('@').next().unwrap()).collect();
+        assert!(names.contains(&"malloc"), "what any program wants is found: {names:?}");
+        let is_gpus = |name: &&str| {
+            ["cu", "hip", "nvml"].iter().any(|prefix| {
+                name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+            })
+        };
+        wrong.extend(names.into_iter().filter(is_gpus).map(|name| format!("{} wants {name}", file.display())));
+    }
+    fail("functions that only a machine with a GPU has", &wrong);
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod health;
 mod plan;
 mod plans;
 mod reserve;
+mod selftest;
 mod serve;
 mod sessions;
 mod status;
@@ -30,6 +31,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::daemon::DaemonError;
 use crate::daemon::config::ConfigError;
+use crate::driver::OpenError;
 use crate::error::{ErrorKind, chain};
 use crate::plan::PlanError;
 use crate::plan::format::FormatError;
@@ -69,6 +71,8 @@ enum Command {
     Plans(plans::PlansArgs),
     /// Asks a daemon whether it serves: exit code 0 if it does
     Health(health::HealthArgs),
+    /// Checks whether a driver keeps the rules on this machine, and measures what its calls cost
+    Selftest(selftest::SelftestArgs),
     /// One training process of the demo
     #[command(hide = true)]
     Trainer(trainer::TrainerArgs),
@@ -100,6 +104,9 @@ pub enum Failure {
     /// The daemon cannot run.
     #[error("{}", chain(.0))]
     Daemon(#[from] DaemonError),
+    /// There is no such driver on this machine.
+    #[error("{}", chain(.0))]
+    Driver(#[from] OpenError),
     /// The configuration is wrong.
     #[error("{}", chain(.0))]
     Config(#[from] ConfigError),
@@ -158,7 +165,8 @@ impl Failure {
             Failure::Session(SessionError::Refused { kind: ErrorKind::Broken, .. }) => Self::NO,
             Failure::Session(error) => code_of(error.kind()),
             Failure::Daemon(error) => code_of(error.kind()),
-            Failure::Config(_)
+            Failure::Driver(_)
+            | Failure::Config(_)
             | Failure::Trace { .. }
             | Failure::Plan(_)
             | Failure::PlanFile { .. }
@@ -204,6 +212,7 @@ impl Command {
             Command::Sessions(args) => sessions::run(&args),
             Command::Plans(args) => plans::run(&args),
             Command::Health(args) => health::run(&args),
+            Command::Selftest(args) => selftest::run(&args),
             Command::Trainer(args) => trainer::run(&args),
         }
     }

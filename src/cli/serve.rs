@@ -18,7 +18,7 @@ use crate::session::locate::SOCKET_NAME;
     after_help = "Examples:\n  stitchd serve --driver host --device 0=16GiB --runtime-dir /tmp/stitchd\n  stitchd serve --config /etc/stitchd.toml --http 127.0.0.1:9464\n  stitchd serve --print-config > stitchd.toml"
 )]
 pub(super) struct ServeArgs {
-    /// Which driver: auto, host or sim
+    /// Which driver: auto, cuda, hip, host or sim
     #[arg(long, value_name = "NAME")]
     driver: Option<String>,
     /// Where the sockets and the lock are [default: /run/stitchd]
@@ -96,10 +96,10 @@ pub(super) fn raise_descriptor_limit() {
     }
 }
 
-async fn serve(config: Config, args: &ServeArgs) -> Result<(), DaemonError> {
-    let driver = crate::driver::open(config.driver, &config.pretended_totals());
+async fn serve(config: Config, args: &ServeArgs) -> Result<(), Failure> {
     // The lock first: a second daemon must not touch a device.
-    let listeners = Listeners::open(&config).await?;
+    let listeners = Listeners::open(&config).await.map_err(DaemonError::from)?;
+    let driver = crate::driver::open(config.driver, &config.pretended_totals())?;
     let http = listeners.http_address();
     let socket = config.runtime_dir.join(SOCKET_NAME);
     let daemon = Daemon::build(config, driver)?;
@@ -127,7 +127,7 @@ async fn serve(config: Config, args: &ServeArgs) -> Result<(), DaemonError> {
     } else {
         outln!("serving at {}", socket.display());
     }
-    daemon.serve(listeners).await
+    Ok(daemon.serve(listeners).await?)
 }
 
 /// Returns when whoever holds the other end of standard input is gone, or lets go of it.

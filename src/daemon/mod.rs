@@ -91,6 +91,14 @@ pub enum DaemonError {
         /// How many there are.
         count: usize,
     },
+    /// New memory of the device may hold what another process wrote.
+    #[error(
+        "the {driver} driver does not promise that new memory is cleared, and this version has no other way to keep one process's bytes from another: it does not serve from it"
+    )]
+    Uncleared {
+        /// Which driver.
+        driver: &'static str,
+    },
     /// The stored plans cannot be read.
     #[error("cannot use the directory of plans")]
     Plans(#[from] PlanStoreError),
@@ -110,6 +118,7 @@ impl DaemonError {
             DaemonError::Driver(error) => error.kind(),
             DaemonError::Store(error) => error.kind(),
             DaemonError::NoDevice { .. } => ErrorKind::NotFound,
+            DaemonError::Uncleared { .. } => ErrorKind::Unsupported,
             DaemonError::Plans(_) => ErrorKind::Invalid,
             DaemonError::Thread(_) => ErrorKind::Exhausted,
             DaemonError::Server(_) => ErrorKind::Broken,
@@ -129,6 +138,11 @@ impl Daemon {
             let found = listed.iter().find(|device| device.id.0 == wanted).ok_or_else(no_device)?;
             let node_device =
                 NodeDevice { id: found.id, uuid: found.uuid, model: found.model.clone(), total: found.total };
+            // Sim has no contents that could be seen.
+            let capabilities = driver.capabilities(found.id)?;
+            if capabilities.contents && !capabilities.clears_memory {
+                return Err(DaemonError::Uncleared { driver: driver.name() });
+            }
             devices.push(node_device);
         }
         let open = |device: &NodeDevice| Device::open(Arc::clone(&driver) as Arc<dyn Driver>, device.id);

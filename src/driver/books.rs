@@ -200,6 +200,11 @@ impl Books {
         Ok(found)
     }
 
+    /// Access was given to some of these mappings.
+    pub(super) fn have_access(&self, mapped: &[AddressSpan]) -> bool {
+        mapped.iter().any(|span| self.mappings[&span.start().get()].access != Access::None)
+    }
+
     /// Drops mappings that [`Books::check_covered`] found; says which chunks are gone with them.
     pub(super) fn unmap(&mut self, mapped: &[AddressSpan]) -> Vec<ChunkKey> {
         let mut gone = Vec::new();

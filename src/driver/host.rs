@@ -25,10 +25,13 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::books::{Books, ChunkKey};
 use super::streams::{Stall, Streams};
-use super::{Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle};
+use super::{
+    Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle,
+    check_alignment, usable,
+};
 use crate::ids::{DeviceId, DeviceUuid, StreamId};
 use crate::limits;
-use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
+use crate::units::{AddressSpan, Bytes, DeviceAddress};
 
 /// How a [`HostDriver`] pretends.
 #[derive(Clone, Debug)]
@@ -307,6 +310,7 @@ impl Driver for HostDriver {
             contents: true,
             clears_memory: true,
             enforces_read_only: true,
+            checks_imports: true,
             fds_per_chunk: 1,
             mappings_max: self.options.mappings_max,
         })
@@ -509,25 +513,6 @@ impl Driver for HostDriver {
             std::thread::sleep(Duration::from_micros(50));
         }
     }
-}
-
-/// The span of `len` bytes from `at`, which may be used.
-fn usable(books: &Books, at: DeviceAddress, len: usize, writes: bool) -> Result<AddressSpan, Cause> {
-    let span = Span::new(at, Bytes::new(len as u64)).ok_or(Cause::Misaligned {
-        what: "address",
-        value: at.get(),
-        unit: Bytes::new(1),
-    })?;
-    books.check_use(span, writes)?;
-    Ok(span)
-}
-
-/// `alignment` is a power of two and not below the granularity.
-pub(super) fn check_alignment(alignment: Bytes, granularity: Bytes) -> Result<(), Cause> {
-    if !alignment.get().is_power_of_two() || alignment < granularity {
-        return Err(Cause::Misaligned { what: "alignment", value: alignment.get(), unit: granularity });
-    }
-    Ok(())
 }
 
 /// The uuid of a pretended device: the same for the same ordinal in every process.

@@ -16,8 +16,9 @@
 //! memory. `unsafe` stays inside the drivers.
 
 mod books;
-#[cfg(feature = "testing")]
+#[cfg(feature = "daemon")]
 pub mod conformance;
+pub mod gpu;
 pub mod host;
 pub mod layers;
 pub mod sim;
@@ -27,9 +28,11 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+pub use gpu::OpenError;
+
 use crate::error::ErrorKind;
 use crate::ids::{DeviceId, DeviceUuid, StreamId};
-use crate::units::{AddressSpan, Bytes, DeviceAddress};
+use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
 
 /// One machine's devices. Shared between threads; each call is one step that either happens or leaves no trace.
 pub trait Driver: Send + Sync + fmt::Debug {
@@ -131,6 +134,8 @@ pub struct Capabilities {
     pub clears_memory: bool,
     /// The driver holds to [`Access::Read`]: a write through such a mapping fails.
     pub enforces_read_only: bool,
+    /// An import of a descriptor that is a chunk of another size is refused; else only mapping it is.
+    pub checks_imports: bool,
     /// Descriptors that the driver holds for each chunk while a handle lives.
     pub fds_per_chunk: u64,
     /// Mappings that this process can have at one time.
@@ -357,6 +362,16 @@ pub enum Cause {
         /// Which driver.
         driver: &'static str,
     },
+    /// The vendor's library refused.
+    #[error("{function} answers {code} ({meaning})")]
+    Library {
+        /// The function.
+        function: &'static str,
+        /// Its answer.
+        code: i32,
+        /// In words.
+        meaning: &'static str,
+    },
     /// The operating system refused.
     #[error("{what}")]
     System {
@@ -391,9 +406,29 @@ impl Cause {
                 rustix::io::Errno::NOMEM | rustix::io::Errno::MFILE | rustix::io::Errno::NFILE => ErrorKind::Exhausted,
                 _ => ErrorKind::Broken,
             },
+            Cause::Library { code, .. } => gpu::kind_of(*code),
             Cause::Injected(_) => ErrorKind::Broken,
         }
     }
+}
+
+/// The span of `len` bytes from `at`, which may be used.
+fn usable(books: &books::Books, at: DeviceAddress, len: usize, writes: bool) -> Result<AddressSpan, Cause> {
+    let span = Span::new(at, Bytes::new(len as u64)).ok_or(Cause::Misaligned {
+        what: "address",
+        value: at.get(),
+        unit: Bytes::new(1),
+    })?;
+    books.check_use(span, writes)?;
+    Ok(span)
+}
+
+/// `alignment` is a power of two and not below the granularity.
+fn check_alignment(alignment: Bytes, granularity: Bytes) -> Result<(), Cause> {
+    if !alignment.get().is_power_of_two() || alignment < granularity {
+        return Err(Cause::Misaligned { what: "alignment", value: alignment.get(), unit: granularity });
+    }
+    Ok(())
 }
 
 /// The drivers that a user can name.
@@ -401,6 +436,10 @@ impl Cause {
 pub enum DriverName {
     /// The best driver that this machine has.
     Auto,
+    /// NVIDIA's.
+    Cuda,
+    /// AMD's.
+    Hip,
     /// Real bytes and descriptors in host memory.
     Host,
     /// Addresses and costs only.
@@ -409,8 +448,13 @@ pub enum DriverName {
 
 impl DriverName {
     /// Every name with what it means, for help and error texts.
-    pub const ALL: [(&'static str, DriverName); 3] =
-        [("auto", DriverName::Auto), ("host", DriverName::Host), ("sim", DriverName::Sim)];
+    pub const ALL: [(&'static str, DriverName); 5] = [
+        ("auto", DriverName::Auto),
+        ("cuda", DriverName::Cuda),
+        ("hip", DriverName::Hip),
+        ("host", DriverName::Host),
+        ("sim", DriverName::Sim),
+    ];
 }
 
 impl std::str::FromStr for DriverName {
@@ -427,14 +471,23 @@ impl std::str::FromStr for DriverName {
 
 /// A driver name that nobody knows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no driver '{0}'; choose auto, host or sim")]
+#[error("there is no driver '{0}'; choose auto, cuda, hip, host or sim")]
 pub struct UnknownDriverName(String);
 
 /// Opens the driver `name` with the devices `totals`, where the driver's devices are pretended. `Auto` is the host driver:
-/// this build has no other that owns real memory.
-pub fn open(name: DriverName, totals: &[Bytes]) -> Arc<dyn Driver> {
-    match name {
+/// no other has been run on hardware.
+pub fn open(name: DriverName, totals: &[Bytes]) -> Result<Arc<dyn Driver>, OpenError> {
+    Ok(match name {
+        DriverName::Cuda => Arc::new(gpu::GpuDriver::open(gpu::GpuKind::Cuda)?),
+        DriverName::Hip => Arc::new(gpu::GpuDriver::open(gpu::GpuKind::Hip)?),
         DriverName::Auto | DriverName::Host => Arc::new(host::HostDriver::new(host::HostOptions::with_devices(totals))),
         DriverName::Sim => Arc::new(sim::SimDriver::new(sim::SimOptions::with_devices(totals))),
-    }
+    })
+}
+
+/// Opens the driver `name` over another library than the machine's: the stand-in of the tests.
+#[cfg(feature = "testing")]
+pub fn open_library(name: DriverName, library: &std::path::Path) -> Result<Arc<dyn Driver>, OpenError> {
+    let kind = if name == DriverName::Hip { gpu::GpuKind::Hip } else { gpu::GpuKind::Cuda };
+    Ok(Arc::new(gpu::GpuDriver::open_library(kind, library)?))
 }

@@ -12,9 +12,12 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::books::{Books, ChunkKey};
-use super::host::{Token, check_alignment, uuid_of};
+use super::host::{Token, uuid_of};
 use super::streams::{Stall, Streams};
-use super::{Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle};
+use super::{
+    Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle,
+    check_alignment,
+};
 use crate::ids::{DeviceId, StreamId};
 use crate::limits;
 use crate::rng::Rng;
@@ -259,6 +262,7 @@ impl Driver for SimDriver {
             contents: false,
             clears_memory: true,
             enforces_read_only: false,
+            checks_imports: true,
             fds_per_chunk: 0,
             mappings_max: u64::MAX,
         })

@@ -272,7 +272,9 @@ impl Session {
 fn driver_like(name: &str, devices: &[RemoteDevice]) -> Result<Arc<dyn Driver>, SessionError> {
     let totals: Vec<Bytes> = devices.iter().map(|device| device.total).collect();
     match name.parse() {
-        Ok(DriverName::Host) => Ok(crate::driver::open(DriverName::Host, &totals)),
+        Ok(name @ DriverName::Host) => {
+            crate::driver::open(name, &totals).map_err(|error| SessionError::Driver(error.to_string()))
+        }
         _ => Err(SessionError::Driver(name.to_owned())),
     }
 }

@@ -1,11 +1,18 @@
 //! The driver conformance suite, against every driver and decorator that this build has.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
+
+#[path = "../support/standin.rs"]
+mod standin;
 
 use std::any::Any;
+use std::path::Path;
 use std::sync::Arc;
 
+use standin::Machine;
 use stitchd::clock::SystemClock;
 use stitchd::driver::Driver;
 use stitchd::driver::conformance::{self, Outcome, Subject};
+use stitchd::driver::gpu::{GpuDriver, GpuKind, OpenError};
 use stitchd::driver::host::{HostDriver, HostOptions};
 use stitchd::driver::layers::faulty::Faults;
 use stitchd::driver::layers::limited::{Limiter, Limits};
@@ -16,11 +23,15 @@ use stitchd::units::Bytes;
 
 const DEVICES: [Bytes; 2] = [Bytes::gib(80), Bytes::mib(64)];
 
+/// Makes a stream of a device busy.
+type Stall<'a> = &'a dyn Fn(DeviceId, StreamId) -> Box<dyn Any>;
+
 /// Runs the suite on both devices; `skips` is how many checks may say that the driver cannot do it.
-fn check(driver: &dyn Driver, stall: impl Fn(DeviceId, StreamId) -> Box<dyn Any>, skips: usize) {
+fn check(driver: &dyn Driver, stall: Option<Stall<'_>>, skips: usize) {
     for device in [DeviceId(0), DeviceId(1)] {
-        let stall = |stream| stall(device, stream);
-        let outcomes = conformance::run(&Subject { driver, device, stall: Some(&stall) });
+        let on_device = stall.map(|stall| move |stream| stall(device, stream));
+        let stall = on_device.as_ref().map(|stall| stall as &dyn Fn(StreamId) -> Box<dyn Any>);
+        let outcomes = conformance::run(&Subject { driver, device, stall });
         assert_eq!(outcomes.len(), conformance::CHECKS.len());
         let failed: Vec<_> = outcomes.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Failed(_))).collect();
         assert!(failed.is_empty(), "{} breaks: {failed:#?}", driver.name());
@@ -41,7 +52,7 @@ fn sim(alias: bool) -> Arc<SimDriver> {
 fn host_driver_conforms() {
     for alias in [true, false] {
         let driver = host(alias);
-        check(&*driver, |device, stream| Box::new(driver.stall(device, stream)), 0);
+        check(&*driver, Some(&|device, stream| Box::new(driver.stall(device, stream))), 0);
         assert_eq!(driver.counts(), (0, 0, 0));
     }
 }
@@ -51,7 +62,7 @@ fn sim_driver_conforms() {
     for alias in [true, false] {
         let driver = sim(alias);
         // It has no contents: zeroed memory and read-only mappings cannot be shown.
-        check(&*driver, |device, stream| Box::new(driver.stall(device, stream)), 2);
+        check(&*driver, Some(&|device, stream| Box::new(driver.stall(device, stream))), 2);
         assert_eq!(driver.counts(), (0, 0, 0));
         assert!(driver.modelled_seconds() > 0.0);
     }
@@ -63,7 +74,7 @@ fn decorated_drivers_conform() {
     let driver: Arc<dyn Driver> = inner.clone();
     let driver =
         Faults::around(Limiter::around(Meter::around(driver, Arc::new(SystemClock::new())), Limits::default()));
-    check(&*driver, |device, stream| Box::new(inner.stall(device, stream)), 0);
+    check(&*driver, Some(&|device, stream| Box::new(inner.stall(device, stream))), 0);
 }
 
 /// The suite itself must be able to fail: a driver whose maps all fail breaks it.
@@ -74,4 +85,65 @@ fn a_broken_driver_does_not_conform() {
     driver.layer().fail_always(&[stitchd::driver::Call::Map]);
     let outcomes = conformance::run(&Subject { driver: &*driver, device: DeviceId(0), stall: None });
     assert!(outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Failed(_))));
+}
+
+/// Two devices, as the other drivers have them.
+fn conf(more: &str) -> String {
+    format!("devices = {}, {}\n{more}", DEVICES[0].get(), DEVICES[1].get())
+}
+
+fn open(machine: &Machine, kind: GpuKind) -> GpuDriver {
+    GpuDriver::open_library(kind, machine.library()).unwrap()
+}
+
+#[test]
+fn gpu_drivers_conform_on_the_stand_in() {
+    // The last: everything that is known to be wrong with HIP, at once.
+    let all = "quirks = unmap_run_breaks_free, access_run_fails, ignores_alignment, map_lies, fd_per_handle";
+    for (kind, more) in [
+        (GpuKind::Cuda, ""),
+        (GpuKind::Hip, ""),
+        (GpuKind::Hip, "version = 60443482"),
+        (GpuKind::Hip, &format!("version = 60443482\n{all}")),
+    ] {
+        let machine = Machine::new(kind, &conf(more));
+        let driver = open(&machine, kind);
+        // Memory that is not known to be cleared, access that the importer chooses, and two checks of a busy stream.
+        check(&driver, None, 4);
+        assert_eq!(driver.counts(), (0, 0, 0));
+        assert_eq!(machine.chunk_files(), 0, "every byte came back");
+    }
+}
+
+#[test]
+fn a_gpu_driver_that_only_holds_chunks_takes_no_context() {
+    let machine = Machine::new(GpuKind::Cuda, &conf("context_bytes = 524288000"));
+    let driver = open(&machine, GpuKind::Cuda);
+    let device = DeviceId(0);
+    let before = driver.memory(device).unwrap().free;
+    let len = Bytes::mib(32);
+    let handle = driver.create(device, len).unwrap();
+    let fd = driver.export(handle).unwrap();
+    let imported = driver.import(device, fd, len).unwrap();
+    let at = driver.reserve(device, len, Bytes::mib(2)).unwrap();
+    driver.map(at, imported).unwrap();
+    let span = stitchd::units::Span::new(at, len).unwrap();
+    driver.set_access(span, device, stitchd::driver::Access::ReadWrite).unwrap();
+    assert_eq!(before - driver.memory(device).unwrap().free, len, "a chunk takes its bytes and nothing beside them");
+    driver.synchronize(device).unwrap();
+    assert_eq!(before - driver.memory(device).unwrap().free, len + Bytes::mib(500), "now there is a context");
+}
+
+#[test]
+fn a_machine_without_the_library_or_with_an_old_one_is_told_what_to_do() {
+    let nowhere = GpuDriver::open_library(GpuKind::Cuda, Path::new("/nowhere/libcuda.so.1")).unwrap_err();
+    assert!(matches!(nowhere, OpenError::Missing { .. }), "{nowhere:?}");
+    assert!(nowhere.to_string().contains("there is no cuda driver on this machine"), "{nowhere}");
+    let old = Machine::new(GpuKind::Cuda, "version = 10020");
+    let old = GpuDriver::open_library(GpuKind::Cuda, old.library()).unwrap_err();
+    assert!(matches!(old, OpenError::TooOld { .. }) && old.to_string().contains("10020"), "{old}");
+    // A library that is another vendor's has none of the functions.
+    let other = Machine::new(GpuKind::Hip, "");
+    let other = GpuDriver::open_library(GpuKind::Cuda, other.library()).unwrap_err();
+    assert!(other.to_string().contains("has no cuInit") || other.to_string().contains("has no cuDevice"), "{other}");
 }

@@ -54,7 +54,7 @@ fn what_cannot_be_printed_is_an_error_and_not_a_bug() {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    for command in ["demo", "serve", "plan", "reserve", "status", "sessions", "plans", "health"] {
+    for command in ["demo", "serve", "plan", "reserve", "status", "sessions", "plans", "health", "selftest"] {
         let output = run(&[command, "--help"]);
         assert!(output.status.success());
         let text = String::from_utf8_lossy(&output.stdout);

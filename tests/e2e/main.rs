@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
 
+#[path = "../support/standin.rs"]
+mod standin;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -15,4 +17,5 @@ mod lease;
 mod metrics;
 mod plans;
 mod raw;
+mod selftest;
 mod serve;

@@ -1,0 +1,61 @@
+//! What HIP calls things, and where it differs (HIP 6.3 to 7.14, ROCm's clr).
+
+use super::table::{CurrentNames, Names, hip_attribute};
+use super::{Import, Vendor};
+
+/// HIP.
+pub(super) const HIP: Vendor = Vendor {
+    name: "hip",
+    libraries: &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"],
+    remedy: "install ROCm 6 or newer, or in a container give it /dev/kfd, /dev/dri and ROCm's libraries",
+    names: Names {
+        init: "hipInit",
+        version: "hipRuntimeGetVersion",
+        device_count: "hipGetDeviceCount",
+        device_get: "hipDeviceGet",
+        device_name: "hipDeviceGetName",
+        device_uuid: &["hipDeviceGetUuid"],
+        device_total: "hipDeviceTotalMem",
+        device_attribute: "hipDeviceGetAttribute",
+        can_access_peer: "hipDeviceCanAccessPeer",
+        granularity: "hipMemGetAllocationGranularity",
+        create: "hipMemCreate",
+        release: "hipMemRelease",
+        export: "hipMemExportToShareableHandle",
+        import: "hipMemImportFromShareableHandle",
+        reserve: "hipMemAddressReserve",
+        unreserve: "hipMemAddressFree",
+        map: "hipMemMap",
+        unmap: "hipMemUnmap",
+        set_access: "hipMemSetAccess",
+        current: CurrentNames::Device { get: "hipGetDevice", set: "hipSetDevice" },
+        synchronize: "hipDeviceSynchronize",
+        stream_create: "hipStreamCreateWithFlags",
+        stream_destroy: "hipStreamDestroy",
+        stream_wait: "hipStreamWaitEvent",
+        event_create: "hipEventCreateWithFlags",
+        event_record: "hipEventRecord",
+        event_query: "hipEventQuery",
+        event_destroy: "hipEventDestroy",
+        copy_to_host: "hipMemcpyDtoH",
+        copy_to_device: "hipMemcpyHtoD",
+        fill: "hipMemsetD8Async",
+        memory_info: Some("hipMemGetInfo"),
+    },
+    vmm_attribute: hip_attribute::VIRTUAL_MEMORY,
+    // There is none: hipMemExportToShareableHandle says whether it can.
+    fd_attribute: None,
+    rdma_attribute: None,
+    version_min: 60_000_000,
+    // Until 7.1 the library reads the descriptor's number through a pointer; from then on the argument is the number. The wrong one crashes.
+    import: |version| if version >= 70_100_000 { Import::ByNumber } else { Import::ByPointer },
+    // One call over several mappings makes a later hipMemAddressFree fail (ROCR issue 285).
+    takes_runs: false,
+    // HIP of 2024 logs a map that failed and answers 0.
+    map_may_lie: true,
+    // An import is tagged with the current device.
+    needs_current: true,
+    // ROCm 7.14 holds a dma-buf descriptor for every hipMemCreate (rocm-systems issue 10604).
+    fds_per_chunk: 1,
+    nvml: None,
+};

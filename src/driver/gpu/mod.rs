@@ -1,0 +1,758 @@
+//! The drivers for real GPUs: one implementation over CUDA's and HIP's virtual memory calls ([`table`]), with what the two do differently as data
+//! ([`Vendor`]: [`cuda`], [`hip`]).
+//!
+//! Not for: policy, and not for emulation: what the books do not allow is never asked of the library, for some libraries crash or lie when it is.
+//!
+//! ## Who makes a context
+//!
+//! Creating, releasing, exporting, importing and mapping chunks need none, so a daemon takes no memory of the device for itself. Streams, events, copies and
+//! [`Driver::synchronize`] need the process's primary context, which a training process has anyway; it is retained when the first of them is called.
+//!
+//! ## Rules that the libraries have, and where they are kept
+//!
+//! * A chunk is mapped whole from its first byte, where nothing is mapped, inside one reservation: `super::books`, before the library is asked.
+//! * A mapping has no access until it is set; one call sets a whole run: [`Driver::set_access`].
+//! * Unmapping does not reliably wait for queued work: the caller synchronizes first ([`crate::memory`]).
+//! * Every export is a new descriptor, and importing leaves it open: an import closes it here.
+//! * A copy from addresses that are not mapped breaks a process's context for good: the books are asked first.
+
+mod cuda;
+mod hip;
+mod nvml;
+pub mod table;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::os::fd::{AsFd as _, OwnedFd};
+#[cfg(feature = "testing")]
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard};
+
+use super::books::{Books, ChunkKey};
+use super::{
+    Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle,
+    check_alignment, usable,
+};
+use crate::error::ErrorKind;
+use crate::ids::{DeviceId, DeviceUuid, StreamId};
+use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
+use nvml::Nvml;
+use table::{AccessDescription, Called, Code, LoadError, Location, Names, Properties, Table, code};
+
+/// No library names a limit of mappings; what it takes for each is its own.
+const MAPPINGS_MAX: u64 = u64::MAX;
+
+/// How an import tells the library which descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Import {
+    ByNumber,
+    ByPointer,
+}
+
+/// What one vendor's library is called, and what it does in its own way.
+#[derive(Debug)]
+struct Vendor {
+    name: &'static str,
+    /// File names, the first to be tried first.
+    libraries: &'static [&'static str],
+    /// What to do where the library is missing.
+    remedy: &'static str,
+    names: Names,
+    /// The attribute that says whether the device has virtual memory calls.
+    vmm_attribute: i32,
+    /// The attribute that says whether chunks can be passed as descriptors.
+    fd_attribute: Option<i32>,
+    /// The attribute that says whether network cards can read chunks that ask for it.
+    rdma_attribute: Option<i32>,
+    /// The oldest version that works.
+    version_min: i32,
+    import: fn(i32) -> Import,
+    /// One call may unmap, or set the access of, several mappings.
+    takes_runs: bool,
+    /// A map that fails may say that it is done.
+    map_may_lie: bool,
+    /// Memory calls are for the thread's current device.
+    needs_current: bool,
+    /// Descriptors that the library holds for each chunk.
+    fds_per_chunk: u64,
+    /// The library that says how much memory is free, where the driver itself cannot without a context.
+    nvml: Option<&'static str>,
+}
+
+/// Which library.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GpuKind {
+    /// NVIDIA's.
+    Cuda,
+    /// AMD's.
+    Hip,
+}
+
+impl GpuKind {
+    fn vendor(self) -> &'static Vendor {
+        match self {
+            GpuKind::Cuda => &cuda::CUDA,
+            GpuKind::Hip => &hip::HIP,
+        }
+    }
+}
+
+/// Why a GPU driver cannot be used on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// There is no library.
+    #[error("there is no {driver} driver on this machine ({reason}); {remedy}")]
+    Missing {
+        /// Which driver.
+        driver: &'static str,
+        /// What the loader says.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The library is older than what is needed.
+    #[error("the {driver} driver is too old ({what}); {remedy}")]
+    TooOld {
+        /// Which driver.
+        driver: &'static str,
+        /// How that shows.
+        what: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The library does not start.
+    #[error("the {driver} driver does not start: {call} answers {code} ({meaning})")]
+    Start {
+        /// Which driver.
+        driver: &'static str,
+        /// The function.
+        call: &'static str,
+        /// Its answer.
+        code: i32,
+        /// In words.
+        meaning: &'static str,
+    },
+}
+
+/// A library's answer in words.
+fn meaning(code: Code) -> &'static str {
+    match code {
+        code::INVALID_VALUE => "invalid value",
+        code::OUT_OF_MEMORY => "out of memory",
+        code::NOT_INITIALIZED => "not initialized, or a forked child",
+        code::DEINITIALIZED => "shutting down",
+        code::STUB_LIBRARY => "a stub library: only the toolkit is installed, not the driver",
+        code::DEVICE_UNAVAILABLE => "the device is in use by another process for itself, or lost",
+        code::NO_DEVICE => "no device",
+        code::INVALID_DEVICE => "no such device",
+        code::ALREADY_MAPPED => "already mapped",
+        code::ECC_UNCORRECTABLE => "uncorrectable memory error",
+        code::OPERATING_SYSTEM => "a system call failed",
+        code::INVALID_HANDLE => "invalid handle",
+        code::NOT_READY => "not ready",
+        code::ILLEGAL_ADDRESS => "a kernel used an illegal address",
+        code::LAUNCH_FAILED => "a kernel failed",
+        code::NOT_PERMITTED => "not permitted",
+        code::NOT_SUPPORTED => "not supported",
+        code::DRIVER_MISMATCH => {
+            "the driver's kernel module and library are of different versions; restart after an update"
+        }
+        _ => "see the vendor's list of codes",
+    }
+}
+
+/// What a caller can do about an answer.
+pub(super) fn kind_of(code: Code) -> ErrorKind {
+    match code {
+        code::OUT_OF_MEMORY => ErrorKind::Exhausted,
+        code::NOT_SUPPORTED | code::NOT_PERMITTED => ErrorKind::Unsupported,
+        code::INVALID_VALUE | code::INVALID_DEVICE | code::INVALID_HANDLE => ErrorKind::Invalid,
+        code::ALREADY_MAPPED => ErrorKind::Conflict,
+        code::NOT_INITIALIZED | code::DEINITIALIZED | code::DEVICE_UNAVAILABLE | code::NO_DEVICE => {
+            ErrorKind::Unavailable
+        }
+        _ => ErrorKind::Broken,
+    }
+}
+
+/// A driver over one vendor's library.
+#[derive(Debug)]
+pub struct GpuDriver {
+    vendor: &'static Vendor,
+    table: Table,
+    nvml: Option<Nvml>,
+    version: i32,
+    devices: Vec<Gpu>,
+    state: Mutex<State>,
+}
+
+/// A device, as the library knows it.
+#[derive(Debug)]
+struct Gpu {
+    native: i32,
+    description: DeviceDescription,
+    granularity: Bytes,
+    properties: Properties,
+    /// Who may use its memory: itself, and the devices that reach it.
+    reachable_from: Vec<i32>,
+}
+
+#[derive(Debug)]
+struct State {
+    books: Books,
+    /// The library's handles.
+    handles: HashMap<Handle, u64>,
+    homes: BTreeMap<DeviceAddress, Home>,
+    /// Chunks that were created here and exist for anything of this process.
+    created: HashMap<ChunkKey, (DeviceId, Bytes)>,
+    streams: HashSet<StreamId>,
+    events: HashSet<EventId>,
+    /// Retained primary contexts, by device.
+    contexts: HashMap<DeviceId, u64>,
+}
+
+/// A reservation, by its first address.
+#[derive(Clone, Copy, Debug)]
+struct Home {
+    /// Whose memory it is for.
+    device: DeviceId,
+    /// What the library gave: more than was asked for where it ignored the alignment.
+    raw: AddressSpan,
+}
+
+impl State {
+    /// The device of the reservation that `span` lies in.
+    fn home_of(&self, span: AddressSpan) -> Result<DeviceId, Cause> {
+        let home = self.homes.range(..=span.start()).next_back();
+        home.map(|(_, home)| home.device).ok_or(Cause::NotReserved(span))
+    }
+
+    /// Chunks that nothing of this process refers to any more.
+    fn forget(&mut self, gone: &[ChunkKey]) {
+        for chunk in gone {
+            self.created.remove(chunk);
+        }
+    }
+
+    fn check_event(&self, event: EventId) -> Result<(), Cause> {
+        if self.events.contains(&event) { Ok(()) } else { Err(Cause::UnknownEvent(event)) }
+    }
+}
+
+impl GpuDriver {
+    /// Opens the vendor's library.
+    pub fn open(kind: GpuKind) -> Result<GpuDriver, OpenError> {
+        let vendor = kind.vendor();
+        GpuDriver::over(vendor, vendor.libraries, vendor.nvml)
+    }
+
+    /// Opens the library at `path`, which stands for all of the vendor's.
+    #[cfg(feature = "testing")]
+    pub fn open_library(kind: GpuKind, path: &Path) -> Result<GpuDriver, OpenError> {
+        let vendor = kind.vendor();
+        let path = path.to_string_lossy();
+        GpuDriver::over(vendor, &[&path], vendor.nvml.map(|_| &*path))
+    }
+
+    fn over(vendor: &'static Vendor, libraries: &[&str], nvml: Option<&str>) -> Result<GpuDriver, OpenError> {
+        let (driver, remedy) = (vendor.name, vendor.remedy);
+        let table = Table::load(libraries, &vendor.names).map_err(|error| match error {
+            LoadError::Missing { reason } => OpenError::Missing { driver, reason, remedy },
+            LoadError::TooOld { .. } => OpenError::TooOld { driver, what: error.to_string(), remedy },
+        })?;
+        let start = |call: &'static str| move |code| OpenError::Start { driver, call, code, meaning: meaning(code) };
+        table.init().map_err(start(vendor.names.init))?;
+        let version = table.version().map_err(start(vendor.names.version))?;
+        if version < vendor.version_min {
+            let what = format!("version {version}, and {} is needed", vendor.version_min);
+            return Err(OpenError::TooOld { driver, what, remedy });
+        }
+        let count = table.device_count().map_err(start(vendor.names.device_count))?;
+        let natives: Vec<i32> =
+            (0..count).map(|at| table.device(at)).collect::<Called<_>>().map_err(start(vendor.names.device_get))?;
+        let mut devices = Vec::new();
+        for (at, native) in natives.iter().enumerate() {
+            let id = DeviceId(at as u32);
+            devices.push(Gpu::open(vendor, &table, id, *native, &natives).map_err(|(call, code)| start(call)(code))?);
+        }
+        let granularity = devices.iter().map(|gpu| gpu.granularity).max().unwrap_or(crate::limits::CHUNK_LEN_MIN);
+        let state = State {
+            books: Books::new(granularity, true, MAPPINGS_MAX),
+            handles: HashMap::new(),
+            homes: BTreeMap::new(),
+            created: HashMap::new(),
+            streams: HashSet::new(),
+            events: HashSet::new(),
+            contexts: HashMap::new(),
+        };
+        let nvml = nvml.and_then(Nvml::load);
+        Ok(GpuDriver { vendor, table, nvml, version, devices, state: Mutex::new(state) })
+    }
+}
+
+impl Gpu {
+    fn open(
+        vendor: &'static Vendor,
+        table: &Table,
+        id: DeviceId,
+        native: i32,
+        natives: &[i32],
+    ) -> Result<Gpu, (&'static str, Code)> {
+        let names = &vendor.names;
+        let has =
+            |attribute: i32| table.device_attribute(attribute, native).map_err(|code| (names.device_attribute, code));
+        let can_share = vendor.fd_attribute.map_or(Ok(1), has)?;
+        if has(vendor.vmm_attribute)? == 0 || can_share == 0 {
+            return Err((names.device_attribute, code::NOT_SUPPORTED));
+        }
+        let rdma = vendor.rdma_attribute.map_or(Ok(0), has)?;
+        let properties = Properties {
+            kind: table::ALLOCATION_PINNED,
+            handle_types: table::HANDLE_POSIX_FD,
+            location: Location { kind: table::LOCATION_DEVICE, id: native },
+            win32_metadata: 0,
+            // Compressible memory may not be mappable on every device: never for chunks that are shared.
+            compression: 0,
+            // Must be asked for when the chunk is made; where the device cannot, asking for it fails.
+            rdma: u8::from(rdma != 0),
+            usage: 0,
+            reserved: [0; 4],
+        };
+        let granularity = table.granularity(&properties).map_err(|code| (names.granularity, code))?;
+        let total = table.device_total(native).map_err(|code| (names.device_total, code))?;
+        let reaches = |peer: &i32| *peer == native || table.can_access_peer(*peer, native).unwrap_or(false);
+        Ok(Gpu {
+            native,
+            description: DeviceDescription {
+                id,
+                uuid: DeviceUuid(table.device_uuid(native).map_err(|code| (names.device_uuid[0], code))?),
+                model: table.device_name(native).map_err(|code| (names.device_name, code))?,
+                total: Bytes::new(total as u64),
+            },
+            // Some HIP versions say 4 KiB, and are slow or wrong below 2 MiB.
+            granularity: Bytes::new(granularity as u64).max(crate::limits::CHUNK_LEN_MIN),
+            properties,
+            reachable_from: natives.iter().copied().filter(reaches).collect(),
+        })
+    }
+}
+
+impl GpuDriver {
+    /// The library's version, as it writes it: 12090 for CUDA 12.9, 70100000 for HIP 7.1.
+    pub fn version(&self) -> i32 {
+        self.version
+    }
+
+    /// Chunks, mappings and reservations that this process still has.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        let state = self.lock();
+        (state.books.chunk_count(), state.books.mapping_count(), state.books.reservation_count())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no step of this driver panics while it holds the lock")
+    }
+
+    fn gpu(&self, device: DeviceId) -> Result<&Gpu, Cause> {
+        let count = self.devices.len();
+        self.devices.get(device.0 as usize).ok_or(Cause::NoDevice { device, count })
+    }
+
+    /// What the library answered to `function`, as a cause.
+    fn answered(function: &'static str) -> impl Fn(Code) -> Cause {
+        move |code| Cause::Library { function, code, meaning: meaning(code) }
+    }
+
+    /// The context, or device, that makes a thread's calls be for this device.
+    fn context(&self, state: &mut State, device: DeviceId) -> Result<u64, Cause> {
+        if let Some(context) = state.contexts.get(&device) {
+            return Ok(*context);
+        }
+        let native = self.gpu(device)?.native;
+        let retained = self.table.retain(native).map_err(Self::answered("cuDevicePrimaryCtxRetain"))?;
+        let context = retained.unwrap_or(native as u64);
+        state.contexts.insert(device, context);
+        Ok(context)
+    }
+
+    /// Does something that needs the device to be the thread's current one; afterwards the thread's own is again.
+    fn on<T>(
+        &self,
+        state: &mut State,
+        device: DeviceId,
+        function: &'static str,
+        step: impl FnOnce(&Table) -> Called<T>,
+    ) -> Result<T, Cause> {
+        let current = self.context(state, device)?;
+        self.as_current(current, function, step)
+    }
+
+    /// The same for memory calls, which need it on some libraries only: no context is made for them.
+    fn for_memory<T>(
+        &self,
+        device: DeviceId,
+        function: &'static str,
+        step: impl FnOnce(&Table) -> Called<T>,
+    ) -> Result<T, Cause> {
+        if self.vendor.needs_current {
+            return self.as_current(self.gpu(device)?.native as u64, function, step);
+        }
+        step(&self.table).map_err(Self::answered(function))
+    }
+
+    fn as_current<T>(
+        &self,
+        current: u64,
+        function: &'static str,
+        step: impl FnOnce(&Table) -> Called<T>,
+    ) -> Result<T, Cause> {
+        let before = self.table.current().map_err(Self::answered("asking for the current device"))?;
+        let is_other = before != current;
+        if is_other {
+            self.table.set_current(current).map_err(Self::answered("choosing the device"))?;
+        }
+        let outcome = step(&self.table).map_err(Self::answered(function));
+        if is_other {
+            self.table.set_current(before).map_err(Self::answered("going back to the thread's own device"))?;
+        }
+        outcome
+    }
+
+    /// The spans that one call each is made for: all at once, or mapping by mapping.
+    fn calls_over(&self, span: AddressSpan, mapped: &[AddressSpan]) -> Vec<AddressSpan> {
+        if self.vendor.takes_runs { vec![span] } else { mapped.to_vec() }
+    }
+
+    fn unreserve_raw(&self, device: DeviceId, raw: AddressSpan) -> Result<(), Cause> {
+        let function = self.vendor.names.unreserve;
+        self.for_memory(device, function, |table| table.unreserve(raw.start().get(), len_of(raw)))
+    }
+
+    /// What a create that ran out of something ran out of.
+    fn exhausted(&self, state: &State, device: DeviceId, requested: Bytes) -> Cause {
+        let memory = match self.memory_of(state, device) {
+            Ok(memory) => memory,
+            Err(cause) => return cause,
+        };
+        if memory.free >= requested
+            && let Some(limit) = open_files_at_limit()
+        {
+            // Where each chunk holds a descriptor this says "out of memory", too (rocm-systems issue 10604).
+            return Cause::TooMany {
+                what: "open files of this process",
+                limit,
+                remedy: "raise LimitNOFILE, or `ulimit -n`",
+            };
+        }
+        Cause::Exhausted { device, requested, available: memory.free, total: memory.total }
+    }
+
+    fn memory_of(&self, state: &State, device: DeviceId) -> Result<DeviceMemory, Cause> {
+        let total = self.gpu(device)?.description.total;
+        let told = match &self.nvml {
+            Some(nvml) => nvml
+                .free(self.gpu(device)?.description.uuid)
+                .map(Some)
+                .map_err(Self::answered("nvmlDeviceGetMemoryInfo"))?,
+            None => {
+                let told = self.for_memory(device, "hipMemGetInfo", Table::free_bytes)?;
+                told.map(|free| free as u64)
+            }
+        };
+        // Where nobody tells, all that is known is what this process has taken.
+        let created: Bytes = state.created.values().filter(|(on, _)| *on == device).map(|(_, len)| *len).sum();
+        let free = told.map_or(total.saturating_sub(created), |free| Bytes::new(free).min(total));
+        Ok(DeviceMemory { total, free })
+    }
+}
+
+/// The limit on open files, if this process is near it.
+fn open_files_at_limit() -> Option<u64> {
+    const NEAR: u64 = 4;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
+    let open = std::fs::read_dir("/proc/self/fd").ok()?.count() as u64;
+    (open + NEAR >= limit).then_some(limit)
+}
+
+impl Driver for GpuDriver {
+    fn name(&self) -> &'static str {
+        self.vendor.name
+    }
+
+    fn devices(&self) -> Vec<DeviceDescription> {
+        self.devices.iter().map(|gpu| gpu.description.clone()).collect()
+    }
+
+    fn capabilities(&self, device: DeviceId) -> Result<Capabilities, DriverError> {
+        let gpu = self.gpu(device).map_err(|cause| DriverError::new(Call::Query, cause))?;
+        Ok(Capabilities {
+            granularity: gpu.granularity,
+            alias: true,
+            contents: true,
+            // Not promised anywhere: to be shown on hardware before it is relied on.
+            clears_memory: false,
+            // Whoever imports a chunk chooses its access.
+            enforces_read_only: false,
+            // A descriptor does not say how large its chunk is.
+            checks_imports: false,
+            fds_per_chunk: self.vendor.fds_per_chunk,
+            mappings_max: MAPPINGS_MAX,
+        })
+    }
+
+    fn memory(&self, device: DeviceId) -> Result<DeviceMemory, DriverError> {
+        self.memory_of(&self.lock(), device).map_err(|cause| DriverError::new(Call::Query, cause))
+    }
+
+    fn create(&self, device: DeviceId, len: Bytes) -> Result<Handle, DriverError> {
+        let fail = |cause| DriverError::new(Call::Create, cause);
+        let gpu = self.gpu(device).map_err(fail)?;
+        let mut state = self.lock();
+        state.books.check_len("chunk size", len).map_err(fail)?;
+        let native = match self
+            .for_memory(device, self.vendor.names.create, |table| table.create(len.get() as usize, &gpu.properties))
+        {
+            Err(Cause::Library { code: code::OUT_OF_MEMORY, .. }) => {
+                return Err(fail(self.exhausted(&state, device, len)));
+            }
+            outcome => outcome.map_err(fail)?,
+        };
+        let (handle, chunk) = state.books.add_chunk(len);
+        state.handles.insert(handle, native);
+        state.created.insert(chunk, (device, len));
+        Ok(handle)
+    }
+
+    fn release(&self, handle: Handle) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Release, cause);
+        let mut state = self.lock();
+        state.books.chunk(handle).map_err(fail)?;
+        let native = state.handles[&handle];
+        self.table.release(native).map_err(Self::answered(self.vendor.names.release)).map_err(fail)?;
+        state.handles.remove(&handle);
+        let gone = state.books.release(handle).map_err(fail)?;
+        state.forget(gone.as_slice());
+        Ok(())
+    }
+
+    fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError> {
+        let fail = |cause| DriverError::new(Call::Export, cause);
+        let state = self.lock();
+        state.books.chunk(handle).map_err(fail)?;
+        let fd = self.table.export(state.handles[&handle]);
+        fd.map_err(Self::answered(self.vendor.names.export)).map_err(fail)
+    }
+
+    fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
+        let fail = |cause| DriverError::new(Call::Import, cause);
+        self.gpu(device).map_err(fail)?;
+        let mut state = self.lock();
+        state.books.check_len("chunk size", len).map_err(fail)?;
+        let by_pointer = (self.vendor.import)(self.version) == Import::ByPointer;
+        let native = self.for_memory(device, self.vendor.names.import, |table| table.import(fd.as_fd(), by_pointer));
+        let native = native.map_err(|cause| fail(Cause::NotAChunk { expected: len, found: cause.to_string() }))?;
+        // The library does not take the descriptor: `fd` is closed here.
+        let (handle, _) = state.books.add_chunk(len);
+        state.handles.insert(handle, native);
+        Ok(handle)
+    }
+
+    fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError> {
+        let fail = |cause| DriverError::new(Call::Reserve, cause);
+        let gpu = self.gpu(device).map_err(fail)?;
+        let mut state = self.lock();
+        state.books.check_len("reservation size", len).map_err(fail)?;
+        check_alignment(alignment, gpu.granularity).map_err(fail)?;
+        // HIP ignored the alignment until 2025: so much more is taken, and what lies at a multiple is used.
+        let padded = len
+            .checked_add(alignment)
+            .ok_or_else(|| fail(Cause::Misaligned { what: "reservation size", value: len.get(), unit: alignment }))?;
+        let names = &self.vendor.names;
+        let take = |len: Bytes| {
+            self.for_memory(device, names.reserve, |table| table.reserve(len.get() as usize, alignment.get() as usize))
+        };
+        let span = |start: u64, len| {
+            let span = Span::new(DeviceAddress::new(start), len);
+            span.ok_or_else(|| fail(Cause::Misaligned { what: "reserved address", value: start, unit: alignment }))
+        };
+        let mut raw = span(take(len).map_err(fail)?, len)?;
+        if !raw.start().get().is_multiple_of(alignment.get()) {
+            self.unreserve_raw(device, raw).map_err(fail)?;
+            raw = span(take(padded).map_err(fail)?, padded)?;
+        }
+        let start = DeviceAddress::new(raw.start().get().next_multiple_of(alignment.get()));
+        state.books.reserve(start, len);
+        state.homes.insert(start, Home { device, raw });
+        Ok(start)
+    }
+
+    fn unreserve(&self, span: AddressSpan) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Unreserve, cause);
+        let mut state = self.lock();
+        state.books.check_unreserve(span).map_err(fail)?;
+        let Home { device, raw } = state.homes[&span.start()];
+        self.unreserve_raw(device, raw).map_err(fail)?;
+        state.books.unreserve(span);
+        state.homes.remove(&span.start());
+        Ok(())
+    }
+
+    fn map(&self, at: DeviceAddress, handle: Handle) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Map, cause);
+        let mut state = self.lock();
+        let (span, chunk) = state.books.check_map(at, handle).map_err(fail)?;
+        let device = state.home_of(span).map_err(fail)?;
+        let native = state.handles[&handle];
+        // Where a map that failed says that it is done, the set-access that follows fails.
+        self.for_memory(device, self.vendor.names.map, |table| table.map(at.get(), len_of(span), native))
+            .map_err(fail)?;
+        state.books.map(span, chunk);
+        Ok(())
+    }
+
+    fn unmap(&self, span: AddressSpan) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Unmap, cause);
+        let mut state = self.lock();
+        let mapped = state.books.check_covered(span).map_err(fail)?;
+        let device = state.home_of(span).map_err(fail)?;
+        for part in self.calls_over(span, &mapped) {
+            let function = self.vendor.names.unmap;
+            let done: Vec<_> = mapped.iter().copied().filter(|mapping| part.contains_span(*mapping)).collect();
+            let unmapped = self.for_memory(device, function, |table| table.unmap(part.start().get(), len_of(part)));
+            // What never got access, and is not there, was never mapped, whatever the map said.
+            let was_never = self.vendor.map_may_lie && !state.books.have_access(&done);
+            match unmapped {
+                Err(Cause::Library { code: code::INVALID_VALUE, .. }) if was_never => {}
+                outcome => outcome.map_err(fail)?,
+            }
+            let gone = state.books.unmap(&done);
+            state.forget(&gone);
+        }
+        Ok(())
+    }
+
+    fn set_access(&self, span: AddressSpan, device: DeviceId, access: Access) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::SetAccess, cause);
+        let gpu = self.gpu(device).map_err(fail)?;
+        let mut state = self.lock();
+        let mapped = state.books.check_covered(span).map_err(fail)?;
+        let flags = match access {
+            Access::None => table::ACCESS_NONE,
+            Access::Read => table::ACCESS_READ,
+            Access::ReadWrite => table::ACCESS_READ_WRITE,
+        };
+        let location = |id: &i32| Location { kind: table::LOCATION_DEVICE, id: *id };
+        let who: Vec<_> =
+            gpu.reachable_from.iter().map(|id| AccessDescription { location: location(id), flags }).collect();
+        for part in self.calls_over(span, &mapped) {
+            let function = self.vendor.names.set_access;
+            let set = |table: &Table| table.set_access(part.start().get(), len_of(part), &who);
+            self.for_memory(device, function, set).map_err(fail)?;
+        }
+        state.books.set_access(&mapped, access);
+        Ok(())
+    }
+
+    fn read(&self, from: DeviceAddress, into: &mut [u8]) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Copy, cause);
+        let mut state = self.lock();
+        let span = usable(&state.books, from, into.len(), false).map_err(fail)?;
+        let device = state.home_of(span).map_err(fail)?;
+        self.on(&mut state, device, self.vendor.names.synchronize, Table::synchronize).map_err(fail)?;
+        let copy = |table: &Table| table.copy_to_host(into, from.get());
+        self.on(&mut state, device, self.vendor.names.copy_to_host, copy).map_err(fail)
+    }
+
+    fn write(&self, to: DeviceAddress, from: &[u8]) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Copy, cause);
+        let mut state = self.lock();
+        let span = usable(&state.books, to, from.len(), true).map_err(fail)?;
+        let device = state.home_of(span).map_err(fail)?;
+        self.on(&mut state, device, self.vendor.names.synchronize, Table::synchronize).map_err(fail)?;
+        let copy = |table: &Table| table.copy_to_device(to.get(), from);
+        self.on(&mut state, device, self.vendor.names.copy_to_device, copy).map_err(fail)
+    }
+
+    fn fill(&self, device: DeviceId, stream: StreamId, span: AddressSpan, value: u8) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Copy, cause);
+        let mut state = self.lock();
+        state.books.check_use(span, true).map_err(fail)?;
+        let fill = |table: &Table| table.fill(span.start().get(), value, len_of(span), stream.0);
+        self.on(&mut state, device, self.vendor.names.fill, fill).map_err(fail)
+    }
+
+    fn create_stream(&self, device: DeviceId) -> Result<StreamId, DriverError> {
+        let fail = |cause| DriverError::new(Call::Event, cause);
+        let mut state = self.lock();
+        let made = self.on(&mut state, device, self.vendor.names.stream_create, Table::stream_create);
+        let stream = StreamId(made.map_err(fail)?);
+        state.streams.insert(stream);
+        Ok(stream)
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Event, cause);
+        let mut state = self.lock();
+        if !state.streams.remove(&stream) {
+            return Err(fail(Cause::UnknownStream(stream)));
+        }
+        self.table.stream_destroy(stream.0).map_err(Self::answered(self.vendor.names.stream_destroy)).map_err(fail)
+    }
+
+    fn record_event(&self, device: DeviceId, stream: StreamId) -> Result<EventId, DriverError> {
+        let fail = |cause| DriverError::new(Call::Event, cause);
+        let mut state = self.lock();
+        let names = &self.vendor.names;
+        let event = self.on(&mut state, device, names.event_create, Table::event_create).map_err(fail)?;
+        let recorded = self.on(&mut state, device, names.event_record, |table| table.event_record(event, stream.0));
+        if let Err(cause) = recorded {
+            // What was made for it goes with it; if not even that works there is nobody to tell.
+            let _ = self.table.event_destroy(event);
+            return Err(fail(cause));
+        }
+        state.events.insert(EventId(event));
+        Ok(EventId(event))
+    }
+
+    fn query_event(&self, event: EventId) -> Result<bool, DriverError> {
+        let fail = |cause| DriverError::new(Call::Event, cause);
+        self.lock().check_event(event).map_err(fail)?;
+        self.table.event_query(event.0).map_err(Self::answered(self.vendor.names.event_query)).map_err(fail)
+    }
+
+    fn wait_event(&self, device: DeviceId, stream: StreamId, event: EventId) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Event, cause);
+        let mut state = self.lock();
+        state.check_event(event).map_err(fail)?;
+        let wait = |table: &Table| table.stream_wait(stream.0, event.0);
+        self.on(&mut state, device, self.vendor.names.stream_wait, wait).map_err(fail)
+    }
+
+    fn destroy_event(&self, event: EventId) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Event, cause);
+        let mut state = self.lock();
+        state.check_event(event).map_err(fail)?;
+        state.events.remove(&event);
+        self.table.event_destroy(event.0).map_err(Self::answered(self.vendor.names.event_destroy)).map_err(fail)
+    }
+
+    fn synchronize(&self, device: DeviceId) -> Result<(), DriverError> {
+        let fail = |cause| DriverError::new(Call::Synchronize, cause);
+        let context = self.context(&mut self.lock(), device).map_err(fail)?;
+        // Not under the lock: it takes as long as the kernels do, and other threads may have something to ask meanwhile.
+        self.as_current(context, self.vendor.names.synchronize, Table::synchronize).map_err(fail)
+    }
+}
+
+impl Drop for GpuDriver {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        for device in state.contexts.keys() {
+            // At the end of a process the library may be gone already; then so is the context.
+            let _ = self.table.let_go(self.devices[device.0 as usize].native);
+        }
+    }
+}
+
+fn len_of(span: AddressSpan) -> usize {
+    span.len().get() as usize
+}

@@ -1,0 +1,54 @@
+//! `stitchd selftest`: drivers of this machine, and of pretended ones.
+
+use stitchd::driver::gpu::GpuKind;
+
+use crate::standin::Machine;
+use crate::support::{run, run_json, stderr};
+
+#[test]
+fn selftest_shows_every_check_and_what_calls_cost() {
+    let shown = run_json(&["selftest", "--driver", "host", "--costs", "--json"]);
+    assert_eq!((shown["driver"].as_str(), shown["passed"].as_bool()), (Some("host"), Some(true)));
+    let device = &shown["devices"][0];
+    let checks = device["checks"].as_array().unwrap();
+    assert_eq!(checks.len(), stitchd::driver::conformance::CHECKS.len());
+    assert!(
+        checks
+            .iter()
+            .all(|check| check["outcome"] == "passed" || check["why"] == "this driver cannot pretend a busy stream")
+    );
+    let costs = device["costs"].as_array().unwrap();
+    assert_eq!(costs.iter().map(|cost| cost["chunk_bytes"].as_u64().unwrap() >> 20).collect::<Vec<_>>(), [2, 32, 256]);
+    for call in ["create", "export", "import", "map", "set_access", "unmap", "release"] {
+        assert!(costs.iter().all(|cost| cost["nanoseconds"][call].as_u64().unwrap() > 0), "{call}: {costs:?}");
+    }
+}
+
+#[test]
+fn a_gpu_driver_is_tested_on_the_stand_in_and_a_wrong_one_fails() {
+    for (kind, name) in [(GpuKind::Cuda, "cuda"), (GpuKind::Hip, "hip")] {
+        let machine = Machine::new(kind, "devices = 268435456, 134217728\n");
+        let library = machine.library().to_str().unwrap();
+        let shown = run_json(&["selftest", "--driver", name, "--library", library, "--json"]);
+        assert_eq!((shown["driver"].as_str(), shown["devices"].as_array().unwrap().len()), (Some(name), 2));
+        assert_eq!((shown["passed"].as_bool(), machine.chunk_files()), (Some(true), 0), "{shown}");
+    }
+    // A CUDA that cannot set the access of a run, as some HIP versions cannot.
+    let broken = Machine::new(GpuKind::Cuda, "quirks = access_run_fails\n");
+    let output = run(&["selftest", "--driver", "cuda", "--library", broken.library().to_str().unwrap()]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("FAILED") && text.contains("cuMemSetAccess answers 999"), "{text}");
+}
+
+#[test]
+fn a_machine_without_the_driver_or_the_device_is_told_so() {
+    let machine = Machine::new(GpuKind::Cuda, "");
+    let library = machine.library().to_str().unwrap();
+    let output = run(&["selftest", "--driver", "cuda", "--library", library, "--device", "7"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("there is not device 7; the cuda driver has 1"), "{}", stderr(&output));
+    let output = run(&["selftest", "--driver", "hip", "--library", "/nowhere.so"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("there is no hip driver on this machine"), "{}", stderr(&output));
+}
