@@ -22,7 +22,7 @@
 //! | module | what it is for |
 //! |---|---|
 //! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`] | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes |
-//! | [`driver`] | what hardware can do: chunks, addresses, mappings, streams. The `host` and `sim` drivers, and decorators over any |
+//! | [`driver`] | what hardware can do: chunks, addresses, mappings, streams. The `host` and `sim` drivers, those of the GPU vendors over libraries that are found at run time, and decorators over any |
 //! | [`memory`] | who owns what of it: `Chunk`, `Reservation`, `Mapping`, whole or not at all |
 //! | [`store`] | every chunk of a daemon, its handle and its one exported descriptor |
 //! | [`ledger`] | who holds what: a pure state machine, commands in, effects out |
