@@ -64,8 +64,8 @@ pub(super) fn run(args: &SelftestArgs) -> Outcome {
     let count = devices.len();
     devices.retain(|device| args.device.is_none_or(|wanted| device.id.0 == wanted));
     if devices.is_empty() {
-        let wanted = args.device.map_or("any device".to_owned(), |wanted| format!("device {wanted}"));
-        return Err(Failure::Usage(format!("there is not {wanted}; the {} driver has {count}", driver.name())));
+        let wanted = args.device.map_or_else(String::new, |wanted| format!(" {wanted}"));
+        return Err(Failure::Usage(format!("there is no device{wanted}; the {} driver has {count}", driver.name())));
     }
     let mut shown = Vec::new();
     for device in devices {

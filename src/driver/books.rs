@@ -200,9 +200,11 @@ impl Books {
         Ok(found)
     }
 
-    /// Access was given to some of these mappings.
-    pub(super) fn have_access(&self, mapped: &[AddressSpan]) -> bool {
-        mapped.iter().any(|span| self.mappings[&span.start().get()].access != Access::None)
+    /// A handle of the chunk that is mapped there, if it has one, and the mapping's access.
+    pub(super) fn mapped_as(&self, part: AddressSpan) -> (Option<Handle>, Access) {
+        let mapped = &self.mappings[&part.start().get()];
+        let handle = self.handles.iter().find(|(_, chunk)| **chunk == mapped.chunk).map(|(handle, _)| *handle);
+        (handle, mapped.access)
     }
 
     /// Drops mappings that [`Books::check_covered`] found; says which chunks are gone with them.

@@ -134,7 +134,7 @@ pub struct Capabilities {
     pub clears_memory: bool,
     /// The driver holds to [`Access::Read`]: a write through such a mapping fails.
     pub enforces_read_only: bool,
-    /// An import of a descriptor that is a chunk of another size is refused; else only mapping it is.
+    /// An import of a descriptor that is a chunk of another size is refused; else only mapping more than there is.
     pub checks_imports: bool,
     /// Descriptors that the driver holds for each chunk while a handle lives.
     pub fds_per_chunk: u64,

@@ -23,6 +23,7 @@ pub use control::dial;
 pub use private::PrivateSource;
 
 use crate::clock::{Clock, SystemClock};
+use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::layers::metered::{CallCounts, Meter, Metered};
 use crate::driver::{Driver, DriverError, DriverName};
 use crate::error::{ErrorKind, chain};
@@ -272,9 +273,8 @@ impl Session {
 fn driver_like(name: &str, devices: &[RemoteDevice]) -> Result<Arc<dyn Driver>, SessionError> {
     let totals: Vec<Bytes> = devices.iter().map(|device| device.total).collect();
     match name.parse() {
-        Ok(name @ DriverName::Host) => {
-            crate::driver::open(name, &totals).map_err(|error| SessionError::Driver(error.to_string()))
-        }
+        // By itself: the client does not carry the others.
+        Ok(DriverName::Host) => Ok(Arc::new(HostDriver::new(HostOptions::with_devices(&totals)))),
         _ => Err(SessionError::Driver(name.to_owned())),
     }
 }

@@ -1,6 +1,11 @@
 //! `stitchd selftest`: drivers of this machine, and of pretended ones.
 
-use stitchd::driver::gpu::GpuKind;
+use std::sync::Arc;
+
+use stitchd::daemon::config::{Config, Flags};
+use stitchd::daemon::{Daemon, DaemonError};
+use stitchd::driver::gpu::{GpuDriver, GpuKind};
+use stitchd::error::ErrorKind;
 
 use crate::standin::Machine;
 use crate::support::{run, run_json, stderr};
@@ -47,8 +52,20 @@ fn a_machine_without_the_driver_or_the_device_is_told_so() {
     let library = machine.library().to_str().unwrap();
     let output = run(&["selftest", "--driver", "cuda", "--library", library, "--device", "7"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("there is not device 7; the cuda driver has 1"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("there is no device 7; the cuda driver has 1"), "{}", stderr(&output));
     let output = run(&["selftest", "--driver", "hip", "--library", "/nowhere.so"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("there is no hip driver on this machine"), "{}", stderr(&output));
+}
+
+#[test]
+fn memory_that_may_hold_somebodys_bytes_is_not_served() {
+    let machine = Machine::new(GpuKind::Cuda, "");
+    let driver = GpuDriver::open_library(GpuKind::Cuda, machine.library()).unwrap();
+    let config = Config::load(None, &Flags::default()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let error = Daemon::build(config, Arc::new(driver)).err().expect("it says that it does not clear memory");
+    assert!(matches!(error, DaemonError::Uncleared { driver: "cuda" }), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
 }

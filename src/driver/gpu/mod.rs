@@ -5,8 +5,13 @@
 //!
 //! ## Who makes a context
 //!
-//! Creating, releasing, exporting, importing and mapping chunks need none, so a daemon takes no memory of the device for itself. Streams, events, copies and
-//! [`Driver::synchronize`] need the process's primary context, which a training process has anyway; it is retained when the first of them is called.
+//! Creating, releasing, exporting and importing chunks need none, so a daemon takes no memory of the device for itself. Everything that has to do with addresses, streams and
+//! copies needs the process's primary context (without one, hooks around the driver have crashed), which a training process has anyway; it is retained when the first of them is called.
+//!
+//! ## Who vouches for streams
+//!
+//! A stream's number is the library's own handle, which it follows without looking. Those that this driver made are known; others are the training framework's, and whoever passes one in
+//! at the C border vouches that it lives.
 //!
 //! ## Rules that the libraries have, and where they are kept
 //!
@@ -226,6 +231,12 @@ impl State {
         home.map(|(_, home)| home.device).ok_or(Cause::NotReserved(span))
     }
 
+    /// The library's handle of what is mapped there, if there is one still, and its access.
+    fn mapped_as(&self, part: AddressSpan) -> (Option<u64>, Access) {
+        let (handle, access) = self.books.mapped_as(part);
+        (handle.and_then(|handle| self.handles.get(&handle)).copied(), access)
+    }
+
     /// Chunks that nothing of this process refers to any more.
     fn forget(&mut self, gone: &[ChunkKey]) {
         for chunk in gone {
@@ -271,10 +282,15 @@ impl GpuDriver {
             (0..count).map(|at| table.device(at)).collect::<Called<_>>().map_err(start(vendor.names.device_get))?;
         let mut devices = Vec::new();
         for (at, native) in natives.iter().enumerate() {
-            let id = DeviceId(at as u32);
-            devices.push(Gpu::open(vendor, &table, id, *native, &natives).map_err(|(call, code)| start(call)(code))?);
+            let id = DeviceId(devices.len() as u32);
+            match Gpu::open(vendor, &table, id, *native, &natives).map_err(|(call, code)| start(call)(code))? {
+                Some(gpu) => devices.push(gpu),
+                None => tracing::warn!(device = at, "the device has no virtual memory calls, and is left alone"),
+            }
         }
+        // One for all: the books are.
         let granularity = devices.iter().map(|gpu| gpu.granularity).max().unwrap_or(crate::limits::CHUNK_LEN_MIN);
+        devices.iter_mut().for_each(|gpu| gpu.granularity = granularity);
         let state = State {
             books: Books::new(granularity, true, MAPPINGS_MAX),
             handles: HashMap::new(),
@@ -296,13 +312,13 @@ impl Gpu {
         id: DeviceId,
         native: i32,
         natives: &[i32],
-    ) -> Result<Gpu, (&'static str, Code)> {
+    ) -> Result<Option<Gpu>, (&'static str, Code)> {
         let names = &vendor.names;
         let has =
             |attribute: i32| table.device_attribute(attribute, native).map_err(|code| (names.device_attribute, code));
         let can_share = vendor.fd_attribute.map_or(Ok(1), has)?;
         if has(vendor.vmm_attribute)? == 0 || can_share == 0 {
-            return Err((names.device_attribute, code::NOT_SUPPORTED));
+            return Ok(None);
         }
         let rdma = vendor.rdma_attribute.map_or(Ok(0), has)?;
         let properties = Properties {
@@ -320,7 +336,7 @@ impl Gpu {
         let granularity = table.granularity(&properties).map_err(|code| (names.granularity, code))?;
         let total = table.device_total(native).map_err(|code| (names.device_total, code))?;
         let reaches = |peer: &i32| *peer == native || table.can_access_peer(*peer, native).unwrap_or(false);
-        Ok(Gpu {
+        Ok(Some(Gpu {
             native,
             description: DeviceDescription {
                 id,
@@ -332,7 +348,7 @@ impl Gpu {
             granularity: Bytes::new(granularity as u64).max(crate::limits::CHUNK_LEN_MIN),
             properties,
             reachable_from: natives.iter().copied().filter(reaches).collect(),
-        })
+        }))
     }
 }
 
@@ -411,8 +427,9 @@ impl GpuDriver {
             self.table.set_current(current).map_err(Self::answered("choosing the device"))?;
         }
         let outcome = step(&self.table).map_err(Self::answered(function));
-        if is_other {
-            self.table.set_current(before).map_err(Self::answered("going back to the thread's own device"))?;
+        if is_other && let Err(code) = self.table.set_current(before) {
+            // What was done is done; whoever uses the thread chooses its own device anyway.
+            tracing::warn!(code, "a thread cannot go back to its own device");
         }
         outcome
     }
@@ -422,14 +439,85 @@ impl GpuDriver {
         if self.vendor.takes_runs { vec![span] } else { mapped.to_vec() }
     }
 
-    fn unreserve_raw(&self, device: DeviceId, raw: AddressSpan) -> Result<(), Cause> {
+    fn unreserve_raw(&self, state: &mut State, device: DeviceId, raw: AddressSpan) -> Result<(), Cause> {
         let function = self.vendor.names.unreserve;
-        self.for_memory(device, function, |table| table.unreserve(raw.start().get(), len_of(raw)))
+        self.on(state, device, function, |table| table.unreserve(raw.start().get(), len_of(raw)))
+    }
+
+    /// One map, of a whole chunk. Where a map that failed may say that it is done, that access can be set is what tells; a mapping that is not there is never unmapped, for that
+    /// crashes some versions.
+    fn map_native(&self, state: &mut State, device: DeviceId, span: AddressSpan, native: u64) -> Result<(), Cause> {
+        let names = &self.vendor.names;
+        self.on(state, device, names.map, |table| table.map(span.start().get(), len_of(span), native))?;
+        if self.vendor.map_may_lie {
+            self.set_access_native(state, device, span, Access::ReadWrite)?;
+        }
+        Ok(())
+    }
+
+    fn unmap_native(&self, state: &mut State, device: DeviceId, span: AddressSpan) -> Result<(), Cause> {
+        self.on(state, device, self.vendor.names.unmap, |table| table.unmap(span.start().get(), len_of(span)))
+    }
+
+    fn set_access_native(
+        &self,
+        state: &mut State,
+        device: DeviceId,
+        span: AddressSpan,
+        access: Access,
+    ) -> Result<(), Cause> {
+        let flags = match access {
+            Access::None => table::ACCESS_NONE,
+            Access::Read => table::ACCESS_READ,
+            Access::ReadWrite => table::ACCESS_READ_WRITE,
+        };
+        let location = |id: &i32| Location { kind: table::LOCATION_DEVICE, id: *id };
+        let who: Vec<_> = self
+            .gpu(device)?
+            .reachable_from
+            .iter()
+            .map(|id| AccessDescription { location: location(id), flags })
+            .collect();
+        let set = |table: &Table| table.set_access(span.start().get(), len_of(span), &who);
+        let first = self.on(state, device, self.vendor.names.set_access, set);
+        if first.is_ok() || self.vendor.takes_runs {
+            return first;
+        }
+        // HIP's fails for some ranges in some runs, and not the second time (ROCm issues 2516, 2667).
+        self.on(state, device, self.vendor.names.set_access, set)
+    }
+
+    /// Maps parts again that were unmapped before another could not be, so that a failed unmap has changed nothing. Those for which not even that works are gone from the books, too.
+    fn remap(&self, state: &mut State, device: DeviceId, parts: &[AddressSpan]) {
+        for part in parts {
+            let (native, access) = state.mapped_as(*part);
+            let mapped = native.ok_or(Cause::NotMapped(*part)).and_then(|native| {
+                self.map_native(state, device, *part, native)?;
+                self.set_access_native(state, device, *part, access)
+            });
+            if let Err(error) = mapped {
+                tracing::error!(span = %part, %error, "a mapping was lost while another could not be undone");
+                let gone = state.books.unmap(&[*part]);
+                state.forget(&gone);
+            }
+        }
+    }
+
+    /// Waits for what is queued on the device of these addresses, which may be used. Not under the lock: it takes as long as kernels do.
+    fn settle(&self, at: DeviceAddress, len: usize, writes: bool) -> Result<DeviceId, Cause> {
+        let (device, context) = {
+            let mut state = self.lock();
+            let span = usable(&state.books, at, len, writes)?;
+            let device = state.home_of(span)?;
+            (device, self.context(&mut state, device)?)
+        };
+        self.as_current(context, self.vendor.names.synchronize, Table::synchronize)?;
+        Ok(device)
     }
 
     /// What a create that ran out of something ran out of.
     fn exhausted(&self, state: &State, device: DeviceId, requested: Bytes) -> Cause {
-        let memory = match self.memory_of(state, device) {
+        let memory = match self.memory_of(state, device).or_else(|_| self.known_memory(state, device)) {
             Ok(memory) => memory,
             Err(cause) => return cause,
         };
@@ -454,14 +542,22 @@ impl GpuDriver {
                 .map(Some)
                 .map_err(Self::answered("nvmlDeviceGetMemoryInfo"))?,
             None => {
-                let told = self.for_memory(device, "hipMemGetInfo", Table::free_bytes)?;
+                let function = self.vendor.names.memory_info.unwrap_or("asking for free memory");
+                let told = self.for_memory(device, function, Table::free_bytes)?;
                 told.map(|free| free as u64)
             }
         };
-        // Where nobody tells, all that is known is what this process has taken.
+        match told {
+            Some(free) => Ok(DeviceMemory { total, free: Bytes::new(free).min(total) }),
+            None => self.known_memory(state, device),
+        }
+    }
+
+    /// Where nobody tells, all that is known is what this process has taken.
+    fn known_memory(&self, state: &State, device: DeviceId) -> Result<DeviceMemory, Cause> {
+        let total = self.gpu(device)?.description.total;
         let created: Bytes = state.created.values().filter(|(on, _)| *on == device).map(|(_, len)| *len).sum();
-        let free = told.map_or(total.saturating_sub(created), |free| Bytes::new(free).min(total));
-        Ok(DeviceMemory { total, free })
+        Ok(DeviceMemory { total, free: total.saturating_sub(created) })
     }
 }
 
@@ -469,8 +565,12 @@ impl GpuDriver {
 fn open_files_at_limit() -> Option<u64> {
     const NEAR: u64 = 4;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
-    let open = std::fs::read_dir("/proc/self/fd").ok()?.count() as u64;
-    (open + NEAR >= limit).then_some(limit)
+    let is_near = match std::fs::read_dir("/proc/self/fd") {
+        Ok(open) => open.count() as u64 + NEAR >= limit,
+        // Looking takes one itself.
+        Err(error) => error.raw_os_error() == Some(libc::EMFILE),
+    };
+    is_near.then_some(limit)
 }
 
 impl Driver for GpuDriver {
@@ -549,7 +649,13 @@ impl Driver for GpuDriver {
         state.books.check_len("chunk size", len).map_err(fail)?;
         let by_pointer = (self.vendor.import)(self.version) == Import::ByPointer;
         let native = self.for_memory(device, self.vendor.names.import, |table| table.import(fd.as_fd(), by_pointer));
-        let native = native.map_err(|cause| fail(Cause::NotAChunk { expected: len, found: cause.to_string() }))?;
+        let native = native.map_err(|cause| match cause {
+            Cause::Library {
+                code: code::INVALID_VALUE | code::INVALID_DEVICE | code::OPERATING_SYSTEM | code::INVALID_HANDLE,
+                ..
+            } => fail(Cause::NotAChunk { expected: len, found: cause.to_string() }),
+            cause => fail(cause),
+        })?;
         // The library does not take the descriptor: `fd` is closed here.
         let (handle, _) = state.books.add_chunk(len);
         state.handles.insert(handle, native);
@@ -567,17 +673,18 @@ impl Driver for GpuDriver {
             .checked_add(alignment)
             .ok_or_else(|| fail(Cause::Misaligned { what: "reservation size", value: len.get(), unit: alignment }))?;
         let names = &self.vendor.names;
-        let take = |len: Bytes| {
-            self.for_memory(device, names.reserve, |table| table.reserve(len.get() as usize, alignment.get() as usize))
+        let take = |state: &mut State, len: Bytes| {
+            let reserve = |table: &Table| table.reserve(len.get() as usize, alignment.get() as usize);
+            self.on(state, device, names.reserve, reserve)
         };
         let span = |start: u64, len| {
             let span = Span::new(DeviceAddress::new(start), len);
             span.ok_or_else(|| fail(Cause::Misaligned { what: "reserved address", value: start, unit: alignment }))
         };
-        let mut raw = span(take(len).map_err(fail)?, len)?;
+        let mut raw = span(take(&mut state, len).map_err(fail)?, len)?;
         if !raw.start().get().is_multiple_of(alignment.get()) {
-            self.unreserve_raw(device, raw).map_err(fail)?;
-            raw = span(take(padded).map_err(fail)?, padded)?;
+            self.unreserve_raw(&mut state, device, raw).map_err(fail)?;
+            raw = span(take(&mut state, padded).map_err(fail)?, padded)?;
         }
         let start = DeviceAddress::new(raw.start().get().next_multiple_of(alignment.get()));
         state.books.reserve(start, len);
@@ -590,7 +697,7 @@ impl Driver for GpuDriver {
         let mut state = self.lock();
         state.books.check_unreserve(span).map_err(fail)?;
         let Home { device, raw } = state.homes[&span.start()];
-        self.unreserve_raw(device, raw).map_err(fail)?;
+        self.unreserve_raw(&mut state, device, raw).map_err(fail)?;
         state.books.unreserve(span);
         state.homes.remove(&span.start());
         Ok(())
@@ -602,9 +709,7 @@ impl Driver for GpuDriver {
         let (span, chunk) = state.books.check_map(at, handle).map_err(fail)?;
         let device = state.home_of(span).map_err(fail)?;
         let native = state.handles[&handle];
-        // Where a map that failed says that it is done, the set-access that follows fails.
-        self.for_memory(device, self.vendor.names.map, |table| table.map(at.get(), len_of(span), native))
-            .map_err(fail)?;
+        self.map_native(&mut state, device, span, native).map_err(fail)?;
         state.books.map(span, chunk);
         Ok(())
     }
@@ -614,60 +719,47 @@ impl Driver for GpuDriver {
         let mut state = self.lock();
         let mapped = state.books.check_covered(span).map_err(fail)?;
         let device = state.home_of(span).map_err(fail)?;
-        for part in self.calls_over(span, &mapped) {
-            let function = self.vendor.names.unmap;
-            let done: Vec<_> = mapped.iter().copied().filter(|mapping| part.contains_span(*mapping)).collect();
-            let unmapped = self.for_memory(device, function, |table| table.unmap(part.start().get(), len_of(part)));
-            // What never got access, and is not there, was never mapped, whatever the map said.
-            let was_never = self.vendor.map_may_lie && !state.books.have_access(&done);
-            match unmapped {
-                Err(Cause::Library { code: code::INVALID_VALUE, .. }) if was_never => {}
-                outcome => outcome.map_err(fail)?,
+        let parts = self.calls_over(span, &mapped);
+        for (done, part) in parts.iter().enumerate() {
+            if let Err(cause) = self.unmap_native(&mut state, device, *part) {
+                self.remap(&mut state, device, &parts[..done]);
+                return Err(fail(cause));
             }
-            let gone = state.books.unmap(&done);
-            state.forget(&gone);
         }
+        let gone = state.books.unmap(&mapped);
+        state.forget(&gone);
         Ok(())
     }
 
     fn set_access(&self, span: AddressSpan, device: DeviceId, access: Access) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::SetAccess, cause);
-        let gpu = self.gpu(device).map_err(fail)?;
+        self.gpu(device).map_err(fail)?;
         let mut state = self.lock();
         let mapped = state.books.check_covered(span).map_err(fail)?;
-        let flags = match access {
-            Access::None => table::ACCESS_NONE,
-            Access::Read => table::ACCESS_READ,
-            Access::ReadWrite => table::ACCESS_READ_WRITE,
-        };
-        let location = |id: &i32| Location { kind: table::LOCATION_DEVICE, id: *id };
-        let who: Vec<_> =
-            gpu.reachable_from.iter().map(|id| AccessDescription { location: location(id), flags }).collect();
         for part in self.calls_over(span, &mapped) {
-            let function = self.vendor.names.set_access;
-            let set = |table: &Table| table.set_access(part.start().get(), len_of(part), &who);
-            self.for_memory(device, function, set).map_err(fail)?;
+            self.set_access_native(&mut state, device, part, access).map_err(fail)?;
+            let within: Vec<_> = mapped.iter().copied().filter(|mapping| part.contains_span(*mapping)).collect();
+            // Part by part: what the books allow and the library does not breaks the context for good.
+            state.books.set_access(&within, access);
         }
-        state.books.set_access(&mapped, access);
         Ok(())
     }
 
     fn read(&self, from: DeviceAddress, into: &mut [u8]) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Copy, cause);
+        let device = self.settle(from, into.len(), false).map_err(fail)?;
         let mut state = self.lock();
-        let span = usable(&state.books, from, into.len(), false).map_err(fail)?;
-        let device = state.home_of(span).map_err(fail)?;
-        self.on(&mut state, device, self.vendor.names.synchronize, Table::synchronize).map_err(fail)?;
+        usable(&state.books, from, into.len(), false).map_err(fail)?;
         let copy = |table: &Table| table.copy_to_host(into, from.get());
         self.on(&mut state, device, self.vendor.names.copy_to_host, copy).map_err(fail)
     }
 
     fn write(&self, to: DeviceAddress, from: &[u8]) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Copy, cause);
+        let device = self.settle(to, from.len(), true).map_err(fail)?;
         let mut state = self.lock();
-        let span = usable(&state.books, to, from.len(), true).map_err(fail)?;
-        let device = state.home_of(span).map_err(fail)?;
-        self.on(&mut state, device, self.vendor.names.synchronize, Table::synchronize).map_err(fail)?;
+        // Others may have unmapped it meanwhile.
+        usable(&state.books, to, from.len(), true).map_err(fail)?;
         let copy = |table: &Table| table.copy_to_device(to.get(), from);
         self.on(&mut state, device, self.vendor.names.copy_to_device, copy).map_err(fail)
     }
@@ -692,10 +784,12 @@ impl Driver for GpuDriver {
     fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Event, cause);
         let mut state = self.lock();
-        if !state.streams.remove(&stream) {
+        if !state.streams.contains(&stream) {
             return Err(fail(Cause::UnknownStream(stream)));
         }
-        self.table.stream_destroy(stream.0).map_err(Self::answered(self.vendor.names.stream_destroy)).map_err(fail)
+        self.table.stream_destroy(stream.0).map_err(Self::answered(self.vendor.names.stream_destroy)).map_err(fail)?;
+        state.streams.remove(&stream);
+        Ok(())
     }
 
     fn record_event(&self, device: DeviceId, stream: StreamId) -> Result<EventId, DriverError> {
@@ -715,7 +809,9 @@ impl Driver for GpuDriver {
 
     fn query_event(&self, event: EventId) -> Result<bool, DriverError> {
         let fail = |cause| DriverError::new(Call::Event, cause);
-        self.lock().check_event(event).map_err(fail)?;
+        // Held over the call, which never waits: nobody may destroy the event meanwhile.
+        let state = self.lock();
+        state.check_event(event).map_err(fail)?;
         self.table.event_query(event.0).map_err(Self::answered(self.vendor.names.event_query)).map_err(fail)
     }
 
@@ -731,8 +827,9 @@ impl Driver for GpuDriver {
         let fail = |cause| DriverError::new(Call::Event, cause);
         let mut state = self.lock();
         state.check_event(event).map_err(fail)?;
+        self.table.event_destroy(event.0).map_err(Self::answered(self.vendor.names.event_destroy)).map_err(fail)?;
         state.events.remove(&event);
-        self.table.event_destroy(event.0).map_err(Self::answered(self.vendor.names.event_destroy)).map_err(fail)
+        Ok(())
     }
 
     fn synchronize(&self, device: DeviceId) -> Result<(), DriverError> {

@@ -25,8 +25,6 @@ struct MemoryInfo {
 pub(super) struct Nvml {
     device_by_uuid: unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int,
     memory_info: unsafe extern "C" fn(*mut c_void, *mut MemoryInfo) -> c_int,
-    /// Last, so that it goes after the functions that it holds.
-    _library: Library,
 }
 
 impl Nvml {
@@ -41,16 +39,24 @@ impl Nvml {
         if unsafe { init() } != 0 {
             return None;
         }
-        // SAFETY: the signature is the one of nvml.h; the library is kept beside the function.
+        // SAFETY: the signature is the one of nvml.h; the library is never unloaded.
         let device_by_uuid = *unsafe { library.get("nvmlDeviceGetHandleByUUID") }.ok()?;
         // SAFETY: as above.
         let memory_info = *unsafe { library.get("nvmlDeviceGetMemoryInfo") }.ok()?;
-        Some(Nvml { device_by_uuid, memory_info, _library: library })
+        std::mem::forget(library);
+        Some(Nvml { device_by_uuid, memory_info })
     }
 
     /// Bytes of the device that nobody holds.
     pub(super) fn free(&self, uuid: DeviceUuid) -> Result<u64, Code> {
-        let name = CString::new(uuid.to_string()).expect("a uuid in words has no zero byte");
+        // A part of a GPU (MIG) has the other prefix.
+        let whole = uuid.to_string();
+        let part = whole.replacen("GPU-", "MIG-", 1);
+        self.free_of(&whole).or_else(|_| self.free_of(&part))
+    }
+
+    fn free_of(&self, uuid: &str) -> Result<u64, Code> {
+        let name = CString::new(uuid).expect("a uuid in words has no zero byte");
         let mut device = std::ptr::null_mut();
         // SAFETY: `name` ends with a zero and lives through the call, as does the place for the answer.
         let code = unsafe { (self.device_by_uuid)(name.as_ptr(), &raw mut device) };

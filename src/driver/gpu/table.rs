@@ -11,6 +11,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use libloading::Library;
+use rustix::io::FdFlags;
 
 /// A result code as the library gives it. An integer and never an enum: a code that this build does not know must not be undefined behaviour.
 pub(super) type Code = c_int;
@@ -221,8 +222,6 @@ pub(super) struct Table {
     copy_to_device: unsafe extern "C" fn(u64, *const c_void, usize) -> Code,
     fill: unsafe extern "C" fn(u64, u8, usize, u64) -> Code,
     memory_info: Option<unsafe extern "C" fn(*mut usize, *mut usize) -> Code>,
-    /// Last, so that it goes after the functions that it holds.
-    _library: Library,
 }
 
 #[derive(Debug)]
@@ -245,7 +244,7 @@ pub enum LoadError {
     /// It is not there, under none of these names.
     #[error("{reason}")]
     Missing {
-        /// What the loader says of the last.
+        /// What the loader says of each.
         reason: String,
     },
     /// It lacks a function: it is older than what is needed.
@@ -262,7 +261,7 @@ pub enum LoadError {
 macro_rules! function {
     ($library:expr, $path:expr, $symbol:expr) => {{
         // SAFETY: the symbol is one of the library's C functions, whose documented signature is the type of the field that this is assigned to (the layouts are held
-        // by the test target `layouts`); the table keeps the library loaded for as long as the function is known.
+        // by the test target `layouts`); the library is never unloaded.
         let found = unsafe { $library.get($symbol) };
         *found.map_err(|_| LoadError::TooOld { library: $path.to_owned(), symbol: $symbol })?
     }};
@@ -271,16 +270,16 @@ macro_rules! function {
 impl Table {
     /// Loads the first library of `paths` that is there.
     pub(super) fn load(paths: &[&str], names: &Names) -> Result<Table, LoadError> {
-        let mut reason = String::new();
+        let mut reasons = Vec::new();
         for path in paths {
             // SAFETY: loading runs the library's initialisers. It is the vendor's driver, by the name under which every program of the machine loads it; another
             // path is taken only by builds for tests.
             match unsafe { Library::new(*path) } {
                 Ok(library) => return Table::of(library, path, names),
-                Err(error) => reason = crate::error::root(&error).to_string(),
+                Err(error) => reasons.push(crate::error::root(&error).to_string()),
             }
         }
-        Err(LoadError::Missing { reason })
+        Err(LoadError::Missing { reason: reasons.join("; ") })
     }
 
     fn of(library: Library, path: &str, names: &Names) -> Result<Table, LoadError> {
@@ -300,7 +299,7 @@ impl Table {
                 Current::Device { get: function!(library, path, *get), set: function!(library, path, *set) }
             }
         };
-        Ok(Table {
+        let table = Table {
             init: function!(library, path, names.init),
             version: function!(library, path, names.version),
             device_count: function!(library, path, names.device_count),
@@ -336,8 +335,10 @@ impl Table {
                 Some(symbol) => Some(function!(library, path, symbol)),
                 None => None,
             },
-            _library: library,
-        })
+        };
+        // For good: its threads, and functions of it that anybody still knows, must not be unloaded under it.
+        std::mem::forget(library);
+        Ok(table)
     }
 }
 
@@ -367,7 +368,8 @@ macro_rules! call {
     }};
 }
 
-/// One call each. Numbers in, numbers out: a handle or address that the library does not know is refused by it, or by the books before it is asked.
+/// One call each. Numbers in, numbers out. Handles, addresses and events are those that the library gave and has not taken back: the driver's books see to that; streams of others
+/// are vouched for by whoever passes them in (the driver's header).
 impl Table {
     pub(super) fn init(&self) -> Called<()> {
         call!(self.init, 0)
@@ -428,7 +430,10 @@ impl Table {
             return Err(code::UNKNOWN);
         }
         // SAFETY: the library has just opened it for its caller, who is to close it.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // Not every library does it itself.
+        rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC).map_err(|_| code::OPERATING_SYSTEM)?;
+        Ok(fd)
     }
 
     /// `by_pointer`: the library wants to know where the number of the descriptor is, in place of the number.

@@ -22,7 +22,7 @@ pub enum Quirk {
     AccessRunFails,
     /// The alignment of a reservation is ignored (HIP of 2024).
     IgnoresAlignment,
-    /// A map that fails says that it is done (HIP of 2024).
+    /// A map that fails says that it is done, and unmapping what is not mapped ends the process (HIP of 2024).
     MapLies,
     /// Every handle holds a descriptor, and where none is left memory is said to have run out (ROCm 7.14, rocm-systems issue 10604).
     FdPerHandle,
