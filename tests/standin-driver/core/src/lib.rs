@@ -19,9 +19,11 @@
 //!
 //! Not for: streams that are busy. What is queued has run when the call returns.
 
+mod facade;
 mod machine;
 mod process;
 
+pub use facade::{NativeAccess, NativeProperties, put};
 pub use machine::{Machine, Quirk};
 pub use process::{Process, Properties, answer, driver_beside};
 

@@ -160,6 +160,15 @@ impl Process {
         usize::try_from(ordinal).ok().and_then(|at| self.machine.devices.get(at)).copied().ok_or(code::INVALID_DEVICE)
     }
 
+    /// The name of a device everywhere: what comes before the ordinal is the vendor's.
+    pub fn uuid(&self, prefix: &[u8; 13], ordinal: i32) -> Called<[u8; 16]> {
+        self.device(ordinal)?;
+        let mut uuid = [0; 16];
+        uuid[..13].copy_from_slice(prefix);
+        uuid[13..].copy_from_slice(format!("{:03}", ordinal % 1000).as_bytes());
+        Ok(uuid)
+    }
+
     /// How many devices there are.
     pub fn device_count(&self) -> Called<i32> {
         self.init()?;

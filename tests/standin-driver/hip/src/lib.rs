@@ -1,127 +1,60 @@
-//! The C symbols of libamdhip64.so.7 over the stand-in. Each function hands its arguments on and its answer back.
+//! The C symbols of libamdhip64.so.7 over the stand-in. What the vendors have in common is standin-core's.
 
 #![expect(unsafe_code, reason = "C functions take pointers")]
 #![expect(clippy::missing_safety_doc, reason = "the contract of each is the vendor's: hip_runtime_api.h")]
 #![expect(missing_docs, reason = "the vendor's names, documented by the vendor")]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::os::fd::{BorrowedFd, IntoRawFd as _};
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 
-use standin_core::{Process, Properties, answer, code, driver_beside};
+use standin_core::{Process, answer, code, driver_beside, put};
 
 fn driver() -> &'static Process {
     static DRIVER: OnceLock<Process> = OnceLock::new();
     DRIVER.get_or_init(|| driver_beside(hipInit as *const () as usize, 70_200_000, false))
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Prop {
-    kind: c_uint,
-    handle_types: c_uint,
-    location: c_uint,
-    device: c_int,
-    rest: [u64; 2],
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct AccessDesc {
-    location: c_uint,
-    device: c_int,
-    flags: c_uint,
-}
-
 const UUID: &[u8; 13] = b"standin-hip--";
 
-/// Puts a value where the caller wants it.
-fn put<T>(place: *mut T) -> impl FnOnce(T) {
-    // SAFETY: the caller of the C function gives a place of this type (the vendor's contract).
-    move |value| unsafe { place.write(value) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipInit(_flags: c_uint) -> c_int {
-    answer(driver().init(), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipRuntimeGetVersion(version: *mut c_int) -> c_int {
-    answer(Ok(driver().machine().version()), put(version))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipGetDeviceCount(count: *mut c_int) -> c_int {
-    answer(driver().device_count(), put(count))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipDeviceGet(device: *mut c_int, ordinal: c_int) -> c_int {
-    answer(driver().device(ordinal).map(|_| ordinal), put(device))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipDeviceGetName(name: *mut c_char, len: c_int, device: c_int) -> c_int {
-    let text = b"stand-in\0";
-    if len < text.len() as c_int {
-        return code::INVALID_VALUE;
-    }
-    // SAFETY: the caller has room for `len` characters, which is at least as many.
-    answer(driver().device(device), |_| unsafe { text.as_ptr().cast::<c_char>().copy_to(name, text.len()) })
-}
+standin_core::symbols!(driver:
+    init = hipInit,
+    version = hipRuntimeGetVersion,
+    device_count = hipGetDeviceCount,
+    device_get = hipDeviceGet,
+    device_name = hipDeviceGetName,
+    device_total = hipDeviceTotalMem,
+    can_access_peer = hipDeviceCanAccessPeer,
+    granularity = hipMemGetAllocationGranularity,
+    create = hipMemCreate,
+    release = hipMemRelease,
+    export = hipMemExportToShareableHandle,
+    reserve = hipMemAddressReserve,
+    unreserve = hipMemAddressFree,
+    map = hipMemMap,
+    unmap = hipMemUnmap,
+    set_access = hipMemSetAccess,
+    synchronize = hipDeviceSynchronize,
+    stream_create = hipStreamCreateWithFlags,
+    stream_destroy = hipStreamDestroy,
+    stream_wait = hipStreamWaitEvent,
+    event_create = hipEventCreateWithFlags,
+    event_record = hipEventRecord,
+    event_query = hipEventQuery,
+    event_destroy = hipEventDestroy,
+    copy_to_host = hipMemcpyDtoH,
+    copy_to_device = hipMemcpyHtoD,
+    fill = hipMemsetD8Async,
+);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> c_int {
-    let name = |_| {
-        let mut uuid = [0; 16];
-        uuid[..13].copy_from_slice(UUID);
-        uuid[13..].copy_from_slice(format!("{device:03}").as_bytes());
-        uuid
-    };
-    answer(driver().device(device).map(name), put(uuid))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipDeviceTotalMem(bytes: *mut usize, device: c_int) -> c_int {
-    answer(driver().device(device).map(|bytes| bytes as usize), put(bytes))
+    answer(driver().uuid(UUID, device), put(uuid))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
     answer(driver().device(device).map(|_| c_int::from(attribute == 89)), put(value))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) -> c_int {
-    answer(driver().device(device).and(driver().device(peer)).map(|_| 1), put(can))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemGetAllocationGranularity(
-    granularity: *mut usize,
-    _prop: *const Prop,
-    _option: c_uint,
-) -> c_int {
-    answer(driver().init().map(|()| 2 << 20), put(granularity))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemCreate(handle: *mut u64, size: usize, prop: *const Prop, _flags: u64) -> c_int {
-    // SAFETY: the caller gives properties of the vendor's layout.
-    let prop = unsafe { prop.read() };
-    let Prop { kind, handle_types, location, device, .. } = prop;
-    answer(driver().create(size as u64, &Properties { kind, handle_types, location, device }), put(handle))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemRelease(handle: u64) -> c_int {
-    answer(driver().release(handle), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemExportToShareableHandle(fd: *mut c_int, handle: u64, kind: c_uint, flags: u64) -> c_int {
-    answer(driver().export(handle, kind, flags).map(|fd| fd.into_raw_fd()), put(fd))
 }
 
 #[unsafe(no_mangle)]
@@ -146,40 +79,6 @@ pub unsafe extern "C" fn hipMemImportFromShareableHandle(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemAddressReserve(
-    address: *mut u64,
-    size: usize,
-    alignment: usize,
-    _hint: u64,
-    flags: u64,
-) -> c_int {
-    answer(driver().reserve(size as u64, alignment as u64, flags), put(address))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemAddressFree(address: u64, size: usize) -> c_int {
-    answer(driver().unreserve(address, size as u64), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemMap(address: u64, size: usize, offset: usize, handle: u64, flags: u64) -> c_int {
-    answer(driver().map(address, size as u64, offset as u64, handle, flags), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemUnmap(address: u64, size: usize) -> c_int {
-    answer(driver().unmap(address, size as u64), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemSetAccess(address: u64, size: usize, who: *const AccessDesc, count: usize) -> c_int {
-    // SAFETY: the caller gives so many descriptions of the vendor's layout.
-    let who = unsafe { std::slice::from_raw_parts(who, count) };
-    let who: Vec<_> = who.iter().map(|who| (who.location, who.device, who.flags)).collect();
-    answer(driver().set_access(address, size as u64, &who), |()| ())
-}
-
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipGetDevice(device: *mut c_int) -> c_int {
     // A thread that has chosen none has the first.
     answer(driver().current().map(|current| current.saturating_sub(1) as c_int), put(device))
@@ -198,63 +97,4 @@ pub unsafe extern "C" fn hipMemGetInfo(free: *mut usize, total: *mut usize) -> c
         put(free)(left as usize);
         put(total)(all as usize);
     })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipDeviceSynchronize() -> c_int {
-    answer(driver().synchronize(), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipStreamCreateWithFlags(stream: *mut u64, _flags: c_uint) -> c_int {
-    answer(driver().stream_create(), put(stream))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipStreamDestroy(stream: u64) -> c_int {
-    answer(driver().stream_destroy(stream), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipStreamWaitEvent(stream: u64, event: u64, _flags: c_uint) -> c_int {
-    answer(driver().event_use(event, Some(stream)), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipEventCreateWithFlags(event: *mut u64, _flags: c_uint) -> c_int {
-    answer(driver().event_create(), put(event))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipEventRecord(event: u64, stream: u64) -> c_int {
-    answer(driver().event_use(event, Some(stream)), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipEventQuery(event: u64) -> c_int {
-    answer(driver().event_use(event, None), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipEventDestroy(event: u64) -> c_int {
-    answer(driver().event_destroy(event), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemcpyDtoH(into: *mut c_void, from: u64, len: usize) -> c_int {
-    // SAFETY: the caller has room for `len` bytes.
-    let into = unsafe { std::slice::from_raw_parts_mut(into.cast::<u8>(), len) };
-    answer(driver().copy_to_host(into, from), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemcpyHtoD(to: u64, from: *const c_void, len: usize) -> c_int {
-    // SAFETY: the caller has `len` bytes there.
-    let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), len) };
-    answer(driver().copy_to_device(to, from), |()| ())
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemsetD8Async(start: u64, value: u8, len: usize, _stream: u64) -> c_int {
-    answer(driver().fill(start, value, len as u64), |()| ())
 }
