@@ -244,6 +244,11 @@ fn reservations(subject: &Subject<'_>, capabilities: Capabilities) -> Verdict {
     expect(first.get().is_multiple_of(granule.get()), "a reservation is not aligned to the granularity")?;
     expect(second.get().is_multiple_of(wide.get()), "a reservation is not aligned as asked for")?;
     expect(!span(first, len).overlaps(span(second, len)), "two reservations overlap")?;
+    // All of it can be used.
+    let handle = ok("create", driver.create(*device, len))?;
+    ok("map", driver.map(second, handle))?;
+    ok("unmap", driver.unmap(span(second, len)))?;
+    ok("release", driver.release(handle))?;
     for alignment in [Bytes::ZERO, Bytes::new(granule.get() + 1), Bytes::new(granule.get() / 2)] {
         refused("an impossible alignment", driver.reserve(*device, len, alignment), |cause| {
             matches!(cause, Cause::Misaligned { .. })
