@@ -155,9 +155,15 @@ fn is_held_elsewhere(file: BorrowedFd<'_>) -> bool {
         // SAFETY: fcntl with F_SETLEASE takes an int and touches no memory of ours; the file is open while borrowed.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) }
     };
-    let is_alone = lease(libc::F_WRLCK) == 0;
-    if is_alone {
+    if lease(libc::F_WRLCK) == 0 {
         lease(libc::F_UNLCK);
+        return false;
     }
-    !is_alone
+    let error = std::io::Error::last_os_error();
+    assert_eq!(
+        error.raw_os_error(),
+        Some(libc::EAGAIN),
+        "the file system of the machine's directory has no leases: {error}"
+    );
+    true
 }
