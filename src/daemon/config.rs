@@ -1,7 +1,7 @@
 //! What a daemon is told: a TOML file, and flags that override it.
 //!
 //! ```toml
-//! driver = "auto"                 # auto, host, sim
+//! driver = "auto"                 # auto, cuda, hip, host, sim
 //! runtime_dir = "/run/stitchd"    # sockets and lock
 //! http = "127.0.0.1:9464"         # /metrics, /livez, /readyz; off when absent
 //! ladder = ["2MiB", "32MiB", "256MiB"]

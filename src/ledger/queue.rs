@@ -419,18 +419,15 @@ impl Ledger {
         let waiting = &self.requests[&request];
         let account = &self.devices[&waiting.device];
         let view = account.view(waiting.device);
+        let of_plan = waiting.plan.map(|plan| account.reserved_of(plan)).unwrap_or_default();
+        let own: Bytes = of_plan.iter().map(|chunk| self.chunks[chunk].len).sum();
         Refusal::Exhausted {
             device: waiting.device,
             requested: waiting.bytes,
             available: view.available(),
             budget: view.budget,
             holders: self.holders(waiting.device),
-            reserved: {
-                let own: u64 = waiting
-                    .plan
-                    .map_or(0, |plan| account.reserved_of(plan).iter().map(|chunk| self.chunks[chunk].len.get()).sum());
-                view.bytes.reserved - Bytes::new(own)
-            },
+            reserved: view.bytes.reserved - own,
             waited_ms: self.now_ms - waiting.asked_ms,
             ahead: self.devices[&waiting.device].waiting().iter().take_while(|key| key.request != request).count(),
         }

@@ -1,7 +1,7 @@
 //! What CUDA calls things (CUDA driver API, cuda.h 12.9 and 13.5).
 
+use super::Vendor;
 use super::table::{CurrentNames, Names, cuda_attribute};
-use super::{Import, Vendor};
 
 /// CUDA.
 pub(super) const CUDA: Vendor = Vendor {
@@ -53,10 +53,9 @@ pub(super) const CUDA: Vendor = Vendor {
     fd_attribute: Some(cuda_attribute::POSIX_FD),
     rdma_attribute: Some(cuda_attribute::RDMA),
     version_min: 11_020,
-    import: |_| Import::ByNumber,
+    imports_by_number_from: 0,
     nvml: Some("libnvidia-ml.so.1"),
     takes_runs: true,
     map_may_lie: false,
-    needs_current: false,
     fds_per_chunk: 0,
 };

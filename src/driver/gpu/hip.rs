@@ -1,7 +1,7 @@
 //! What HIP calls things, and where it differs (HIP 6.3 to 7.14, ROCm's clr).
 
+use super::Vendor;
 use super::table::{CurrentNames, Names, hip_attribute};
-use super::{Import, Vendor};
 
 /// HIP.
 pub(super) const HIP: Vendor = Vendor {
@@ -47,14 +47,11 @@ pub(super) const HIP: Vendor = Vendor {
     fd_attribute: None,
     rdma_attribute: None,
     version_min: 60_000_000,
-    // Until 7.1 the library reads the descriptor's number through a pointer; from then on the argument is the number. The wrong one crashes.
-    import: |version| if version >= 70_100_000 { Import::ByNumber } else { Import::ByPointer },
+    imports_by_number_from: 70_100_000,
     // One call over several mappings makes a later hipMemAddressFree fail (ROCR issue 285).
     takes_runs: false,
     // HIP of 2024 logs a map that failed and answers 0.
     map_may_lie: true,
-    // An import is tagged with the current device.
-    needs_current: true,
     // ROCm 7.14 holds a dma-buf descriptor for every hipMemCreate (rocm-systems issue 10604).
     fds_per_chunk: 1,
     nvml: None,

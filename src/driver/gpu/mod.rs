@@ -46,13 +46,6 @@ use table::{AccessDescription, Called, Code, LoadError, Location, Names, Propert
 /// No library names a limit of mappings; what it takes for each is its own.
 const MAPPINGS_MAX: u64 = u64::MAX;
 
-/// How an import tells the library which descriptor.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Import {
-    ByNumber,
-    ByPointer,
-}
-
 /// What one vendor's library is called, and what it does in its own way.
 #[derive(Debug)]
 struct Vendor {
@@ -70,13 +63,12 @@ struct Vendor {
     rdma_attribute: Option<i32>,
     /// The oldest version that works.
     version_min: i32,
-    import: fn(i32) -> Import,
+    /// The first version whose import takes a descriptor's number; those before take a pointer to it. The wrong one crashes.
+    imports_by_number_from: i32,
     /// One call may unmap, or set the access of, several mappings.
     takes_runs: bool,
     /// A map that fails may say that it is done.
     map_may_lie: bool,
-    /// Memory calls are for the thread's current device.
-    needs_current: bool,
     /// Descriptors that the library holds for each chunk.
     fds_per_chunk: u64,
     /// The library that says how much memory is free, where the driver itself cannot without a context.
@@ -185,6 +177,7 @@ pub struct GpuDriver {
     vendor: &'static Vendor,
     table: Table,
     nvml: Option<Nvml>,
+    /// As the library writes it: 12090 for CUDA 12.9, 70100000 for HIP 7.1.
     version: i32,
     devices: Vec<Gpu>,
     state: Mutex<State>,
@@ -353,11 +346,6 @@ impl Gpu {
 }
 
 impl GpuDriver {
-    /// The library's version, as it writes it: 12090 for CUDA 12.9, 70100000 for HIP 7.1.
-    pub fn version(&self) -> i32 {
-        self.version
-    }
-
     /// Chunks, mappings and reservations that this process still has.
     pub fn counts(&self) -> (usize, usize, usize) {
         let state = self.lock();
@@ -402,17 +390,17 @@ impl GpuDriver {
         self.as_current(current, function, step)
     }
 
-    /// The same for memory calls, which need it on some libraries only: no context is made for them.
+    /// The same for calls that need no context: none is made for them, and where there are none they are for the thread's current device.
     fn for_memory<T>(
         &self,
         device: DeviceId,
         function: &'static str,
         step: impl FnOnce(&Table) -> Called<T>,
     ) -> Result<T, Cause> {
-        if self.vendor.needs_current {
-            return self.as_current(self.gpu(device)?.native as u64, function, step);
+        if self.table.has_contexts() {
+            return step(&self.table).map_err(Self::answered(function));
         }
-        step(&self.table).map_err(Self::answered(function))
+        self.as_current(self.gpu(device)?.native as u64, function, step)
     }
 
     fn as_current<T>(
@@ -434,9 +422,9 @@ impl GpuDriver {
         outcome
     }
 
-    /// The spans that one call each is made for: all at once, or mapping by mapping.
-    fn calls_over(&self, span: AddressSpan, mapped: &[AddressSpan]) -> Vec<AddressSpan> {
-        if self.vendor.takes_runs { vec![span] } else { mapped.to_vec() }
+    /// The spans that one call each is made for, with their mappings: all at once, or mapping by mapping.
+    fn calls_over<'a>(&self, span: AddressSpan, mapped: &'a [AddressSpan]) -> Vec<(AddressSpan, &'a [AddressSpan])> {
+        if self.vendor.takes_runs { vec![(span, mapped)] } else { mapped.chunks(1).map(|one| (one[0], one)).collect() }
     }
 
     fn unreserve_raw(&self, state: &mut State, device: DeviceId, raw: AddressSpan) -> Result<(), Cause> {
@@ -488,16 +476,16 @@ impl GpuDriver {
     }
 
     /// Maps parts again that were unmapped before another could not be, so that a failed unmap has changed nothing. Those for which not even that works are gone from the books, too.
-    fn remap(&self, state: &mut State, device: DeviceId, parts: &[AddressSpan]) {
+    fn remap(&self, state: &mut State, device: DeviceId, parts: impl Iterator<Item = AddressSpan>) {
         for part in parts {
-            let (native, access) = state.mapped_as(*part);
-            let mapped = native.ok_or(Cause::NotMapped(*part)).and_then(|native| {
-                self.map_native(state, device, *part, native)?;
-                self.set_access_native(state, device, *part, access)
+            let (native, access) = state.mapped_as(part);
+            let mapped = native.ok_or(Cause::NotMapped(part)).and_then(|native| {
+                self.map_native(state, device, part, native)?;
+                self.set_access_native(state, device, part, access)
             });
             if let Err(error) = mapped {
                 tracing::error!(span = %part, %error, "a mapping was lost while another could not be undone");
-                let gone = state.books.unmap(&[*part]);
+                let gone = state.books.unmap(&[part]);
                 state.forget(&gone);
             }
         }
@@ -647,7 +635,7 @@ impl Driver for GpuDriver {
         self.gpu(device).map_err(fail)?;
         let mut state = self.lock();
         state.books.check_len("chunk size", len).map_err(fail)?;
-        let by_pointer = (self.vendor.import)(self.version) == Import::ByPointer;
+        let by_pointer = self.version < self.vendor.imports_by_number_from;
         let native = self.for_memory(device, self.vendor.names.import, |table| table.import(fd.as_fd(), by_pointer));
         let native = native.map_err(|cause| match cause {
             Cause::Library {
@@ -720,9 +708,9 @@ impl Driver for GpuDriver {
         let mapped = state.books.check_covered(span).map_err(fail)?;
         let device = state.home_of(span).map_err(fail)?;
         let parts = self.calls_over(span, &mapped);
-        for (done, part) in parts.iter().enumerate() {
+        for (done, (part, _)) in parts.iter().enumerate() {
             if let Err(cause) = self.unmap_native(&mut state, device, *part) {
-                self.remap(&mut state, device, &parts[..done]);
+                self.remap(&mut state, device, parts[..done].iter().map(|(part, _)| *part));
                 return Err(fail(cause));
             }
         }
@@ -736,11 +724,10 @@ impl Driver for GpuDriver {
         self.gpu(device).map_err(fail)?;
         let mut state = self.lock();
         let mapped = state.books.check_covered(span).map_err(fail)?;
-        for part in self.calls_over(span, &mapped) {
+        for (part, mappings) in self.calls_over(span, &mapped) {
             self.set_access_native(&mut state, device, part, access).map_err(fail)?;
-            let within: Vec<_> = mapped.iter().copied().filter(|mapping| part.contains_span(*mapping)).collect();
             // Part by part: what the books allow and the library does not breaks the context for good.
-            state.books.set_access(&within, access);
+            state.books.set_access(mappings, access);
         }
         Ok(())
     }

@@ -465,6 +465,11 @@ impl Table {
         call!(self.set_access, start, len, who.as_ptr(), who.len())
     }
 
+    /// Threads choose a context; else a device, which every call is for then: also an import is tagged with it.
+    pub(super) fn has_contexts(&self) -> bool {
+        matches!(self.current, Current::Context { .. })
+    }
+
     /// The primary context of a device, which is made if nobody has made it; nothing where devices do without.
     pub(super) fn retain(&self, device: i32) -> Called<Option<u64>> {
         match self.current {
