@@ -381,6 +381,14 @@ pub enum Cause {
         #[source]
         errno: rustix::io::Errno,
     },
+    /// The device is gone (an Xid error, a reset, the driver unloaded) and nothing on it works any more.
+    #[error("{device} is lost ({reason}); restart whatever uses it once the device is back")]
+    Lost {
+        /// Which.
+        device: DeviceId,
+        /// What the driver says.
+        reason: &'static str,
+    },
     /// A test asked for this failure.
     #[error("injected fault number {0}")]
     Injected(u64),
@@ -407,6 +415,7 @@ impl Cause {
                 _ => ErrorKind::Broken,
             },
             Cause::Library { code, .. } => gpu::kind_of(*code),
+            Cause::Lost { .. } => ErrorKind::Unavailable,
             Cause::Injected(_) => ErrorKind::Broken,
         }
     }
