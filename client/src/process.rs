@@ -80,7 +80,8 @@ fn make(setup: &mut Setup, device: u32) -> Result<Runtime, String> {
     let session = match &setup.session {
         Some(session) => Arc::clone(session),
         None => {
-            let config = SessionConfig::new(environment.socket(), name());
+            let library = environment.library.clone();
+            let config = SessionConfig { library, ..SessionConfig::new(environment.socket(), name()) };
             let session = Session::connect(&config).map_err(|error| chain(&error))?;
             setup.session = Some(Arc::clone(&session));
             session

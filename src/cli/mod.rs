@@ -17,6 +17,7 @@ mod health;
 mod plan;
 mod plans;
 mod reserve;
+mod scrub;
 mod selftest;
 mod serve;
 mod sessions;
@@ -73,6 +74,9 @@ enum Command {
     Health(health::HealthArgs),
     /// Checks whether a driver keeps the rules on this machine, and measures what its calls cost
     Selftest(selftest::SelftestArgs),
+    /// Clears new chunks for the daemon that started it
+    #[command(hide = true)]
+    Scrub(scrub::ScrubArgs),
     /// One training process of the demo
     #[command(hide = true)]
     Trainer(trainer::TrainerArgs),
@@ -213,6 +217,7 @@ impl Command {
             Command::Plans(args) => plans::run(&args),
             Command::Health(args) => health::run(&args),
             Command::Selftest(args) => selftest::run(&args),
+            Command::Scrub(args) => scrub::run(&args),
             Command::Trainer(args) => trainer::run(&args),
         }
     }

@@ -11,6 +11,7 @@ use crate::driver::{Access, Call, Driver, DriverError, DriverName};
 use crate::error::chain;
 use crate::ids::DeviceId;
 use crate::ladder::Ladder;
+use crate::session::locate::Environment;
 use crate::units::{Bytes, Span};
 
 #[derive(Debug, Args)]
@@ -27,10 +28,6 @@ pub(super) struct SelftestArgs {
     /// Measure what the calls cost, too
     #[arg(long)]
     costs: bool,
-    /// A driver library from another place
-    #[cfg(feature = "testing")]
-    #[arg(long, hide = true)]
-    library: Option<std::path::PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -41,11 +38,7 @@ const PRETENDED: [Bytes; 1] = [Bytes::gib(8)];
 
 impl SelftestArgs {
     fn open(&self) -> Result<std::sync::Arc<dyn Driver>, Failure> {
-        #[cfg(feature = "testing")]
-        if let Some(library) = &self.library {
-            return Ok(crate::driver::open_library(self.driver, library)?);
-        }
-        Ok(crate::driver::open(self.driver, &PRETENDED)?)
+        Ok(crate::driver::open(self.driver, &PRETENDED, &Environment::read().library)?)
     }
 }
 

@@ -11,7 +11,7 @@ use tracing_subscriber::EnvFilter;
 use super::{DONE, Failure, Outcome, print_json};
 use crate::daemon::config::{Config, Flags};
 use crate::daemon::{Daemon, DaemonError, Listeners};
-use crate::session::locate::SOCKET_NAME;
+use crate::session::locate::{Environment, SOCKET_NAME};
 
 #[derive(Debug, Args)]
 #[command(
@@ -30,7 +30,7 @@ pub(super) struct ServeArgs {
     /// Read this configuration (TOML); flags win over it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Own this device, and no other that is not named; BYTES is for the pretended devices of host and sim
+    /// Own this device, and no other that is not named; BYTES is the size of a pretended device, and of a GPU the most that is taken
     #[arg(long = "device", value_name = "ORDINAL[=BYTES]")]
     devices: Vec<String>,
     /// Print the configuration that would be used, and end
@@ -99,7 +99,7 @@ pub(super) fn raise_descriptor_limit() {
 async fn serve(config: Config, args: &ServeArgs) -> Result<(), Failure> {
     // The lock first: a second daemon must not touch a device.
     let listeners = Listeners::open(&config).await.map_err(DaemonError::from)?;
-    let driver = crate::driver::open(config.driver, &config.pretended_totals())?;
+    let driver = crate::driver::open(config.driver, &config.pretended_totals(), &Environment::read().library)?;
     let http = listeners.http_address();
     let socket = config.runtime_dir.join(SOCKET_NAME);
     let daemon = Daemon::build(config, driver)?;

@@ -9,7 +9,7 @@
 //!
 //! [[device]]
 //! ordinal = 0
-//! bytes = "16GiB"                 # pretended devices only
+//! bytes = "16GiB"                 # how large a pretended device is; of a GPU, how much the daemon takes at most
 //! ```
 
 use std::net::SocketAddr;
@@ -59,7 +59,7 @@ pub struct Config {
 pub struct DeviceConfig {
     /// The driver's ordinal.
     pub ordinal: u32,
-    /// Its bytes, where the driver only pretends.
+    /// Its bytes, where the driver only pretends; else the most that the daemon takes of it.
     pub bytes: Option<Bytes>,
 }
 
@@ -216,6 +216,11 @@ impl Config {
             configured.and_then(|device| device.bytes).unwrap_or(PRETENDED_DEVICE)
         };
         (0..count).map(total).collect()
+    }
+
+    /// The most that the daemon takes of a device, if somebody says.
+    pub(super) fn cap_of(&self, ordinal: u32) -> Option<Bytes> {
+        self.devices.iter().find(|device| device.ordinal == ordinal).and_then(|device| device.bytes)
     }
 
     /// The ordinals of the devices to own, of `count` that there are.

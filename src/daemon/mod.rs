@@ -10,6 +10,7 @@
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
 //! | [`service`] | gRPC |
 //! | [`chunk_server`] | the chunk socket |
+//! | [`scrubber`] | the process that clears new memory, where the driver does not |
 //! | [`plans`] | stored plans |
 //! | [`metrics`], [`http`] | what people watch |
 
@@ -20,6 +21,7 @@ mod listener;
 mod metrics;
 mod plans;
 mod registry;
+pub mod scrubber;
 mod service;
 mod watched;
 
@@ -37,13 +39,14 @@ use crate::ids::{DeviceId, DeviceUuid};
 use crate::ladder::{Ladder, Part};
 use crate::memory::Device;
 use crate::steward::Steward;
-use crate::store::{Store, StoreError};
+use crate::store::{ScrubError, Store, StoreError};
 use crate::units::Bytes;
 use config::Config;
 pub use listener::{ListenError, Listeners};
 use metrics::Metrics;
 use plans::{PlanStore, PlanStoreError};
 use registry::Registry;
+use scrubber::Scrubber;
 
 /// A daemon, ready to serve.
 pub struct Daemon {
@@ -91,13 +94,14 @@ pub enum DaemonError {
         /// How many there are.
         count: usize,
     },
-    /// New memory of the device may hold what another process wrote.
-    #[error(
-        "the {driver} driver does not promise that new memory is cleared, and this version has no other way to keep one process's bytes from another: it does not serve from it"
-    )]
+    /// New memory of the device may hold what another process wrote, and cannot be cleared.
+    #[error("the driver does not promise that new memory of device {device} is cleared, and nothing else clears it")]
     Uncleared {
-        /// Which driver.
-        driver: &'static str,
+        /// Which device.
+        device: u32,
+        /// Why not.
+        #[source]
+        source: ScrubError,
     },
     /// The stored plans cannot be read.
     #[error("cannot use the directory of plans")]
@@ -118,7 +122,7 @@ impl DaemonError {
             DaemonError::Driver(error) => error.kind(),
             DaemonError::Store(error) => error.kind(),
             DaemonError::NoDevice { .. } => ErrorKind::NotFound,
-            DaemonError::Uncleared { .. } => ErrorKind::Unsupported,
+            DaemonError::Uncleared { .. } => ErrorKind::Broken,
             DaemonError::Plans(_) => ErrorKind::Invalid,
             DaemonError::Thread(_) => ErrorKind::Exhausted,
             DaemonError::Server(_) => ErrorKind::Broken,
@@ -136,17 +140,25 @@ impl Daemon {
         for wanted in config.device_ordinals(listed.len()) {
             let no_device = || DaemonError::NoDevice { wanted, count: listed.len() };
             let found = listed.iter().find(|device| device.id.0 == wanted).ok_or_else(no_device)?;
-            let node_device =
-                NodeDevice { id: found.id, uuid: found.uuid, model: found.model.clone(), total: found.total };
-            // Sim has no contents that could be seen.
-            let capabilities = driver.capabilities(found.id)?;
-            if capabilities.contents && !capabilities.clears_memory {
-                return Err(DaemonError::Uncleared { driver: driver.name() });
-            }
-            devices.push(node_device);
+            devices.push(NodeDevice {
+                id: found.id,
+                uuid: found.uuid,
+                model: found.model.clone(),
+                total: config.cap_of(wanted).map_or(found.total, |cap| found.total.min(cap)),
+            });
         }
         let open = |device: &NodeDevice| Device::open(Arc::clone(&driver) as Arc<dyn Driver>, device.id);
-        let store = Store::new(devices.iter().map(open).collect::<Result<_, _>>()?);
+        let mut store = Store::new(devices.iter().map(open).collect::<Result<_, _>>()?);
+        for device in &devices {
+            store = store.with_cap(device.id, device.total);
+            let capabilities = driver.capabilities(device.id)?;
+            // Sim has no contents that could be seen.
+            if capabilities.contents && !capabilities.clears_memory {
+                let uncleared = |source| DaemonError::Uncleared { device: device.id.0, source };
+                let scrubber = Scrubber::start(driver.name(), device.uuid).map_err(uncleared)?;
+                store = store.with_scrubber(device.id, Arc::new(scrubber));
+            }
+        }
         let runtime = tokio::runtime::Handle::current();
         let spawn = Box::new(move |work: Box<dyn FnOnce() + Send>| drop(runtime.spawn_blocking(work)));
         let steward = Steward::new(store, Arc::clone(&clock), spawn)?;

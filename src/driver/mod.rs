@@ -26,6 +26,8 @@ mod streams;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+#[cfg(feature = "testing")]
+use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use gpu::OpenError;
@@ -466,6 +468,18 @@ impl DriverName {
     ];
 }
 
+impl DriverName {
+    /// The name, as [`DriverName::ALL`] has it.
+    pub fn as_str(self) -> &'static str {
+        DriverName::ALL.iter().find(|(_, driver)| *driver == self).map_or("", |(name, _)| name)
+    }
+
+    /// Its devices are as large as somebody says.
+    pub fn is_pretended(self) -> bool {
+        !matches!(self, DriverName::Cuda | DriverName::Hip)
+    }
+}
+
 impl std::str::FromStr for DriverName {
     type Err = UnknownDriverName;
 
@@ -483,20 +497,48 @@ impl std::str::FromStr for DriverName {
 #[error("there is no driver '{0}'; choose auto, cuda, hip, host or sim")]
 pub struct UnknownDriverName(String);
 
-/// Opens the driver `name` with the devices `totals`, where the driver's devices are pretended. `Auto` is the host driver:
-/// no other has been run on hardware.
-pub fn open(name: DriverName, totals: &[Bytes]) -> Result<Arc<dyn Driver>, OpenError> {
-    Ok(match name {
-        DriverName::Cuda => Arc::new(gpu::GpuDriver::open(gpu::GpuKind::Cuda)?),
-        DriverName::Hip => Arc::new(gpu::GpuDriver::open(gpu::GpuKind::Hip)?),
-        DriverName::Auto | DriverName::Host => Arc::new(host::HostDriver::new(host::HostOptions::with_devices(totals))),
-        DriverName::Sim => Arc::new(sim::SimDriver::new(sim::SimOptions::with_devices(totals))),
-    })
+/// Where a vendor's library is: where the system has it, or for tests at another place. Releases have no way to name one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LibraryPlace {
+    #[cfg(feature = "testing")]
+    path: Option<PathBuf>,
 }
 
-/// Opens the driver `name` over another library than the machine's: the stand-in of the tests.
-#[cfg(feature = "testing")]
-pub fn open_library(name: DriverName, library: &std::path::Path) -> Result<Arc<dyn Driver>, OpenError> {
-    let kind = if name == DriverName::Hip { gpu::GpuKind::Hip } else { gpu::GpuKind::Cuda };
-    Ok(Arc::new(gpu::GpuDriver::open_library(kind, library)?))
+impl LibraryPlace {
+    /// The library at `path`, which stands for all of the vendor's.
+    #[cfg(feature = "testing")]
+    pub fn at(path: impl Into<PathBuf>) -> LibraryPlace {
+        LibraryPlace { path: Some(path.into()) }
+    }
+
+    fn open(&self, kind: gpu::GpuKind) -> Result<gpu::GpuDriver, OpenError> {
+        #[cfg(feature = "testing")]
+        if let Some(path) = &self.path {
+            return gpu::GpuDriver::open_library(kind, path);
+        }
+        gpu::GpuDriver::open(kind)
+    }
+}
+
+/// Opens the driver `name` with the devices `totals`, where the driver's devices are pretended. `Auto` is the host driver:
+/// no other has been run on hardware.
+pub fn open(name: DriverName, totals: &[Bytes], library: &LibraryPlace) -> Result<Arc<dyn Driver>, OpenError> {
+    match open_shared(name, totals, library)? {
+        Some(driver) => Ok(driver),
+        None => Ok(Arc::new(sim::SimDriver::new(sim::SimOptions::with_devices(totals)))),
+    }
+}
+
+/// The same, where processes can share the driver's memory; `None` where they cannot. A client needs no other.
+pub fn open_shared(
+    name: DriverName,
+    totals: &[Bytes],
+    library: &LibraryPlace,
+) -> Result<Option<Arc<dyn Driver>>, OpenError> {
+    Ok(Some(match name {
+        DriverName::Cuda => Arc::new(library.open(gpu::GpuKind::Cuda)?),
+        DriverName::Hip => Arc::new(library.open(gpu::GpuKind::Hip)?),
+        DriverName::Auto | DriverName::Host => Arc::new(host::HostDriver::new(host::HostOptions::with_devices(totals))),
+        DriverName::Sim => return Ok(None),
+    }))
 }

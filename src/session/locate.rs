@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use crate::driver::LibraryPlace;
+
 /// The name of the gRPC socket in a runtime directory.
 pub const SOCKET_NAME: &str = "stitchd.sock";
 /// The runtime directory when nobody names another.
@@ -19,6 +21,8 @@ pub struct Environment {
     pub runtime_dir: Option<OsString>,
     /// `STITCHD_PLAN`: a plan file to serve from.
     pub plan: Option<OsString>,
+    /// `STITCHD_DRIVER_LIBRARY`, read in tests only: the library that stands for the vendor's.
+    pub library: LibraryPlace,
 }
 
 impl Environment {
@@ -31,6 +35,10 @@ impl Environment {
             dra_directory: read("NVIDIA_DRA_LOCAL_IPC_DIR"),
             runtime_dir: read("STITCHD_RUNTIME_DIR"),
             plan: read("STITCHD_PLAN"),
+            #[cfg(feature = "testing")]
+            library: read("STITCHD_DRIVER_LIBRARY").map(LibraryPlace::at).unwrap_or_default(),
+            #[cfg(not(feature = "testing"))]
+            library: LibraryPlace::default(),
         }
     }
 

@@ -23,9 +23,8 @@ pub use control::dial;
 pub use private::PrivateSource;
 
 use crate::clock::{Clock, SystemClock};
-use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::layers::metered::{CallCounts, Meter, Metered};
-use crate::driver::{Driver, DriverError, DriverName};
+use crate::driver::{self, Driver, DriverError, DriverName, LibraryPlace, OpenError};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceUuid, PlanId, SessionId};
 use crate::ladder::{Ladder, LadderError};
@@ -53,12 +52,21 @@ pub struct SessionConfig {
     pub priority: u32,
     /// How long the daemon may take for an answer, waiting for memory apart.
     pub patience: Duration,
+    /// Where the library of the daemon's driver is.
+    pub library: LibraryPlace,
 }
 
 impl SessionConfig {
     /// A session called `name` with the daemon at `socket`.
     pub fn new(socket: PathBuf, name: impl Into<String>) -> SessionConfig {
-        SessionConfig { socket, name: name.into(), limit: None, priority: 0, patience: Duration::from_secs(5) }
+        SessionConfig {
+            socket,
+            name: name.into(),
+            limit: None,
+            priority: 0,
+            patience: Duration::from_secs(5),
+            library: LibraryPlace::default(),
+        }
     }
 }
 
@@ -100,6 +108,9 @@ pub enum SessionError {
     /// The daemon's driver cannot be used from another process.
     #[error("the daemon uses the '{0}' driver, whose memory other processes cannot have")]
     Driver(String),
+    /// The daemon's driver does not open in this process.
+    #[error("the daemon's driver cannot be used by this process")]
+    Open(#[from] OpenError),
     /// The daemon has no such device.
     #[error("the daemon has no device {0}")]
     NoDevice(String),
@@ -142,6 +153,7 @@ impl SessionError {
             }
             SessionError::Refused { kind, .. } => *kind,
             SessionError::Protocol { .. } | SessionError::Driver(_) => ErrorKind::Unsupported,
+            SessionError::Open(_) => ErrorKind::Unavailable,
             SessionError::NoDevice(_) => ErrorKind::NotFound,
             SessionError::Malformed(_) | SessionError::Ladder(_) => ErrorKind::Broken,
             SessionError::Channel(error) => error.kind(),
@@ -190,7 +202,7 @@ impl Session {
         }
         fork::watch();
         let (control, opened) = Control::open(config)?;
-        let driver = driver_like(&opened.driver, &opened.devices)?;
+        let driver = driver_like(&opened.driver, &opened.devices, &config.library)?;
         let directory = config.socket.parent().map(PathBuf::from).unwrap_or_default();
         let (link, page) = Link::open(&directory.join(&opened.chunk_socket), opened.ticket, config.patience)?;
         let counters = stats_page::map(&page)?;
@@ -270,13 +282,11 @@ impl Session {
 }
 
 /// The driver that fits the daemon's: its memory can be imported here.
-fn driver_like(name: &str, devices: &[RemoteDevice]) -> Result<Arc<dyn Driver>, SessionError> {
+fn driver_like(name: &str, devices: &[RemoteDevice], library: &LibraryPlace) -> Result<Arc<dyn Driver>, SessionError> {
+    let unusable = || SessionError::Driver(name.to_owned());
+    let known: DriverName = name.parse().map_err(|_| unusable())?;
     let totals: Vec<Bytes> = devices.iter().map(|device| device.total).collect();
-    match name.parse() {
-        // By itself: the client does not carry the others.
-        Ok(DriverName::Host) => Ok(Arc::new(HostDriver::new(HostOptions::with_devices(&totals)))),
-        _ => Err(SessionError::Driver(name.to_owned())),
-    }
+    driver::open_shared(known, &totals, library)?.ok_or_else(unusable)
 }
 
 /// The daemon as a source of chunks for one device.

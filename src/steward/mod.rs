@@ -7,12 +7,12 @@
 //!
 //! * The ledger has one owner: whoever holds the core's lock. Steps are short and make no driver calls but the cheap question how much
 //!   memory is free.
-//! * Creates and destroys are *work*: done without the lock, by whatever [`Spawn`] is given. Their answers are steps again.
+//! * Creates (with the clearing of new memory) and destroys are *work*: done without the lock, by whatever [`Spawn`] is given. Their answers are steps again.
 //! * Answers to requests are given without the lock, after the step that decided them.
 //! * A panic inside a step leaves the ledger in no known state. Then the process aborts: better a restart than two holders of one
 //!   chunk.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -159,7 +159,8 @@ impl Steward {
     }
 
     fn work(self: Arc<Self>, work: Vec<Effect>) {
-        let outcomes: Vec<_> = work.into_iter().filter_map(|effect| self.carry_out(effect)).collect();
+        let mut outcomes: Vec<_> = work.iter().filter_map(|effect| self.carry_out(effect)).collect();
+        self.scrub(&work, &mut outcomes);
         let mut todo = Todo::default();
         {
             let mut core = self.lock();
@@ -170,8 +171,8 @@ impl Steward {
         self.follow(todo);
     }
 
-    fn carry_out(&self, effect: Effect) -> Option<Command> {
-        match effect {
+    fn carry_out(&self, effect: &Effect) -> Option<Command> {
+        match *effect {
             Effect::Create { chunk, device, len } => Some(match self.create(chunk, device, len) {
                 Ok(()) => Command::Created { chunk },
                 Err(error) => {
@@ -193,6 +194,35 @@ impl Steward {
         }
     }
 
+    /// Clears the chunks that were created, all of a device at once. Those that cannot be cleared were not created.
+    fn scrub(&self, work: &[Effect], outcomes: &mut [Command]) {
+        let mut created: BTreeMap<DeviceId, Vec<ChunkId>> = BTreeMap::new();
+        for (effect, outcome) in work.iter().zip(&*outcomes) {
+            if let (Effect::Create { chunk, device, .. }, Command::Created { .. }) = (effect, outcome) {
+                created.entry(*device).or_default().push(*chunk);
+            }
+        }
+        for (device, chunks) in created {
+            let Err(error) = self.store.scrub(device, &chunks) else { continue };
+            tracing::error!(%device, error = %chain(&error), "new chunks are not used");
+            for outcome in &mut *outcomes {
+                if let Command::Created { chunk } = *outcome
+                    && chunks.contains(&chunk)
+                {
+                    self.discard(chunk);
+                    *outcome = Command::CreateFailed { chunk, exhausted: false };
+                }
+            }
+        }
+    }
+
+    /// Gives back a chunk that nobody was told of.
+    fn discard(&self, chunk: ChunkId) {
+        if let Err(error) = self.store.destroy(chunk) {
+            tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk that nobody can use");
+        }
+    }
+
     /// Creates a chunk with the descriptor that its holders will be sent: no lease waits for that, and where descriptors have run out it is known before one is
     /// promised.
     fn create(&self, chunk: ChunkId, device: DeviceId, len: Bytes) -> Result<(), StoreError> {
@@ -200,11 +230,7 @@ impl Steward {
         if !self.exports {
             return Ok(());
         }
-        let Err(error) = self.store.descriptor(chunk) else { return Ok(()) };
-        if let Err(error) = self.store.destroy(chunk) {
-            tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk that has no descriptor");
-        }
-        Err(error)
+        self.store.descriptor(chunk).map(drop).inspect_err(|_| self.discard(chunk))
     }
 
     fn now_ms(&self) -> u64 {

@@ -4,12 +4,15 @@
 //! A chunk is exported once; whoever is to get a descriptor is sent that one, because exports are finite on the whole machine
 //! ([`limits::EXPORTS_MAX`]).
 //!
+//! Where a device does not clear new memory, somebody else has to, before anybody is sent a chunk of it: a [`Scrub`].
+//!
 //! Not for: who may have a chunk. The ledger decides, the store does.
 //!
 //! Threads: every method may be called from any thread. Driver calls are made without the lock, so a slow create delays nobody else; but for
 //! exports, which are quick.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -20,10 +23,24 @@ use crate::limits;
 use crate::memory::{Chunk, Device, MemoryError};
 use crate::units::Bytes;
 
+/// A way to clear chunks that may hold what another process wrote.
+pub trait Scrub: Send + Sync + fmt::Debug {
+    /// Sets every byte of these chunks to zero, and returns when that is done.
+    fn scrub(&self, chunks: &[(Arc<OwnedFd>, Bytes)]) -> Result<(), ScrubError>;
+}
+
+/// Chunks that may not be clear.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ScrubError(pub String);
+
 /// The chunks of this process.
 #[derive(Debug)]
 pub struct Store {
     devices: Vec<Arc<Device>>,
+    scrubbers: BTreeMap<DeviceId, Arc<dyn Scrub>>,
+    /// The most that this process takes of a device.
+    caps: BTreeMap<DeviceId, Bytes>,
     shelf: Mutex<Shelf>,
 }
 
@@ -58,6 +75,15 @@ pub enum StoreError {
         /// How many there may be.
         limit: u64,
     },
+    /// New chunks of this device could not be cleared.
+    #[error("new chunks of {device} cannot be cleared")]
+    Scrub {
+        /// Where.
+        device: DeviceId,
+        /// Why.
+        #[source]
+        source: ScrubError,
+    },
     /// The chunk is still used inside this process.
     #[error("{0} is in use in this process")]
     InUse(ChunkId),
@@ -73,6 +99,7 @@ impl StoreError {
             StoreError::NoChunk(_) | StoreError::NoDevice(_) => ErrorKind::NotFound,
             StoreError::Exists(_) | StoreError::InUse(_) => ErrorKind::Conflict,
             StoreError::Exports { .. } => ErrorKind::Exhausted,
+            StoreError::Scrub { .. } => ErrorKind::Broken,
             StoreError::Memory(error) => error.kind(),
         }
     }
@@ -81,7 +108,19 @@ impl StoreError {
 impl Store {
     /// An empty store over `devices`, by their ordinal.
     pub fn new(devices: Vec<Arc<Device>>) -> Store {
-        Store { devices, shelf: Mutex::default() }
+        Store { devices, scrubbers: BTreeMap::new(), caps: BTreeMap::new(), shelf: Mutex::default() }
+    }
+
+    /// The same, as if `device` were not larger than this.
+    pub fn with_cap(mut self, device: DeviceId, cap: Bytes) -> Store {
+        self.caps.insert(device, cap);
+        self
+    }
+
+    /// The same, with somebody who clears new chunks of `device`.
+    pub fn with_scrubber(mut self, device: DeviceId, scrubber: Arc<dyn Scrub>) -> Store {
+        self.scrubbers.insert(device, scrubber);
+        self
     }
 
     fn lock(&self) -> MutexGuard<'_, Shelf> {
@@ -97,12 +136,14 @@ impl Store {
         self.devices.iter().find(|device| device.id() == id).ok_or(StoreError::NoDevice(id))
     }
 
-    /// How much memory a device has, and how much of it nobody holds.
+    /// How much memory of a device this process may take, and how much of the device nobody holds.
     pub fn memory(&self, device: DeviceId) -> Result<DeviceMemory, StoreError> {
         let error = |source| {
             StoreError::Memory(MemoryError::Driver { action: "ask for the free memory of", len: Bytes::ZERO, source })
         };
-        self.device(device)?.driver().memory(device).map_err(error)
+        let memory = self.device(device)?.driver().memory(device).map_err(error)?;
+        let total = self.caps.get(&device).map_or(memory.total, |cap| memory.total.min(*cap));
+        Ok(DeviceMemory { total, ..memory })
     }
 
     /// Creates a chunk and keeps it as `id`.
@@ -113,6 +154,14 @@ impl Store {
         let chunk = Arc::new(Chunk::create(self.device(device)?, id, len)?);
         self.lock().chunks.insert(id, Stored { chunk, exported: None });
         Ok(())
+    }
+
+    /// Clears chunks of `device` that were just created, where its driver does not.
+    pub fn scrub(&self, device: DeviceId, ids: &[ChunkId]) -> Result<(), StoreError> {
+        let Some(scrubber) = self.scrubbers.get(&device) else { return Ok(()) };
+        let fd_and_len = |id: &ChunkId| Ok((self.descriptor(*id)?, self.chunk(*id)?.len()));
+        let chunks = ids.iter().map(fd_and_len).collect::<Result<Vec<_>, StoreError>>()?;
+        scrubber.scrub(&chunks).map_err(|source| StoreError::Scrub { device, source })
     }
 
     /// Gives a chunk back to the driver: its exported descriptor, then its handle. What others hold of it lives on with them.

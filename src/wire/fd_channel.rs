@@ -116,6 +116,13 @@ impl FdChannel {
     }
 }
 
+impl FdChannel {
+    /// The socket.
+    pub fn into_socket(self) -> OwnedFd {
+        self.socket
+    }
+}
+
 impl<S: AsFd> FdChannel<S> {
     /// A connection over a socket that is there. `blocks` says whether calls on it wait.
     pub fn over(socket: S, blocks: bool) -> FdChannel<S> {

@@ -149,7 +149,7 @@ fn a_request_waits_for_what_another_gives_back() {
     let patient = RuntimeConfig { wait: PATIENCE, ..RuntimeConfig::default() };
     // How long the daemon may take for an answer is one thing, how long one waits for memory another.
     let patience = Duration::from_millis(500);
-    let second = SessionConfig { patience, ..SessionConfig::new(daemon.socket(), "second") };
+    let second = SessionConfig { patience, ..daemon.session_config("second") };
     let second = Session::connect(&second).unwrap().runtime(0, patient).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| second.alloc(&Request::of(Bytes::mib(32))).unwrap());

@@ -1,4 +1,6 @@
 //! Daemons for tests: each its own process in its own directory, ended with the test, and held to a log without complaints.
+//!
+//! `STITCHD_TEST_DEVICE` says on which driver: `host`, or `cuda` and `hip` on a pretended machine with GPUs (tests/standin-driver).
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -7,10 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
+use stitchd::driver::LibraryPlace;
+use stitchd::driver::gpu::GpuKind;
 use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::{Session, SessionConfig};
 use stitchd::units::Bytes;
 use tempfile::TempDir;
+
+use crate::standin::Machine;
 
 /// How long anything may take that should take a moment: the one number of patience in the tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -50,10 +56,30 @@ pub(crate) fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// A daemon on the host driver.
+/// The driver under test, and the pretended machine's vendor where it is one of a GPU.
+pub(crate) fn vendor() -> Option<GpuKind> {
+    match std::env::var("STITCHD_TEST_DEVICE").as_deref() {
+        Err(_) | Ok("" | "host") => None,
+        Ok("cuda") => Some(GpuKind::Cuda),
+        Ok("hip") => Some(GpuKind::Hip),
+        Ok(other) => panic!("STITCHD_TEST_DEVICE is '{other}', and can be host, cuda or hip"),
+    }
+}
+
+/// True where this test cannot run on the driver under test; says so.
+pub(crate) fn needs_host(why: &str) -> bool {
+    let cannot = vendor().is_some();
+    if cannot {
+        println!("SKIP: only on the host driver: {why}");
+    }
+    cannot
+}
+
+/// A daemon on the driver under test.
 pub(crate) struct TestDaemon {
     child: Child,
     dir: TempDir,
+    machine: Option<Machine>,
     http: Option<String>,
     /// Log lines with these words are what the test is about.
     expected: Vec<&'static str>,
@@ -73,9 +99,27 @@ impl TestDaemon {
 
     /// A daemon in a directory that is there already.
     pub(crate) fn in_dir(dir: TempDir, flags: &[&str]) -> TestDaemon {
+        let machine = vendor().map(|kind| Machine::new(kind, &machine_like(flags)));
+        TestDaemon::launch(dir, machine, flags)
+    }
+
+    /// A daemon on a pretended machine with GPUs, whatever driver is under test.
+    pub(crate) fn on(machine: Machine, flags: &[&str]) -> TestDaemon {
+        TestDaemon::launch(tempfile::tempdir().unwrap(), Some(machine), flags)
+    }
+
+    fn launch(dir: TempDir, machine: Option<Machine>, flags: &[&str]) -> TestDaemon {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.path().join("log")).unwrap();
-        let mut child = stitchd()
-            .args(["serve", "--json", "--driver", "host", "--log", "debug"])
+        let mut command = stitchd();
+        let driver = machine.as_ref().map_or("host", |machine| match machine.kind() {
+            GpuKind::Cuda => "cuda",
+            GpuKind::Hip => "hip",
+        });
+        if let Some(machine) = &machine {
+            command.env("STITCHD_DRIVER_LIBRARY", machine.library());
+        }
+        let mut child = command
+            .args(["serve", "--json", "--driver", driver, "--log", "debug"])
             .arg("--runtime-dir")
             .arg(dir.path())
             .args(flags)
@@ -91,7 +135,16 @@ impl TestDaemon {
             panic!("the daemon did not start: {log}")
         });
         let http = ready["http"].as_str().map(str::to_owned);
-        TestDaemon { child, dir, http, expected: Vec::new(), is_over: false }
+        TestDaemon { child, dir, machine, http, expected: Vec::new(), is_over: false }
+    }
+
+    /// How sessions are opened with this daemon.
+    pub(crate) fn session_config(&self, name: &str) -> SessionConfig {
+        SessionConfig { library: self.library(), ..SessionConfig::new(self.socket(), name) }
+    }
+
+    fn library(&self) -> LibraryPlace {
+        self.machine.as_ref().map_or_else(LibraryPlace::default, |machine| LibraryPlace::at(machine.library()))
     }
 
     /// The test makes the daemon say something with these words.
@@ -146,7 +199,7 @@ impl TestDaemon {
     }
 
     pub(crate) fn session(&self, name: &str) -> Arc<Session> {
-        Session::connect(&SessionConfig::new(self.socket(), name)).unwrap()
+        Session::connect(&self.session_config(name)).unwrap()
     }
 
     pub(crate) fn runtime(&self, name: &str) -> Runtime {
@@ -154,7 +207,7 @@ impl TestDaemon {
     }
 
     pub(crate) fn session_with_limit(&self, name: &str, limit: Bytes) -> Arc<Session> {
-        let config = SessionConfig { limit: Some(limit), ..SessionConfig::new(self.socket(), name) };
+        let config = SessionConfig { limit: Some(limit), ..self.session_config(name) };
         Session::connect(&config).unwrap()
     }
 
@@ -210,6 +263,23 @@ impl Drop for TestDaemon {
     }
 }
 
+/// A machine whose devices are as large as the flags say.
+fn machine_like(flags: &[&str]) -> String {
+    const UNNAMED: Bytes = Bytes::gib(16);
+    let flag = |flag: &&str| flag.strip_prefix("--device=").map(str::to_owned);
+    let sizes: Vec<_> = flags.iter().filter_map(flag).collect();
+    let size = |text: &String| match text.split_once('=') {
+        Some((_, bytes)) => bytes.parse().unwrap(),
+        None => UNNAMED,
+    };
+    let mut sizes: Vec<Bytes> = sizes.iter().map(size).collect();
+    if sizes.is_empty() {
+        sizes.push(UNNAMED);
+    }
+    let bytes: Vec<String> = sizes.iter().map(|bytes| bytes.get().to_string()).collect();
+    format!("devices = {}", bytes.join(", "))
+}
+
 /// The client library, the newest there is: `cargo build` leaves it beside the binary, `cargo test` in `deps`. `None` when only a part of the workspace was
 /// built.
 pub(crate) fn client_library() -> Option<PathBuf> {
@@ -247,6 +317,7 @@ MIB = 1 << 20
         .args(["-c", &format!("{prelude}{script}")])
         .arg(library)
         .env("STITCHD_SOCKET", daemon.socket())
+        .envs(daemon.machine.as_ref().map(|machine| ("STITCHD_DRIVER_LIBRARY", machine.library())))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn();
@@ -262,4 +333,9 @@ MIB = 1 << 20
 /// The next line that a process says.
 pub(crate) fn hear(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> String {
     lines.next().expect("the process says something").unwrap()
+}
+
+/// Runs the binary on a pretended machine with GPUs.
+pub(crate) fn run_on(machine: &Machine, args: &[&str]) -> Output {
+    stitchd().args(args).env("STITCHD_DRIVER_LIBRARY", machine.library()).stdin(Stdio::null()).output().unwrap()
 }

@@ -8,6 +8,7 @@ use stitchd::driver::gpu::GpuKind;
 
 /// A machine. It goes with the directory.
 pub(crate) struct Machine {
+    kind: GpuKind,
     directory: TempDir,
     library: PathBuf,
 }
@@ -25,7 +26,11 @@ impl Machine {
         let library = directory.path().join(name);
         std::fs::copy(&built, &library).unwrap_or_else(|error| panic!("{}: {error}", built.display()));
         std::fs::write(directory.path().join("machine.conf"), conf).unwrap();
-        Machine { directory, library }
+        Machine { kind, directory, library }
+    }
+
+    pub(crate) fn kind(&self) -> GpuKind {
+        self.kind
     }
 
     pub(crate) fn library(&self) -> &Path {

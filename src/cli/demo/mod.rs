@@ -11,17 +11,23 @@ mod show;
 use clap::Args;
 use serde_json::json;
 
-use self::cast::{Act, CAST, DEVICE};
+use self::cast::{Act, CAST};
 use self::node::Node;
 use self::show::Show;
 use super::table::Table;
 use super::{Failure, Outcome, print_json};
 use crate::clock::{Clock as _, SystemClock};
+use crate::driver::DriverName;
 use crate::units::Bytes;
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  stitchd demo\n  stitchd demo --repeat 5 --json")]
+#[command(
+    after_help = "Examples:\n  stitchd demo\n  stitchd demo --repeat 5 --json\n  stitchd demo --driver cuda      on a GPU with at least 112 GiB free"
+)]
 pub(super) struct DemoArgs {
+    /// Which driver: cuda, hip or host
+    #[arg(long, value_name = "NAME", default_value = "host")]
+    driver: DriverName,
     /// Replay the last iteration of each trace so many times more
     #[arg(long, value_name = "N", default_value_t = 12)]
     repeat: u32,
@@ -59,10 +65,8 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
 }
 
 fn perform(args: &DemoArgs, show: &Show, clock: &SystemClock) -> anyhow::Result<Result> {
-    show.say(&format!(
-        "A pretended device of {DEVICE} in host memory. Memory is sparse: only pages that carry patterns are really there."
-    ));
-    let mut node = Node::start(args.keep, show)?;
+    let mut node = Node::start(args.driver, args.keep, show)?;
+    show.say(&node.introduce()?);
     show.say(&format!("daemon    pid {} in {}", node.daemon_pid(), node.directory().display()));
     let mut acts = Vec::new();
     for role in &CAST {

@@ -16,6 +16,7 @@ use super::show::Show;
 use crate::cli::ask;
 use crate::cli::trainer::WAITING;
 use crate::clock::{Clock as _, SystemClock};
+use crate::driver::DriverName;
 use crate::limits;
 use crate::session::locate::SOCKET_NAME;
 use crate::units::Bytes;
@@ -35,6 +36,9 @@ pub(super) struct Node {
     daemon: Child,
     directory: PathBuf,
     keep: bool,
+    driver: DriverName,
+    /// What others held before anything began: other processes, and the context of the process that clears new memory.
+    foreign: Bytes,
 }
 
 /// What was left when all had finished.
@@ -81,7 +85,7 @@ fn this_binary() -> anyhow::Result<PathBuf> {
 }
 
 impl Node {
-    pub(super) fn start(keep: bool, show: &Show) -> anyhow::Result<Node> {
+    pub(super) fn start(driver: DriverName, keep: bool, show: &Show) -> anyhow::Result<Node> {
         let chunk_len = chunk_len_for(rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum)?;
         let directory = scratch_directory()?;
         let config = directory.join("stitchd.toml");
@@ -94,7 +98,7 @@ impl Node {
         }
         let log = std::fs::File::create(directory.join("daemon.log")).context("creating the daemon's log")?;
         let daemon = Command::new(this_binary()?)
-            .args(["serve", "--json", "--driver", "host", "--http", "127.0.0.1:0"])
+            .args(["serve", "--json", "--driver", driver.as_str(), "--http", "127.0.0.1:0"])
             .arg("--config")
             .arg(&config)
             .arg("--runtime-dir")
@@ -106,13 +110,28 @@ impl Node {
             .stderr(log)
             .spawn()
             .context("starting the daemon")?;
-        let mut node = Node { daemon, directory, keep };
+        let mut node = Node { daemon, directory, keep, driver, foreign: Bytes::ZERO };
         node.clean_up_on_signals()?;
         let stdout = node.daemon.stdout.take().context("the daemon has a standard output")?;
         let mut ready = String::new();
         BufReader::new(stdout).read_line(&mut ready).context("waiting for the daemon")?;
         ensure!(!ready.is_empty(), "the daemon did not start:\n{}", node.log());
+        node.foreign = Bytes::new(node.device()?.foreign_bytes);
         Ok(node)
+    }
+
+    /// What the demo runs on, in a sentence.
+    pub(super) fn introduce(&self) -> anyhow::Result<String> {
+        let device = self.device()?;
+        let model = device.device.map(|device| device.model).unwrap_or_default();
+        let budget = Bytes::new(device.budget_bytes);
+        Ok(if self.driver.is_pretended() {
+            format!(
+                "A pretended device of {budget} in host memory. Memory is sparse: only pages that carry patterns are really there."
+            )
+        } else {
+            format!("{model}, of which the daemon may take {budget}; others hold {} of that.", self.foreign)
+        })
     }
 
     /// Ctrl-C, or a polite end: the daemon and the directory go, too.
@@ -224,7 +243,8 @@ impl Node {
         let clock = SystemClock::new();
         let device = loop {
             let device = self.device()?;
-            if device.available_bytes == device.budget_bytes && device.foreign_bytes == 0 || clock.now() > PATIENCE {
+            let is_back = device.available_bytes == device.budget_bytes && device.foreign_bytes <= self.foreign.get();
+            if is_back || clock.now() > PATIENCE {
                 break device;
             }
             std::thread::sleep(Duration::from_millis(20));
@@ -233,7 +253,7 @@ impl Node {
         let end = End {
             budget: Bytes::new(total),
             peak_leased: Bytes::new(device.peak_leased_bytes),
-            lost: Bytes::new(total.saturating_sub(device.available_bytes)),
+            lost: Bytes::new(total.saturating_sub(device.available_bytes)).saturating_sub(self.foreign),
         };
         let pid = rustix::process::Pid::from_child(&self.daemon);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("ending the daemon")?;

@@ -20,6 +20,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::driver::Driver;
 use crate::pool::Request;
 use crate::runtime::{Runtime, RuntimeConfig};
+use crate::session::locate::Environment;
 use crate::session::{Session, SessionConfig};
 use crate::trace::{EventKind, Trace};
 use crate::units::DeviceAddress;
@@ -139,7 +140,8 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
     let trace = read_trace(&args.trace)?;
     let job = Job::new(&trace);
     let plan = args.plan.as_ref().map(|path| read_plan(path)).transpose()?;
-    let config = SessionConfig::new(args.socket.clone(), args.name.clone());
+    let library = Environment::read().library;
+    let config = SessionConfig { library, ..SessionConfig::new(args.socket.clone(), args.name.clone()) };
     let session = Session::connect(&config)?;
     let wait = Duration::from_secs(args.wait);
     let runtime = session.runtime(0, RuntimeConfig { wait, ..RuntimeConfig::default() })?;
