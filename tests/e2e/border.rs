@@ -4,10 +4,13 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{TestDaemon, client_library, hear, python};
+use crate::support::{TestDaemon, client_library, hear, needs_host, python};
 
 #[test]
 fn the_c_example_builds_and_runs() {
+    if needs_host("the example writes with the CPU") {
+        return;
+    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let Some(library) = client_library() else { return println!("SKIP: libstitchd_client.so was not built") };
     if Command::new("cc").arg("--version").output().is_err() {
@@ -28,6 +31,7 @@ fn the_c_example_builds_and_runs() {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let run = |socket: &Path| {
         Command::new(&program)
+            .envs(daemon.environment())
             .env("STITCHD_SOCKET", socket)
             .env("LD_LIBRARY_PATH", library.parent().unwrap())
             .output()

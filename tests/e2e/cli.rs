@@ -1,6 +1,6 @@
 //! The command line: exit codes, errors that say what to do, help.
 
-use crate::support::{TestDaemon, run, run_json, stderr};
+use crate::support::{TestDaemon, driver_name, run, run_json, stderr};
 
 #[test]
 fn exit_codes_and_errors_say_what_happened() {
@@ -74,7 +74,7 @@ fn commands_print_tables_for_people() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let status = text(&["status"]);
-    assert!(status.contains("64.0 MiB") && status.contains("on the host driver"), "{status}");
+    assert!(status.contains("64.0 MiB") && status.contains(&format!("on the {} driver", driver_name())), "{status}");
     assert!(text(&["sessions"]).contains("a trainer"));
     assert_eq!(text(&["plans"]), "no plans\n");
     assert_eq!(text(&["health"]), "serving\n");

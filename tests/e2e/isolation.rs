@@ -1,7 +1,6 @@
 //! No byte of one session ever reaches another, and no chunk has two holders, whatever the first one keeps.
 
 use stitchd::driver::Driver;
-use stitchd::driver::host::{HostDriver, HostOptions};
 use stitchd::ids::DeviceId;
 use stitchd::pool::Request;
 use stitchd::units::{Bytes, Place as _};
@@ -20,7 +19,7 @@ fn a_mapping_that_is_kept_after_release_shows_nothing_and_disturbs_nobody() {
     let (first, channel) = raw::link(&daemon, &grpc, "keeper");
     let leased = raw::acquire(&channel, 1, raw::want(&first, 64)).unwrap();
     // A client that cheats: it says that it gives everything back, and keeps a descriptor.
-    let spy = HostDriver::new(HostOptions::with_devices(&[Bytes::mib(64)]));
+    let spy = daemon.driver();
     let handle = spy.import(DeviceId(0), leased[0].1.try_clone().unwrap(), Bytes::mib(2)).unwrap();
     let window = spy.reserve(DeviceId(0), Bytes::mib(2), Bytes::mib(2)).unwrap();
     spy.map(window, handle).unwrap();

@@ -18,25 +18,24 @@ fn scrape(daemon: &TestDaemon) -> String {
     text
 }
 
-const UUID: &str = "GPU-73746974-6368-642d-686f-73742d303030";
-
 #[test]
 fn every_figure_is_there_from_the_first_scrape_and_follows_what_happens() {
     let daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
+    let uuid = daemon.uuid();
     let text = scrape(&daemon);
     for counter in [
-        format!("stitchd_requests_total{{UUID=\"{UUID}\",served=\"planned\"}}"),
-        format!("stitchd_plan_deviations_total{{UUID=\"{UUID}\",kind=\"blocked\"}}"),
-        format!("stitchd_returned_bytes_total{{UUID=\"{UUID}\",reason=\"death\"}}"),
-        format!("stitchd_allocation_failures_total{{UUID=\"{UUID}\",reason=\"exhausted\"}}"),
-        format!("stitchd_rescued_bytes_total{{UUID=\"{UUID}\"}}"),
+        format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"planned\"}}"),
+        format!("stitchd_plan_deviations_total{{UUID=\"{uuid}\",kind=\"blocked\"}}"),
+        format!("stitchd_returned_bytes_total{{UUID=\"{uuid}\",reason=\"death\"}}"),
+        format!("stitchd_allocation_failures_total{{UUID=\"{uuid}\",reason=\"exhausted\"}}"),
+        format!("stitchd_rescued_bytes_total{{UUID=\"{uuid}\"}}"),
         "stitchd_acquire_seconds_count{result=\"granted\"}".to_owned(),
         "stitchd_sessions".to_owned() + " ",
     ] {
         assert_eq!(value(&text, &counter), 0.0, "{counter}");
     }
     let device = |text: &str, state: &str| {
-        value(text, &format!("stitchd_device_bytes{{gpu=\"0\",UUID=\"{UUID}\",state=\"{state}\"}}"))
+        value(text, &format!("stitchd_device_bytes{{gpu=\"0\",UUID=\"{uuid}\",state=\"{state}\"}}"))
     };
     let mib = |n: u64| (n << 20) as f64;
     assert_eq!((device(&text, "total"), device(&text, "leased")), (mib(64), 0.0));
@@ -46,16 +45,16 @@ fn every_figure_is_there_from_the_first_scrape_and_follows_what_happens() {
     runtime.alloc(&Request::of(Bytes::mib(100))).unwrap_err();
     let text = scrape(&daemon);
     assert_eq!((device(&text, "leased"), value(&text, "stitchd_sessions ")), (mib(8), 1.0));
-    let session = "stitchd_session_bytes{UUID=\"GPU-73746974-6368-642d-686f-73742d303030\",session=\"quoted\\\" \\\\ name\",kind=";
+    let session = format!("stitchd_session_bytes{{UUID=\"{uuid}\",session=\"quoted\\\" \\\\ name\",kind=");
     assert_eq!(value(&text, &format!("{session}\"live\"}}")), mib(8));
     assert_eq!(value(&text, &format!("{session}\"leased\"}}")), mib(8));
-    assert_eq!(value(&text, &format!("stitchd_requests_total{{UUID=\"{UUID}\",served=\"stitching\"}}")), 1.0);
+    assert_eq!(value(&text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"stitching\"}}")), 1.0);
     assert_eq!(
-        value(&text, &format!("stitchd_allocation_failures_total{{UUID=\"{UUID}\",reason=\"exhausted\"}}")),
+        value(&text, &format!("stitchd_allocation_failures_total{{UUID=\"{uuid}\",reason=\"exhausted\"}}")),
         1.0
     );
     let free =
-        |kind: &str| value(&text, &format!("stitchd_largest_free_bytes{{gpu=\"0\",UUID=\"{UUID}\",kind=\"{kind}\"}}"));
+        |kind: &str| value(&text, &format!("stitchd_largest_free_bytes{{gpu=\"0\",UUID=\"{uuid}\",kind=\"{kind}\"}}"));
     assert_eq!(free("stitchable"), mib(56));
     assert!(value(&text, "stitchd_acquire_seconds_count{result=\"granted\"}") >= 1.0);
     assert!(value(&text, "stitchd_acquire_seconds_count{result=\"refused\"}") >= 1.0);
@@ -66,13 +65,14 @@ fn every_figure_is_there_from_the_first_scrape_and_follows_what_happens() {
     let text =
         eventually("the session ends", || Some(scrape(&daemon)).filter(|text| value(text, "stitchd_sessions ") == 0.0));
     assert!(!text.contains("quoted"));
-    assert_eq!(value(&text, &format!("stitchd_requests_total{{UUID=\"{UUID}\",served=\"stitching\"}}")), 1.0);
-    assert_eq!(value(&text, &format!("stitchd_returned_bytes_total{{UUID=\"{UUID}\",reason=\"release\"}}")), mib(8));
+    assert_eq!(value(&text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"stitching\"}}")), 1.0);
+    assert_eq!(value(&text, &format!("stitchd_returned_bytes_total{{UUID=\"{uuid}\",reason=\"release\"}}")), mib(8));
 }
 
 #[test]
 fn idle_pieces_show_as_fragmentation() {
     let daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
+    let uuid = daemon.uuid();
     let runtime = daemon.runtime("fragmented");
     let blocks: Vec<_> = (0..32).map(|_| runtime.alloc(&Request::of(Bytes::mib(2))).unwrap()).collect();
     for block in blocks.iter().step_by(2) {
@@ -82,11 +82,11 @@ fn idle_pieces_show_as_fragmentation() {
     runtime.alloc(&Request::of(Bytes::mib(64))).unwrap_err();
     let text = scrape(&daemon);
     let ratio =
-        |kind: &str| value(&text, &format!("stitchd_fragmentation_ratio{{gpu=\"0\",UUID=\"{UUID}\",kind=\"{kind}\"}}"));
+        |kind: &str| value(&text, &format!("stitchd_fragmentation_ratio{{gpu=\"0\",UUID=\"{uuid}\",kind=\"{kind}\"}}"));
     assert!((ratio("external") - (1.0 - 2.0 / 32.0)).abs() < 1e-9, "{}", ratio("external"));
     assert!((ratio("internal") - 0.5).abs() < 1e-9, "{}", ratio("internal"));
     let free =
-        |kind: &str| value(&text, &format!("stitchd_largest_free_bytes{{gpu=\"0\",UUID=\"{UUID}\",kind=\"{kind}\"}}"));
+        |kind: &str| value(&text, &format!("stitchd_largest_free_bytes{{gpu=\"0\",UUID=\"{uuid}\",kind=\"{kind}\"}}"));
     assert_eq!((free("contiguous"), free("stitchable")), ((2_u64 << 20) as f64, (32_u64 << 20) as f64));
 }
 

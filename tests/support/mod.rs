@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use stitchd::driver::LibraryPlace;
 use stitchd::driver::gpu::GpuKind;
+use stitchd::driver::{Driver, LibraryPlace};
 use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::{Session, SessionConfig};
 use stitchd::units::Bytes;
@@ -66,6 +66,15 @@ pub(crate) fn vendor() -> Option<GpuKind> {
     }
 }
 
+/// The name of the driver under test.
+pub(crate) fn driver_name() -> &'static str {
+    match vendor() {
+        None => "host",
+        Some(GpuKind::Cuda) => "cuda",
+        Some(GpuKind::Hip) => "hip",
+    }
+}
+
 /// True where this test cannot run on the driver under test; says so.
 pub(crate) fn needs_host(why: &str) -> bool {
     let cannot = vendor().is_some();
@@ -111,10 +120,7 @@ impl TestDaemon {
     fn launch(dir: TempDir, machine: Option<Machine>, flags: &[&str]) -> TestDaemon {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.path().join("log")).unwrap();
         let mut command = stitchd();
-        let driver = machine.as_ref().map_or("host", |machine| match machine.kind() {
-            GpuKind::Cuda => "cuda",
-            GpuKind::Hip => "hip",
-        });
+        let driver = machine.as_ref().map_or("host", Machine::driver);
         if let Some(machine) = &machine {
             command.env("STITCHD_DRIVER_LIBRARY", machine.library());
         }
@@ -141,6 +147,19 @@ impl TestDaemon {
     /// How sessions are opened with this daemon.
     pub(crate) fn session_config(&self, name: &str) -> SessionConfig {
         SessionConfig { library: self.library(), ..SessionConfig::new(self.socket(), name) }
+    }
+
+    /// A driver of its own over the daemon's devices, as a process without manners would open one.
+    pub(crate) fn driver(&self) -> Arc<dyn Driver> {
+        let name = self.status()["driver"].as_str().unwrap().parse().unwrap();
+        let total = Bytes::new(self.device("total_bytes"));
+        stitchd::driver::open(name, &[total], &self.library()).unwrap()
+    }
+
+    /// What a process needs in its environment to use this daemon.
+    pub(crate) fn environment(&self) -> Vec<(&'static str, PathBuf)> {
+        let library = self.machine.as_ref().map(|machine| ("STITCHD_DRIVER_LIBRARY", machine.library().to_path_buf()));
+        [("STITCHD_SOCKET", self.socket())].into_iter().chain(library).collect()
     }
 
     fn library(&self) -> LibraryPlace {
@@ -191,6 +210,11 @@ impl TestDaemon {
     /// A figure of the first device.
     pub(crate) fn device(&self, figure: &str) -> u64 {
         self.status()["devices"][0][figure].as_u64().unwrap()
+    }
+
+    /// The first device's name.
+    pub(crate) fn uuid(&self) -> String {
+        self.status()["devices"][0]["uuid"].as_str().unwrap().to_owned()
     }
 
     /// Waits until a figure of the first device is this.
@@ -286,13 +310,19 @@ pub(crate) fn client_library() -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_BIN_EXE_stitchd")).parent().unwrap();
     let places = [beside.join("libstitchd_client.so"), beside.join("deps/libstitchd_client.so")];
     let built = |path: &PathBuf| path.metadata().and_then(|metadata| metadata.modified()).ok();
-    places.into_iter().filter(|path| path.exists()).max_by_key(built)
+    // Only a build with test hooks takes a driver's library from elsewhere.
+    let fits = |path: &PathBuf| {
+        let hook = b"STITCHD_DRIVER_LIBRARY";
+        let has_hook = |bytes: Vec<u8>| bytes.windows(hook.len()).any(|window| window == hook);
+        path.exists() && (vendor().is_none() || std::fs::read(path).is_ok_and(has_hook))
+    };
+    places.into_iter().filter(fits).max_by_key(built)
 }
 
 /// A Python process that can call the client library: `lib` is loaded, `main` is what the script does.
 pub(crate) fn python(daemon: &TestDaemon, script: &str) -> Option<Child> {
     let Some(library) = client_library() else {
-        println!("SKIP: libstitchd_client.so was not built; build the whole workspace");
+        println!("SKIP: libstitchd_client.so was not built; build the whole workspace with its tests");
         return None;
     };
     let prelude = "\
@@ -308,6 +338,27 @@ def malloc(size):
     return p
 def free(p, size):
     lib.stitch_free(p, size, 0, None)
+# The CPU may touch the memory of a host device; of a GPU, copies do.
+gpu = os.environ.get('STITCHD_DRIVER_LIBRARY')
+if gpu:
+    driver = ctypes.CDLL(gpu)
+    def on_gpu(cuda, hip, *words):
+        if 'cuda' in gpu:
+            context = ctypes.c_void_p()
+            assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+            assert driver.cuCtxSetCurrent(context) == 0
+        else:
+            assert driver.hipSetDevice(0) == 0
+        code = getattr(driver, cuda if 'cuda' in gpu else hip)(*words)
+        assert code == 0, code
+def poke(p, data):
+    if gpu: on_gpu('cuMemcpyHtoD_v2', 'hipMemcpyHtoD', ctypes.c_uint64(p), data, ctypes.c_size_t(len(data)))
+    else: ctypes.memmove(p, data, len(data))
+def peek(p, size):
+    if not gpu: return ctypes.string_at(p, size)
+    into = ctypes.create_string_buffer(size)
+    on_gpu('cuMemcpyDtoH_v2', 'hipMemcpyDtoH', into, ctypes.c_uint64(p), ctypes.c_size_t(size))
+    return into.raw
 def say(*words):
     # In one piece: parent and child may speak at once.
     os.write(1, (' '.join(map(str, words)) + '\\n').encode())
@@ -316,8 +367,7 @@ MIB = 1 << 20
     let child = Command::new("python3")
         .args(["-c", &format!("{prelude}{script}")])
         .arg(library)
-        .env("STITCHD_SOCKET", daemon.socket())
-        .envs(daemon.machine.as_ref().map(|machine| ("STITCHD_DRIVER_LIBRARY", machine.library())))
+        .envs(daemon.environment())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn();

@@ -8,7 +8,7 @@ use stitchd::driver::gpu::GpuKind;
 
 /// A machine. It goes with the directory.
 pub(crate) struct Machine {
-    kind: GpuKind,
+    driver: &'static str,
     directory: TempDir,
     library: PathBuf,
 }
@@ -16,21 +16,23 @@ pub(crate) struct Machine {
 impl Machine {
     /// A machine of this vendor, with these lines in its `machine.conf`.
     pub(crate) fn new(kind: GpuKind, conf: &str) -> Machine {
-        let name = match kind {
-            GpuKind::Cuda => "libstandin_cuda.so",
-            GpuKind::Hip => "libstandin_hip.so",
+        let driver = match kind {
+            GpuKind::Cuda => "cuda",
+            GpuKind::Hip => "hip",
         };
+        let name = &format!("libstandin_{driver}.so");
         // Dependencies of a test are built beside it.
         let built = std::env::current_exe().unwrap().with_file_name(name);
         let directory = TempDir::with_prefix("machine-").unwrap();
         let library = directory.path().join(name);
         std::fs::copy(&built, &library).unwrap_or_else(|error| panic!("{}: {error}", built.display()));
         std::fs::write(directory.path().join("machine.conf"), conf).unwrap();
-        Machine { kind, directory, library }
+        Machine { driver, directory, library }
     }
 
-    pub(crate) fn kind(&self) -> GpuKind {
-        self.kind
+    /// The name of its driver.
+    pub(crate) fn driver(&self) -> &'static str {
+        self.driver
     }
 
     pub(crate) fn library(&self) -> &Path {
