@@ -14,8 +14,8 @@ pub const CHUNKS_MAX: usize = 1 << 21;
 pub const ACQUIRE_CHUNKS_MAX: u64 = 1 << 16;
 /// Bytes in one acquire: more than any device has.
 pub const ACQUIRE_BYTES_MAX: Bytes = Bytes::gib(4096);
-/// Exports open on one machine at a time; the NVIDIA kernel driver numbers them from one range of 0x80000.
-pub const EXPORTS_MAX: u64 = 524_287;
+/// Exports that one daemon may have open. The NVIDIA kernel driver numbers those of a whole machine from one range of 0x80000; the rest is for others.
+pub const EXPORTS_MAX: u64 = 500_000;
 /// Sessions of one daemon.
 pub const SESSIONS_MAX: usize = 4096;
 /// Sessions of one process: a runtime needs one for each daemon, tests and tools some more.

@@ -42,6 +42,8 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
         ">foreign",
         ">quarantined",
         ">waiting",
+        ">chunks",
+        "state",
     ]);
     for device in &status.devices {
         let (name, model) = name_of(device);
@@ -59,18 +61,26 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
             bytes(device.foreign_bytes),
             bytes(device.quarantined_bytes + device.destroying_bytes),
             device.waiting_requests.to_string(),
+            format!("{} of {}", device.chunks, device.chunks_max),
+            state_of(device).to_owned(),
         ]);
     }
     out!("{table}");
     outln!(
-        "sessions: {}; {} came back by release, {} after deaths; {} exports, {} open files",
+        "sessions: {}; {} came back by release, {} after deaths; {} of {} exports, {} of {} open files",
         status.sessions.len(),
         Bytes::new(status.returned_by_release_bytes),
         Bytes::new(status.returned_by_death_bytes),
         status.exports,
-        status.open_fds
+        status.exports_max,
+        status.open_fds,
+        status.open_fds_max
     );
     DONE
+}
+
+fn state_of(status: &v1::DeviceStatus) -> &'static str {
+    if status.is_lost { "lost" } else { "ready" }
 }
 
 fn name_of(status: &v1::DeviceStatus) -> (String, String) {
@@ -98,6 +108,9 @@ fn to_json(status: &v1::StatusReply) -> Value {
             "available_bytes": status.available_bytes,
             "waiting_requests": status.waiting_requests,
             "refused_creates": status.refused_creates,
+            "chunks": status.chunks,
+            "chunks_max": status.chunks_max,
+            "state": state_of(status),
         })
     };
     json!({
@@ -111,6 +124,8 @@ fn to_json(status: &v1::StatusReply) -> Value {
         "returned_by_release_bytes": status.returned_by_release_bytes,
         "returned_by_death_bytes": status.returned_by_death_bytes,
         "exports": status.exports,
+        "exports_max": status.exports_max,
         "open_fds": status.open_fds,
+        "open_fds_max": status.open_fds_max,
     })
 }

@@ -232,6 +232,9 @@ fn record_device(device: &NodeDevice, account: &AccountView, sessions: &[Session
         gauge!("stitchd_device_bytes", with("state", state)).set(value.get() as f64);
     }
     let free = Free::of(account, sessions);
+    gauge!("stitchd_device_lost", labels()).set(f64::from(u8::from(account.is_lost)));
+    gauge!("stitchd_device_chunks", with("kind", "used")).set(account.chunks as f64);
+    gauge!("stitchd_device_chunks", with("kind", "limit")).set(account.chunks_max as f64);
     gauge!("stitchd_largest_free_bytes", with("kind", "stitchable")).set(free.stitchable as f64);
     gauge!("stitchd_largest_free_bytes", with("kind", "contiguous")).set(free.contiguous as f64);
     gauge!("stitchd_fragmentation_ratio", with("kind", "external")).set(free.external());
@@ -279,7 +282,9 @@ impl Free {
 
 /// The list of names that are written at a scrape, with what they mean.
 fn describe() {
-    let gauges: [(&'static str, Option<Unit>, &'static str); 10] = [
+    let gauges: [(&'static str, Option<Unit>, &'static str); 12] = [
+        ("stitchd_device_lost", None, "1 once the device is gone, until the daemon is restarted."),
+        ("stitchd_device_chunks", None, "Chunks of a device, and how many descriptors and exports allow."),
         ("stitchd_build_info", None, "1, with the version."),
         ("stitchd_device_info", None, "1, with the model."),
         ("stitchd_device_bytes", Some(Unit::Bytes), "Physical memory of a device by state."),

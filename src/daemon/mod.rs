@@ -63,6 +63,8 @@ pub struct Daemon {
     draining: AtomicBool,
     /// Becomes true when the daemon is to end.
     ending: watch::Sender<bool>,
+    /// Devices that are gone.
+    lost: watch::Sender<Vec<DeviceUuid>>,
 }
 
 /// A device as the daemon shows it.
@@ -159,6 +161,10 @@ impl Daemon {
                 store = store.with_scrubber(device.id, Arc::new(scrubber));
             }
         }
+        store = store.with_descriptors(Daemon::fds_for_chunks());
+        for device in &devices {
+            warn_of_few_chunks(device, store.chunks_max(device.id), config.ladder.steps());
+        }
         let runtime = tokio::runtime::Handle::current();
         let spawn = Box::new(move |work: Box<dyn FnOnce() + Send>| drop(runtime.spawn_blocking(work)));
         let steward = Steward::new(store, Arc::clone(&clock), spawn)?;
@@ -178,6 +184,7 @@ impl Daemon {
             started,
             draining: AtomicBool::new(false),
             ending: watch::Sender::new(false),
+            lost: watch::Sender::new(Vec::new()),
         };
         Ok(Arc::new(daemon))
     }
@@ -257,6 +264,20 @@ impl Daemon {
         }
     }
 
+    /// Tells sessions of devices that are gone.
+    fn note_lost(&self) {
+        let is_lost = |device: &&NodeDevice| {
+            self.steward.devices().iter().any(|account| account.device == device.id && account.is_lost)
+        };
+        let lost: Vec<_> = self.devices.iter().filter(is_lost).map(|device| device.uuid).collect();
+        self.lost.send_if_modified(|known| {
+            // Appended, so that who has heard of some hears of the others.
+            let more: Vec<_> = lost.into_iter().filter(|uuid| !known.contains(uuid)).collect();
+            known.extend(&more);
+            !more.is_empty()
+        });
+    }
+
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -273,6 +294,32 @@ impl Daemon {
     fn open_fds() -> u64 {
         std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64)
     }
+
+    /// Descriptors that this process may have open.
+    fn open_fds_max() -> u64 {
+        rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
+    }
+
+    /// Descriptors that chunks may take: not those of connections, or nobody could connect to a daemon that has leased what it has.
+    fn fds_for_chunks() -> u64 {
+        const RESERVE_MIN: u64 = 64;
+        const RESERVE_MAX: u64 = 16_384;
+        let max = Daemon::open_fds_max();
+        max.saturating_sub(Daemon::open_fds()).saturating_sub((max / 4).clamp(RESERVE_MIN, RESERVE_MAX))
+    }
+}
+
+/// Says so where not even the largest chunks could cover a device, as each takes descriptors.
+fn warn_of_few_chunks(device: &NodeDevice, chunks_max: u64, steps: &[Bytes]) {
+    let largest = steps.last().map_or(0, |len| len.get());
+    if chunks_max.saturating_mul(largest) < device.total.get() {
+        tracing::warn!(
+            device = device.id.0,
+            chunks_max,
+            open_files_max = Daemon::open_fds_max(),
+            "too few open files for all of the device's memory: raise the limit (LimitNOFILE), or make the ladder's sizes larger"
+        );
+    }
 }
 
 /// Moves time on: requests time out, tickets expire, drivers are asked what others hold.
@@ -283,6 +330,7 @@ async fn tick(daemon: Arc<Daemon>) {
     loop {
         ticks.tick().await;
         daemon.steward.tick();
+        daemon.note_lost();
         daemon.keep_warm();
         for expired in daemon.registry.expired_claims(daemon.clock.now()) {
             chunk_server::give_back(&daemon, expired.session, &expired.chunks);

@@ -290,16 +290,29 @@ impl Sessions for Service {
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
         let mut ending = self.0.ending.subscribe();
+        let mut lost = self.0.lost.subscribe();
         let (send, receive) = mpsc::channel(2);
         let notice = |what| Ok(v1::Notice { what: Some(what) });
         tokio::spawn(async move {
             // A receiver that is gone has heard enough.
             let _ = send.send(notice(v1::notice::What::Attached(v1::Attached {}))).await;
-            tokio::select! {
-                () = entry.over() => {}
-                () = send.closed() => {}
-                () = async { drop(ending.wait_for(|ending| *ending).await) } => {
-                    let _ = send.send(notice(v1::notice::What::ShuttingDown(v1::ShuttingDown {}))).await;
+            let mut told = 0;
+            loop {
+                let more: Vec<_> = lost.borrow_and_update()[told..].to_vec();
+                told += more.len();
+                for uuid in more {
+                    let device_uuid = uuid.0.to_vec();
+                    let _ = send.send(notice(v1::notice::What::DeviceLost(v1::DeviceLost { device_uuid }))).await;
+                }
+                tokio::select! {
+                    () = entry.over() => return,
+                    () = send.closed() => return,
+                    // The sender lives in the daemon, which outlives its services.
+                    Ok(()) = lost.changed() => {}
+                    () = async { drop(ending.wait_for(|ending| *ending).await) } => {
+                        let _ = send.send(notice(v1::notice::What::ShuttingDown(v1::ShuttingDown {}))).await;
+                        return;
+                    }
                 }
             }
         });
@@ -422,7 +435,9 @@ impl Admin for Service {
             returned_by_release_bytes: returned.release.get(),
             returned_by_death_bytes: returned.death.get(),
             exports: daemon.steward.store().counts().1,
+            exports_max: limits::EXPORTS_MAX,
             open_fds: Daemon::open_fds(),
+            open_fds_max: Daemon::open_fds_max(),
             is_draining: daemon.is_draining(),
         }))
     }
@@ -461,6 +476,9 @@ fn device_statuses(daemon: &Daemon) -> Vec<v1::DeviceStatus> {
             waiting_requests: account.waiting as u64,
             refused_creates: account.refused_creates,
             peak_leased_bytes: account.peak_leased.get(),
+            chunks: account.chunks,
+            chunks_max: account.chunks_max,
+            is_lost: account.is_lost,
         })
     };
     accounts.iter().filter_map(status).collect()

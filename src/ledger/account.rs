@@ -68,11 +68,20 @@ pub struct AccountView {
     pub peak_leased: Bytes,
     /// Chunks in quarantine for good.
     pub quarantined_chunks: u64,
+    /// Chunks in whatever state.
+    pub chunks: u64,
+    /// How many there may be.
+    pub chunks_max: u64,
+    /// The device is gone.
+    pub is_lost: bool,
 }
 
 impl AccountView {
     /// What a new request could get at most, once idle chunks are given up for it.
     pub fn available(&self) -> Bytes {
+        if self.is_lost {
+            return Bytes::ZERO;
+        }
         self.budget.saturating_sub(self.bytes.promised()) + self.bytes.idle + self.bytes.destroying
     }
 }
@@ -114,10 +123,14 @@ pub(super) struct Account {
     waiting: BTreeSet<QueueKey>,
     refused_creates: u64,
     quarantined_chunks: u64,
+    chunks: u64,
+    chunks_max: u64,
+    chunks_destroying: u64,
+    is_lost: bool,
 }
 
 impl Account {
-    pub(super) fn new(total: Bytes) -> Account {
+    pub(super) fn new(total: Bytes, chunks_max: u64) -> Account {
         Account {
             total,
             foreign: Bytes::ZERO,
@@ -129,7 +142,39 @@ impl Account {
             waiting: BTreeSet::new(),
             refused_creates: 0,
             quarantined_chunks: 0,
+            chunks: 0,
+            chunks_max,
+            chunks_destroying: 0,
+            is_lost: false,
         }
+    }
+
+    /// The device is gone, and has nothing to promise.
+    pub(super) fn lose(&mut self) {
+        self.is_lost = true;
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    pub(super) fn chunks_max(&self) -> u64 {
+        self.chunks_max
+    }
+
+    /// Chunks in whatever state.
+    pub(super) fn chunks(&self) -> u64 {
+        self.chunks
+    }
+
+    /// Chunks on their way back to the driver.
+    pub(super) fn chunks_coming(&self) -> u64 {
+        self.chunks_destroying
+    }
+
+    /// Chunks that can be promised now, without giving up anything idle.
+    pub(super) fn chunks_free(&self) -> u64 {
+        if self.is_lost { 0 } else { self.chunks_max.saturating_sub(self.chunks) }
     }
 
     pub(super) fn total(&self) -> Bytes {
@@ -137,6 +182,9 @@ impl Account {
     }
 
     pub(super) fn budget(&self) -> Bytes {
+        if self.is_lost {
+            return Bytes::ZERO;
+        }
         let known = self.total.saturating_sub(self.foreign);
         self.ceiling.map_or(known, |ceiling| ceiling.min(known))
     }
@@ -153,6 +201,8 @@ impl Account {
     /// A chunk comes into `state`.
     pub(super) fn enter(&mut self, chunk: ChunkId, len: Bytes, state: State) {
         *self.bytes.of(state) += len;
+        self.chunks += 1;
+        self.chunks_destroying += u64::from(state == State::Quarantined { failed: false });
         self.peak_leased = self.peak_leased.max(self.bytes.leased);
         self.quarantined_chunks += u64::from(state == State::Quarantined { failed: true });
         if let Some(shelf) = Shelf::of(state) {
@@ -166,6 +216,8 @@ impl Account {
     /// A chunk leaves `state`.
     pub(super) fn leave(&mut self, chunk: ChunkId, len: Bytes, state: State) {
         *self.bytes.of(state) -= len;
+        self.chunks -= 1;
+        self.chunks_destroying -= u64::from(state == State::Quarantined { failed: false });
         self.quarantined_chunks -= u64::from(state == State::Quarantined { failed: true });
         let Some(shelf) = Shelf::of(state) else { return };
         let lens = self.shelves.get_mut(&shelf).expect("a chunk lies on the shelf of its state");
@@ -203,6 +255,11 @@ impl Account {
 
     pub(super) fn reserved_of(&self, plan: PlanId) -> Vec<ChunkId> {
         self.all_on_shelf(Shelf::Reserved(plan))
+    }
+
+    /// Every chunk that lies on a shelf.
+    pub(super) fn all_shelved(&self) -> Vec<ChunkId> {
+        self.shelved().map(|(_, _, chunk)| chunk).collect()
     }
 
     /// Idle chunks, those that have been idle longest first.
@@ -261,6 +318,9 @@ impl Account {
             refused_creates: self.refused_creates,
             peak_leased: self.peak_leased,
             quarantined_chunks: self.quarantined_chunks,
+            chunks: self.chunks,
+            chunks_max: self.chunks_max,
+            is_lost: self.is_lost,
         }
     }
 
@@ -271,7 +331,7 @@ impl Account {
         })
     }
 
-    /// How many idle chunks the order by age knows, for the audit.
+    /// Idle chunks.
     pub(super) fn aged(&self) -> usize {
         self.by_age.len()
     }

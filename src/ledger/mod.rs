@@ -42,6 +42,13 @@ pub enum Command {
         device: DeviceId,
         /// Its bytes.
         total: Bytes,
+        /// How many chunks of it there may be at one time: each takes descriptors, and an export.
+        chunks_max: u64,
+    },
+    /// The device is gone: nothing on it works any more.
+    Lose {
+        /// Which.
+        device: DeviceId,
     },
     /// The driver told how much of a device nobody holds.
     Observe {
@@ -250,6 +257,26 @@ pub enum Refusal {
         /// Requests that were to be served first.
         ahead: usize,
     },
+    /// The bytes are there, and the chunks are not: each takes descriptors, and an export.
+    #[error(
+        "{requested} chunks asked for on {device}, {available} of {limit} can be had; each takes open files of the daemon and an export of the machine: raise its limit of open files (LimitNOFILE), or make the ladder's sizes larger"
+    )]
+    Chunks {
+        /// Where.
+        device: DeviceId,
+        /// Chunks asked for.
+        requested: u64,
+        /// Chunks that could be had.
+        available: u64,
+        /// How many there may be.
+        limit: u64,
+    },
+    /// The device is gone.
+    #[error("{device} is lost: nothing on it works any more; the daemon's log says since when and why")]
+    Lost {
+        /// Where.
+        device: DeviceId,
+    },
     /// Everybody who holds memory waits for more of it, so nobody will release any; this request came last.
     #[error("every session that holds memory on {device} waits for more: {}", list(cycle, Bytes::ZERO))]
     Deadlock {
@@ -283,7 +310,8 @@ impl Refusal {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Refusal::OverLimit { .. } => ErrorKind::OverLimit,
-            Refusal::OverBudget { .. } | Refusal::Exhausted { .. } => ErrorKind::Exhausted,
+            Refusal::OverBudget { .. } | Refusal::Exhausted { .. } | Refusal::Chunks { .. } => ErrorKind::Exhausted,
+            Refusal::Lost { .. } => ErrorKind::Unavailable,
             Refusal::Deadlock { .. } => ErrorKind::Conflict,
             Refusal::Driver { .. } => ErrorKind::Broken,
             Refusal::Cancelled => ErrorKind::Unavailable,
@@ -442,7 +470,8 @@ impl Ledger {
     pub fn step(&mut self, command: Command) -> Result<Vec<Effect>, LedgerError> {
         let mut effects = Vec::new();
         match command {
-            Command::AddDevice { device, total } => self.add_device(device, total)?,
+            Command::AddDevice { device, total, chunks_max } => self.add_device(device, total, chunks_max)?,
+            Command::Lose { device } => self.lose(device, &mut effects)?,
             Command::Observe { device, free } => self.observe(device, free, &mut effects)?,
             Command::Open { session, limit, priority } => self.open(session, limit, priority)?,
             Command::Detach { session } => self.detach(session, &mut effects)?,
@@ -464,11 +493,17 @@ impl Ledger {
         Ok(effects)
     }
 
-    fn add_device(&mut self, device: DeviceId, total: Bytes) -> Result<(), LedgerError> {
+    fn add_device(&mut self, device: DeviceId, total: Bytes, chunks_max: u64) -> Result<(), LedgerError> {
         if self.devices.contains_key(&device) {
             return Err(LedgerError::DeviceExists(device));
         }
-        self.devices.insert(device, Account::new(total));
+        self.devices.insert(device, Account::new(total, chunks_max));
+        Ok(())
+    }
+
+    fn lose(&mut self, device: DeviceId, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
+        self.devices.get_mut(&device).ok_or(LedgerError::NoDevice(device))?.lose();
+        self.serve(device, effects);
         Ok(())
     }
 
@@ -581,7 +616,7 @@ impl Ledger {
             return Ok(());
         }
         let missing = part.count.saturating_sub(account.count_on_shelf(Shelf::Pristine, part.len));
-        let count = (account.available().get() / part.len.get().max(1)).min(missing);
+        let count = (account.available().get() / part.len.get().max(1)).min(missing).min(account.chunks_free());
         let count = count.min(limits::CHUNKS_MAX.saturating_sub(self.chunks.len()) as u64);
         for _ in 0..count {
             self.promise(device, part.len, None, effects);

@@ -112,8 +112,13 @@ impl Ledger {
         if self.chunks.len() as u64 + chunks > limits::CHUNKS_MAX as u64 {
             return Err(LedgerError::TooMany { what: "chunks of this daemon", limit: limits::CHUNKS_MAX });
         }
-        let refusal = if bytes > account.total() {
+        let refusal = if account.is_lost() {
+            Some(Refusal::Lost { device })
+        } else if bytes > account.total() {
             Some(Refusal::OverBudget { device, requested: bytes, budget: account.budget() })
+        } else if chunks > account.chunks_max() {
+            let limit = account.chunks_max();
+            Some(Refusal::Chunks { device, requested: chunks, available: limit, limit })
         } else {
             self.over_limit(holder, bytes)
         };
@@ -150,6 +155,9 @@ impl Ledger {
 
     /// Grants what can be granted, in order; then refuses what has no more time, and breaks up circles.
     pub(super) fn serve(&mut self, device: DeviceId, effects: &mut Vec<Effect>) {
+        if self.devices[&device].is_lost() {
+            return self.clear_lost(device, effects);
+        }
         loop {
             while let Some(key) = self.devices[&device].waiting().first().copied() {
                 if !self.try_promise(key.request, effects) {
@@ -163,6 +171,20 @@ impl Ledger {
         }
     }
 
+    /// Nobody waits for a device that is lost, and nothing on it is kept.
+    fn clear_lost(&mut self, device: DeviceId, effects: &mut Vec<Effect>) {
+        while let Some(key) = self.devices[&device].waiting().first().copied() {
+            self.refuse(key.request, Refusal::Lost { device }, effects);
+        }
+        for chunk in self.devices[&device].all_shelved() {
+            let record = &self.chunks[&chunk];
+            if let State::Reserved { plan } = record.state {
+                self.note_unreserved(plan, record.len);
+            }
+            self.destroy(chunk, effects);
+        }
+    }
+
     /// Promises all that the request needs, if it is there. If it is not, but idle chunks could make room, gives those up and says no for now.
     fn try_promise(&mut self, request: RequestId, effects: &mut Vec<Effect>) -> bool {
         let wanted = &self.requests[&request];
@@ -171,14 +193,15 @@ impl Ledger {
             return true;
         }
         let account = &self.devices[&wanted.device];
-        let mut to_create = Bytes::ZERO;
+        let (mut to_create, mut chunks) = (Bytes::ZERO, 0);
         for part in &wanted.parts {
             let there: u64 = wanted.shelves().map(|shelf| account.count_on_shelf(shelf, part.len)).sum();
             let missing = Part { count: part.count.saturating_sub(there), ..*part };
             to_create += missing.bytes().expect("checked when it was asked for");
+            chunks += missing.count;
         }
-        if to_create > account.available() {
-            self.make_room(request, to_create, effects);
+        if to_create > account.available() || chunks > account.chunks_free() {
+            self.make_room(request, to_create, chunks, effects);
             return false;
         }
         self.promise_all(request, effects);
@@ -266,12 +289,13 @@ impl Ledger {
         }
     }
 
-    /// Gives idle chunks up, the longest idle first, until `to_create` bytes can be promised. Gives up none where even all would not do.
-    fn make_room(&mut self, request: RequestId, to_create: Bytes, effects: &mut Vec<Effect>) {
+    /// Gives idle chunks up, the longest idle first, until `to_create` bytes in so many chunks can be promised. Gives up none where even all would not do.
+    fn make_room(&mut self, request: RequestId, to_create: Bytes, chunks: u64, effects: &mut Vec<Effect>) {
         let wanted = &self.requests[&request];
         let account = &self.devices[&wanted.device];
         let coming = account.available() + account.bytes().destroying;
         let mut lacking = to_create.saturating_sub(coming);
+        let mut chunks_lacking = chunks.saturating_sub(account.chunks_free() + account.chunks_coming());
         // Chunks that the request itself will use must stay; more of that size than it needs may go.
         let mut spare: BTreeMap<Bytes, u64> = BTreeMap::new();
         for part in &wanted.parts {
@@ -281,7 +305,7 @@ impl Ledger {
         let shelves: Vec<_> = wanted.shelves().collect();
         let mut given_up = Vec::new();
         for (chunk, len, shelf) in account.oldest_idle() {
-            if lacking.is_zero() {
+            if lacking.is_zero() && chunks_lacking == 0 {
                 break;
             }
             if shelves.contains(&shelf)
@@ -293,9 +317,10 @@ impl Ledger {
                 *spare -= 1;
             }
             lacking = lacking.saturating_sub(len);
+            chunks_lacking = chunks_lacking.saturating_sub(1);
             given_up.push(chunk);
         }
-        if lacking.is_zero() {
+        if lacking.is_zero() && chunks_lacking == 0 {
             for chunk in given_up {
                 self.destroy(chunk, effects);
             }
@@ -328,6 +353,11 @@ impl Ledger {
     fn finish_if_complete(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
         let Phase::Creating { missing: 0, ready, failure } = &self.requests[&request].phase else { return };
         let (ready, failure) = (ready.clone(), *failure);
+        let device = self.requests[&request].device;
+        if self.devices[&device].is_lost() {
+            self.take_back(request, &ready);
+            return self.refuse(request, Refusal::Lost { device }, effects);
+        }
         let Some(failure) = failure else {
             let granted = self.requests.remove(&request).expect("looked up above");
             for chunk in &ready {
@@ -343,7 +373,6 @@ impl Ledger {
         self.take_back(request, &ready);
         let failed = self.requests.get_mut(&request).expect("looked up above");
         failed.refused_creates += 1;
-        let device = failed.device;
         if failure == Failure::Exhausted && failed.refused_creates < REFUSED_CREATES_MAX {
             // The budget is corrected by now: back to the queue, and to whoever stands before it.
             self.enqueue(request);
@@ -420,6 +449,11 @@ impl Ledger {
         let account = &self.devices[&waiting.device];
         let view = account.view(waiting.device);
         let of_plan = waiting.plan.map(|plan| account.reserved_of(plan)).unwrap_or_default();
+        let requested: u64 = waiting.parts.iter().map(|part| part.count).sum();
+        let available = account.chunks_free() + account.chunks_coming() + (account.aged() + of_plan.len()) as u64;
+        if view.available() >= waiting.bytes && requested > available {
+            return Refusal::Chunks { device: waiting.device, requested, available, limit: account.chunks_max() };
+        }
         let own: Bytes = of_plan.iter().map(|chunk| self.chunks[chunk].len).sum();
         Refusal::Exhausted {
             device: waiting.device,

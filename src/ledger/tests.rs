@@ -26,7 +26,7 @@ enum Answer {
 impl Desk {
     fn new(mib: u64) -> Desk {
         let mut ledger = Ledger::new();
-        ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(mib) }).unwrap();
+        ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(mib), chunks_max: 1_000 }).unwrap();
         Desk { ledger, next: 0, created: Vec::new(), destroyed: Vec::new(), driver_has: Bytes::MAX }
     }
 
@@ -237,7 +237,7 @@ fn what_others_hold_is_not_promised() {
 #[test]
 fn a_chunk_that_cannot_be_destroyed_stays_in_quarantine() {
     let mut ledger = Ledger::new();
-    ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4) }).unwrap();
+    ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4), chunks_max: 1_000 }).unwrap();
     let session = SessionId(1);
     ledger.step(Command::Open { session, limit: Bytes::mib(4), priority: 0 }).unwrap();
     let parts = vec![Part { len: Bytes::mib(2), count: 1 }];
@@ -360,7 +360,7 @@ fn whoever_stood_behind_an_overdue_request_is_served_by_the_same_tick() {
 #[test]
 fn a_circle_that_a_grant_closes_is_broken_by_it() {
     let mut ledger = Ledger::new();
-    ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4) }).unwrap();
+    ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4), chunks_max: 1_000 }).unwrap();
     let session = SessionId(1);
     ledger.step(Command::Open { session, limit: Bytes::mib(64), priority: 0 }).unwrap();
     let mut acquire = |request, count| {
@@ -419,7 +419,7 @@ fn chunks_that_were_set_aside_when_their_plan_was_unreserved_are_not_reserved_ag
 #[test]
 fn chunks_that_a_failed_request_leaves_idle_are_given_to_whoever_waits() {
     let mut ledger = Ledger::new();
-    ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4) }).unwrap();
+    ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4), chunks_max: 1_000 }).unwrap();
     for session in [SessionId(1), SessionId(2)] {
         ledger.step(Command::Open { session, limit: Bytes::mib(64), priority: 0 }).unwrap();
     }

@@ -3,9 +3,9 @@
 //! The thread has a runtime of its own with no other thread, sleeps unless something comes, and ends with the session.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::{RemoteDevice, SessionConfig, SessionError};
 use crate::error::root;
-use crate::ids::{PlanId, SessionId};
+use crate::ids::{DeviceUuid, PlanId, SessionId};
 use crate::ladder::Ladder;
 use crate::limits;
 use crate::units::Bytes;
@@ -43,8 +43,12 @@ pub(super) struct Control {
     commands: Option<tokio_mpsc::UnboundedSender<Command>>,
     thread: Option<JoinHandle<()>>,
     attached: Arc<AtomicBool>,
+    lost: Lost,
     patience: Duration,
 }
+
+/// Devices that the daemon says are gone.
+type Lost = Arc<Mutex<Vec<DeviceUuid>>>;
 
 type Answer<T> = mpsc::Sender<Result<T, SessionError>>;
 
@@ -59,7 +63,13 @@ impl Control {
         let (send, opened) = mpsc::channel();
         let (commands, receive) = tokio_mpsc::unbounded_channel();
         let attached = Arc::new(AtomicBool::new(false));
-        let worker = Worker { config: config.clone(), attached: Arc::clone(&attached), commands: receive };
+        let lost = Lost::default();
+        let worker = Worker {
+            config: config.clone(),
+            attached: Arc::clone(&attached),
+            lost: Arc::clone(&lost),
+            commands: receive,
+        };
         let no_thread = |error: std::io::Error| no_daemon(&config.socket, &error.to_string());
         let thread = std::thread::Builder::new()
             .name("stitchd-control".into())
@@ -69,7 +79,12 @@ impl Control {
         // The thread gives up after its own patience; twice that only if it is starved.
         let answer = opened.recv_timeout(patience * 2);
         let opened = answer.unwrap_or_else(|_| Err(no_daemon(&config.socket, "no answer in time")))?;
-        Ok((Control { commands: Some(commands), thread: Some(thread), attached, patience }, opened))
+        Ok((Control { commands: Some(commands), thread: Some(thread), attached, lost, patience }, opened))
+    }
+
+    /// True once the daemon has said that the device is gone.
+    pub(super) fn is_lost(&self, device: DeviceUuid) -> bool {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).contains(&device)
     }
 
     pub(super) fn is_attached(&self) -> bool {
@@ -116,6 +131,7 @@ fn no_daemon(socket: &Path, reason: &str) -> SessionError {
 struct Worker {
     config: SessionConfig,
     attached: Arc<AtomicBool>,
+    lost: Lost,
     commands: tokio_mpsc::UnboundedReceiver<Command>,
 }
 
@@ -157,7 +173,7 @@ impl Worker {
                     Some(command) => carry_out(command, channel.clone(), self.config.patience).await,
                     None => return,
                 },
-                gone = daemon_gone(notices.as_mut()), if self.attached.load(Ordering::Relaxed) => {
+                gone = daemon_gone(notices.as_mut(), &self.lost), if self.attached.load(Ordering::Relaxed) => {
                     tracing::debug!(reason = gone, "the daemon went away");
                     self.attached.store(false, Ordering::Relaxed);
                     notices = None;
@@ -180,12 +196,18 @@ impl Worker {
     }
 }
 
-/// Ends when the daemon says that it ends, or is gone.
-async fn daemon_gone(notices: Option<&mut tonic::Streaming<v1::Notice>>) -> &'static str {
+/// Ends when the daemon says that it ends, or is gone. Notes what else it says.
+async fn daemon_gone(notices: Option<&mut tonic::Streaming<v1::Notice>>, lost: &Lost) -> &'static str {
     let Some(notices) = notices else { return "it could not be watched" };
     loop {
         match notices.message().await {
             Ok(Some(v1::Notice { what: Some(v1::notice::What::ShuttingDown(_)) })) => return "it is shutting down",
+            Ok(Some(v1::Notice { what: Some(v1::notice::What::DeviceLost(device)) })) => {
+                if let Ok(uuid) = convert::device_uuid("device_uuid", &device.device_uuid) {
+                    tracing::warn!(device = %uuid, "the daemon says that the device is lost");
+                    lost.lock().unwrap_or_else(PoisonError::into_inner).push(uuid);
+                }
+            }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return "the connection broke",
         }

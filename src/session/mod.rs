@@ -132,6 +132,9 @@ pub enum SessionError {
     /// The driver failed here.
     #[error("the driver failed")]
     Device(#[from] DriverError),
+    /// The device is gone.
+    #[error("device {0} is lost: nothing on it works any more; restart this process on another device")]
+    DeviceLost(DeviceUuid),
     /// The session is over: the daemon went away.
     #[error(
         "the daemon went away; what is leased already can be used on, more cannot be leased before this process starts again"
@@ -148,9 +151,10 @@ impl SessionError {
     /// What a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            SessionError::NoDaemon { .. } | SessionError::Forbidden { .. } | SessionError::DaemonGone => {
-                ErrorKind::Unavailable
-            }
+            SessionError::NoDaemon { .. }
+            | SessionError::Forbidden { .. }
+            | SessionError::DeviceLost(_)
+            | SessionError::DaemonGone => ErrorKind::Unavailable,
             SessionError::Refused { kind, .. } => *kind,
             SessionError::Protocol { .. } | SessionError::Driver(_) => ErrorKind::Unsupported,
             SessionError::Open(_) => ErrorKind::Unavailable,
@@ -275,6 +279,11 @@ impl Session {
         self.control.put_plan(format::write(plan), name)
     }
 
+    /// True once the daemon has said that the device is gone.
+    pub fn is_lost(&self, device: DeviceUuid) -> bool {
+        self.control.is_lost(device)
+    }
+
     /// False once the daemon has gone away.
     pub fn is_attached(&self) -> bool {
         self.control.is_attached()
@@ -302,7 +311,10 @@ impl DaemonSource {
         if fork::is_child() {
             return Err(SessionError::Forked);
         }
-        if self.session.control.is_attached() { Ok(()) } else { Err(SessionError::DaemonGone) }
+        if !self.session.control.is_attached() {
+            return Err(SessionError::DaemonGone);
+        }
+        if self.session.control.is_lost(self.uuid) { Err(SessionError::DeviceLost(self.uuid)) } else { Ok(()) }
     }
 
     fn lease(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SessionError> {

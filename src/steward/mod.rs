@@ -5,14 +5,13 @@
 //!
 //! ## Who may touch what, when
 //!
-//! * The ledger has one owner: whoever holds the core's lock. Steps are short and make no driver calls but the cheap question how much
-//!   memory is free.
-//! * Creates (with the clearing of new memory) and destroys are *work*: done without the lock, by whatever [`Spawn`] is given. Their answers are steps again.
+//! * The ledger has one owner: whoever holds the core's lock. Steps are short and make no driver calls.
+//! * Creates (with the clearing of new memory), destroys, and asking how much memory is free are *work*: done without the lock, by whatever [`Spawn`] is given. Their answers are steps again.
 //! * Answers to requests are given without the lock, after the step that decided them.
 //! * A panic inside a step leaves the ledger in no known state. Then the process aborts: better a restart than two holders of one
 //!   chunk.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -71,6 +70,10 @@ struct Core {
     replies: HashMap<RequestId, Reply>,
     next_session: u64,
     next_request: u64,
+    /// Devices whose driver is being asked how much is free.
+    asked: BTreeSet<DeviceId>,
+    /// Chunks that began to come or go: while that changes the driver and the ledger speak of different moments.
+    transfers: u64,
 }
 
 /// What a step wants done, sorted by who does it.
@@ -95,7 +98,10 @@ impl Core {
         }
         for effect in effects {
             match effect {
-                Effect::Create { .. } | Effect::Destroy { .. } => todo.work.push(effect),
+                Effect::Create { .. } | Effect::Destroy { .. } => {
+                    self.transfers += 1;
+                    todo.work.push(effect);
+                }
                 Effect::Grant { request, chunks, .. } => self.answer(request, Answer::Granted(chunks), todo),
                 Effect::Refuse { request, refusal, .. } => self.answer(request, Answer::Refused(refusal), todo),
             }
@@ -125,7 +131,8 @@ impl Steward {
         for device in steward.store.devices() {
             let memory = steward.store.memory(device.id())?;
             let mut core = steward.lock();
-            let add = Command::AddDevice { device: device.id(), total: memory.total };
+            let chunks_max = steward.store.chunks_max(device.id());
+            let add = Command::AddDevice { device: device.id(), total: memory.total, chunks_max };
             core.step(add, &mut Todo::default()).map_err(|_| StoreError::NoDevice(device.id()))?;
             core.step(Command::Observe { device: device.id(), free: memory.free }, &mut Todo::default())
                 .map_err(|_| StoreError::NoDevice(device.id()))?;
@@ -159,8 +166,11 @@ impl Steward {
     }
 
     fn work(self: Arc<Self>, work: Vec<Effect>) {
-        let mut outcomes: Vec<_> = work.iter().filter_map(|effect| self.carry_out(effect)).collect();
+        let mut failures = Vec::new();
+        let mut outcomes: Vec<_> = work.iter().filter_map(|effect| self.carry_out(effect, &mut failures)).collect();
         self.scrub(&work, &mut outcomes);
+        // Before the answers: whoever is refused for it shall be told why.
+        failures.iter().for_each(|error| self.note_failure(error));
         let mut todo = Todo::default();
         {
             let mut core = self.lock();
@@ -171,12 +181,13 @@ impl Steward {
         self.follow(todo);
     }
 
-    fn carry_out(&self, effect: &Effect) -> Option<Command> {
+    fn carry_out(&self, effect: &Effect, failures: &mut Vec<StoreError>) -> Option<Command> {
         match *effect {
             Effect::Create { chunk, device, len } => Some(match self.create(chunk, device, len) {
                 Ok(()) => Command::Created { chunk },
                 Err(error) => {
                     let exhausted = Store::is_exhaustion(&error);
+                    failures.push(error.clone());
                     if !exhausted {
                         tracing::error!(%chunk, %device, error = %chain(&error), "cannot create a chunk");
                     }
@@ -186,6 +197,7 @@ impl Steward {
             Effect::Destroy { chunk } => Some(match self.store.destroy(chunk) {
                 Ok(()) => Command::Destroyed { chunk },
                 Err(error) => {
+                    failures.push(error.clone());
                     tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk: it stays in quarantine");
                     Command::DestroyFailed { chunk }
                 }
@@ -330,23 +342,50 @@ impl Steward {
 
     /// Time has passed: requests time out, and the driver is asked what others hold.
     pub fn tick(self: &Arc<Self>) {
-        let mut todo = Todo::default();
-        let now_ms = self.now_ms();
-        {
+        self.step(Command::Tick { now_ms: self.now_ms() }).expect("time is always taken");
+        for device in self.store.devices() {
+            self.observe(device.id());
+        }
+    }
+
+    /// Asks the driver what others hold of a device, as work: a driver that hangs must not hang the ledger, or the other devices.
+    fn observe(self: &Arc<Self>, device: DeviceId) {
+        let transfers = {
             let mut core = self.lock();
-            core.step(Command::Tick { now_ms }, &mut todo).expect("time is always taken");
-            for view in core.ledger.devices() {
-                // While chunks come or go the driver and the ledger speak of different moments.
-                if !view.bytes.creating.is_zero() || !view.bytes.destroying.is_zero() {
-                    continue;
-                }
-                if let Ok(memory) = self.store.memory(view.device) {
-                    let observe = Command::Observe { device: view.device, free: memory.free };
+            let Some(view) = core.ledger.device(device) else { return };
+            let is_still = view.bytes.creating.is_zero() && view.bytes.destroying.is_zero();
+            if view.is_lost || !is_still || !core.asked.insert(device) {
+                return;
+            }
+            core.transfers
+        };
+        let steward = Arc::clone(self);
+        (self.spawn)(Box::new(move || {
+            let memory = steward.store.memory(device);
+            let mut todo = Todo::default();
+            {
+                let mut core = steward.lock();
+                core.asked.remove(&device);
+                // What was true when the driver was asked, and is still.
+                if let (Ok(memory), true) = (&memory, core.transfers == transfers) {
+                    let observe = Command::Observe { device, free: memory.free };
                     core.step(observe, &mut todo).expect("the device is the ledger's own");
                 }
             }
+            steward.follow(todo);
+            if let Err(error) = memory {
+                steward.note_failure(&error);
+            }
+        }));
+    }
+
+    /// If a call has failed because its device is lost, nothing on that device is promised any more.
+    fn note_failure(self: &Arc<Self>, error: &StoreError) {
+        let Some((device, reason)) = Store::lost_by(error) else { return };
+        if self.lock().ledger.device(device).is_some_and(|view| !view.is_lost) {
+            tracing::error!(%device, reason, "device lost: its sessions are told, and nothing more of it is leased until this daemon is restarted");
+            self.step(Command::Lose { device }).expect("the device is the ledger's own");
         }
-        self.follow(todo);
     }
 
     /// A descriptor of a chunk, for the process that it was leased to.

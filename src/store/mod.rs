@@ -41,6 +41,8 @@ pub struct Store {
     scrubbers: BTreeMap<DeviceId, Arc<dyn Scrub>>,
     /// The most that this process takes of a device.
     caps: BTreeMap<DeviceId, Bytes>,
+    /// Descriptors that chunks may take, those of all devices together.
+    descriptors: u64,
     shelf: Mutex<Shelf>,
 }
 
@@ -108,7 +110,19 @@ impl StoreError {
 impl Store {
     /// An empty store over `devices`, by their ordinal.
     pub fn new(devices: Vec<Arc<Device>>) -> Store {
-        Store { devices, scrubbers: BTreeMap::new(), caps: BTreeMap::new(), shelf: Mutex::default() }
+        Store {
+            devices,
+            scrubbers: BTreeMap::new(),
+            caps: BTreeMap::new(),
+            descriptors: u64::MAX,
+            shelf: Mutex::default(),
+        }
+    }
+
+    /// The same, whose chunks take at most so many descriptors.
+    pub fn with_descriptors(mut self, descriptors: u64) -> Store {
+        self.descriptors = descriptors;
+        self
     }
 
     /// The same, as if `device` were not larger than this.
@@ -134,6 +148,14 @@ impl Store {
 
     fn device(&self, id: DeviceId) -> Result<&Arc<Device>, StoreError> {
         self.devices.iter().find(|device| device.id() == id).ok_or(StoreError::NoDevice(id))
+    }
+
+    /// How many chunks of a device there may be: each device has an equal share of the machine's exports and of the descriptors of this process. A chunk takes
+    /// those that its driver holds for it, and the exported one.
+    pub fn chunks_max(&self, device: DeviceId) -> u64 {
+        let held = self.device(device).map_or(0, |device| device.capabilities().fds_per_chunk);
+        let devices = self.devices.len().max(1) as u64;
+        (limits::EXPORTS_MAX / devices).min(self.descriptors / devices / (held + 1))
     }
 
     /// How much memory of a device this process may take, and how much of the device nobody holds.
@@ -207,6 +229,17 @@ impl Store {
     pub fn counts(&self) -> (u64, u64) {
         let shelf = self.lock();
         (shelf.chunks.len() as u64, shelf.exported)
+    }
+
+    /// The device that is lost, if that is why something failed, and what its driver says.
+    pub fn lost_by(error: &StoreError) -> Option<(DeviceId, &'static str)> {
+        match error {
+            StoreError::Memory(error) => match error.cause() {
+                Some(Cause::Lost { device, reason }) => Some((*device, reason)),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
     /// True where a failed create means that the device has no more memory or exports, false where something is broken.

@@ -35,7 +35,8 @@ impl Random {
         let mut rng = Rng::new(seed);
         let devices = 1 + rng.index(3);
         let totals: Vec<_> = (0..devices).map(|_| Bytes::mib(2 * (4 + rng.below(10)))).collect();
-        Random { rng, world: World::new(&totals), refused_per_mille: 0 }
+        let chunks_max = if rng.chance(500) { 1_000 } else { 2 + rng.below(10) };
+        Random { rng, world: World::new(&totals, chunks_max), refused_per_mille: 0 }
     }
 
     fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
@@ -143,7 +144,7 @@ impl Random {
         let command = match self.rng.below(7) {
             0 => Command::Created { chunk },
             1 => Command::Destroyed { chunk },
-            2 => Command::AddDevice { device: DeviceId(0), total: Bytes::mib(2) },
+            2 => Command::AddDevice { device: DeviceId(0), total: Bytes::mib(2), chunks_max: 1 },
             3 => Command::Open { session: self.some_session(), limit: Bytes::mib(2), priority: 0 },
             4 => Command::Observe { device: DeviceId(9), free: Bytes::ZERO },
             5 => Command::Cancel { request: RequestId(1_000_000) },
@@ -207,7 +208,13 @@ impl Random {
                 let device = self.some_device();
                 self.world.step(Command::Warm { device, part });
             }
-            _ => self.nonsense(),
+            980..999 => self.nonsense(),
+            _ => {
+                let device = self.some_device();
+                if self.rng.chance(300) {
+                    self.world.step(Command::Lose { device });
+                }
+            }
         }
     }
 }
@@ -233,7 +240,8 @@ fn every_effect_of_random_commands_keeps_the_rules_and_every_request_ends_once()
                 *refused.entry(why).or_insert(0) += count;
             }
         }
-        let reasons = ["cancelled", "deadlock", "driver", "exhausted", "over budget", "over limit", "overdue"];
+        let reasons =
+            ["cancelled", "chunks", "deadlock", "driver", "exhausted", "lost", "over budget", "over limit", "overdue"];
         assert_eq!(refused.keys().copied().collect::<Vec<_>>(), reasons, "not every way to end was taken");
         assert!(granted > STEPS / 50, "only {granted} requests were granted");
     }
@@ -307,7 +315,7 @@ impl Drop for List {
 fn every_list_of_six_operations_on_three_chunks_keeps_the_rules() {
     for number in 0..List::COUNT {
         let list = List(number);
-        let mut world = World::new(&[Bytes::mib(6)]);
+        let mut world = World::new(&[Bytes::mib(6)], if number % 2 == 0 { 3 } else { 2 });
         world.open(Bytes::mib(6), 0);
         world.open(Bytes::mib(6), 0);
         for (_, operation) in list.operations() {

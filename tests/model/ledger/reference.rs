@@ -86,6 +86,8 @@ pub(super) struct Device {
     pub(super) peak_leased: Bytes,
     /// What others really hold.
     pub(super) foreign: Bytes,
+    pub(super) chunks_max: u64,
+    pub(super) is_lost: bool,
 }
 
 #[derive(Debug, Default)]
@@ -108,10 +110,10 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(totals: &[Bytes]) -> World {
+    pub(super) fn new(totals: &[Bytes], chunks_max: u64) -> World {
         let mut world = World::default();
         for (ordinal, total) in totals.iter().enumerate() {
-            world.step(Command::AddDevice { device: DeviceId(ordinal as u32), total: *total });
+            world.step(Command::AddDevice { device: DeviceId(ordinal as u32), total: *total, chunks_max });
         }
         world
     }
@@ -166,7 +168,22 @@ impl World {
     pub(super) fn budget(&self, device: DeviceId) -> Bytes {
         let device = self.device(device);
         let known = device.total.saturating_sub(device.known_foreign);
-        device.ceiling.unwrap_or(known).min(known)
+        if device.is_lost { Bytes::ZERO } else { device.ceiling.unwrap_or(known).min(known) }
+    }
+
+    pub(super) fn count(&self, device: DeviceId, matches: impl Fn(&Chunk) -> bool) -> u64 {
+        self.chunks.iter().filter(|chunk| chunk.device == device && matches(chunk)).count() as u64
+    }
+
+    /// Chunks that could be promised at once.
+    pub(super) fn chunk_room(&self, device: DeviceId) -> u64 {
+        let known = self.device(device);
+        if known.is_lost { 0 } else { known.chunks_max.saturating_sub(self.count(device, |_| true)) }
+    }
+
+    /// The same, once all that is idle or on its way back is gone.
+    pub(super) fn chunk_room_at_most(&self, device: DeviceId) -> u64 {
+        self.chunk_room(device) + self.count(device, |chunk| matches!(chunk.is, Is::Destroying | Is::Idle))
     }
 
     /// Bytes that could be promised at once.
@@ -238,13 +255,26 @@ impl World {
         request.parts.iter().map(|part| Bytes::new(part.len.get() * missing(part))).sum()
     }
 
-    /// Idle bytes that a request has no use for.
-    pub(super) fn in_its_way(&self, request: &Request) -> Bytes {
+    /// Chunks that have to be created for a request.
+    pub(super) fn chunks_to_create(&self, request: &Request) -> u64 {
+        let missing = |part: &Part| part.count.saturating_sub(self.usable(request, part.len).len() as u64);
+        request.parts.iter().map(missing).sum()
+    }
+
+    /// It could be served at once.
+    pub(super) fn has_room(&self, request: &Request) -> bool {
+        self.to_create(request) <= self.room(request.device)
+            && self.chunks_to_create(request) <= self.chunk_room(request.device)
+    }
+
+    /// Idle bytes that a request has no use for, and in how many chunks.
+    pub(super) fn in_its_way(&self, request: &Request) -> (Bytes, u64) {
         let mut useful = BTreeSet::new();
         for part in &request.parts {
             useful.extend(self.usable(request, part.len).into_iter().take(part.count as usize).map(|chunk| chunk.id));
         }
-        self.bytes(request.device, |chunk| chunk.is == Is::Idle && !useful.contains(&chunk.id))
+        let is_idle = |chunk: &Chunk| chunk.is == Is::Idle && !useful.contains(&chunk.id);
+        (self.bytes(request.device, is_idle), self.count(request.device, is_idle))
     }
 
     // === Steps
@@ -272,7 +302,9 @@ impl World {
             Command::AddDevice { device, .. } => {
                 no_device(*device).is_none().then_some(LedgerError::DeviceExists(*device))
             }
-            Command::Observe { device, .. } | Command::Warm { device, .. } => no_device(*device),
+            Command::Observe { device, .. } | Command::Warm { device, .. } | Command::Lose { device } => {
+                no_device(*device)
+            }
             Command::Open { session, .. } => {
                 self.session(*session).map(|session| LedgerError::SessionExists(session.id))
             }
@@ -337,17 +369,20 @@ impl World {
         self.end(command);
         for (device, last) in given_up {
             let coming = self.room(device) + self.destroying(device);
+            let chunks_coming = self.chunk_room(device) + self.count(device, |chunk| chunk.is == Is::Destroying);
             let queue = self.queue(device);
-            let wanted = self.to_create(queue.first().expect("idle chunks are given up for somebody"));
-            assert!(wanted <= coming, "idle chunks are given up and do not help");
-            assert!(wanted > coming - last, "more idle chunks are given up than needed");
+            let first = queue.first().expect("idle chunks are given up for somebody");
+            let (wanted, chunks) = (self.to_create(first), self.chunks_to_create(first));
+            assert!(wanted <= coming && chunks <= chunks_coming, "idle chunks are given up and do not help");
+            let is_needed = wanted > coming - last || chunks > chunks_coming - 1;
+            assert!(is_needed, "more idle chunks are given up than needed");
         }
     }
 
     /// What a command changes by itself.
     pub(super) fn begin(&mut self, command: &Command) {
         match command {
-            Command::AddDevice { device, total } => self.devices.push(Device {
+            Command::AddDevice { device, total, chunks_max } => self.devices.push(Device {
                 id: *device,
                 total: *total,
                 known_foreign: Bytes::ZERO,
@@ -355,7 +390,10 @@ impl World {
                 refused_creates: 0,
                 peak_leased: Bytes::ZERO,
                 foreign: Bytes::ZERO,
+                chunks_max: *chunks_max,
+                is_lost: false,
             }),
+            Command::Lose { device } => self.device_mut(*device).is_lost = true,
             Command::Observe { device, free } => {
                 if self.creating(*device).is_zero() && self.destroying(*device).is_zero() {
                     let ours = self.bytes(*device, |_| true);
@@ -405,7 +443,7 @@ impl World {
                         |chunk: &&Chunk| chunk.is == Is::Idle && chunk.len == part.len && chunk.granted_to.is_none();
                     let warm = self.chunks.iter().filter(here).filter(is_warm).count() as u64;
                     let missing = part.count.saturating_sub(warm);
-                    let count = (self.room(*device).get() / part.len.get()).min(missing);
+                    let count = (self.room(*device).get() / part.len.get()).min(missing).min(self.chunk_room(*device));
                     self.to_come = vec![(None, part.len); count as usize];
                 }
             }
@@ -483,7 +521,7 @@ impl World {
     pub(super) fn promise(&mut self, id: RequestId) {
         let request = self.request(id).unwrap().clone();
         assert_eq!(self.queue(request.device).first().map(|first| first.id), Some(id), "others come before {id}");
-        assert!(self.to_create(&request) <= self.room(request.device), "{id} is promised more than there is");
+        assert!(self.has_room(&request), "{id} is promised more than there is");
         assert!(!self.is_over_limit(&request), "{id} is promised more than its session may hold");
         for part in &request.parts {
             let usable = self.usable(&request, part.len);
@@ -512,6 +550,8 @@ impl World {
         assert!(request.is_none_or(|request| self.request(request).unwrap().device == device));
         self.chunks.push(Chunk { id: chunk, device, len, is: Is::Creating(request), granted_to: None });
         assert!(self.bytes(device, |_| true) <= self.budget(device), "more is promised than {device} has");
+        let chunks_max = self.device(device).chunks_max;
+        assert!(self.count(device, |_| true) <= chunks_max, "{device} has more chunks than it may have");
     }
 
     pub(super) fn destroy(&mut self, command: &Command, chunk: ChunkId, given_up: &mut BTreeMap<DeviceId, Bytes>) {
@@ -522,6 +562,7 @@ impl World {
                 EndReason::Died => self.returned.death += found.len,
             },
             (Is::Idle, Command::End { session, .. }) if found.granted_to == Some(*session) => {}
+            (Is::Idle | Is::Reserved(_), _) if self.device(found.device).is_lost => {}
             (Is::Idle, _) => {
                 given_up.insert(found.device, found.len);
             }
@@ -537,6 +578,7 @@ impl World {
         }
         let request = self.request(id).unwrap().clone();
         assert_eq!(request.phase, Phase::Creating { missing: 0, exhausted: None }, "{id} is granted too early");
+        assert!(!self.device(request.device).is_lost, "{id} is granted what is lost");
         assert_eq!(request.holder, holder);
         let mut left = chunks;
         for part in &request.parts {
@@ -605,6 +647,32 @@ impl World {
                     Phase::Lost { exhausted } => exhausted,
                 });
                 if request.phase == Phase::Waiting { "overdue" } else { "exhausted" }
+            }
+            Refusal::Chunks { device, requested, available, limit } => {
+                let wanted = request.parts.iter().map(|part| part.count).sum();
+                assert_eq!((*device, *requested, *limit), (request.device, wanted, self.device(*device).chunks_max));
+                assert!(requested > available && available <= limit);
+                if wanted <= *limit {
+                    let of_plan = self.count(
+                        *device,
+                        |chunk| matches!((chunk.is, request.plan), (Is::Reserved(of), Some(plan)) if of == plan),
+                    );
+                    assert_eq!(*available, self.chunk_room_at_most(*device) + of_plan);
+                    let is_overdue = request.deadline_ms <= self.now_ms && self.destroying(*device).is_zero();
+                    assert!(is_overdue || request.phase == Phase::Lost { exhausted: true });
+                }
+                "chunks"
+            }
+            Refusal::Lost { device } => {
+                assert!(*device == request.device && self.device(*device).is_lost);
+                match request.phase {
+                    Phase::Creating { missing, .. } => {
+                        assert_eq!(missing, 0, "{id} is refused before all answers are in");
+                        self.put_back(id);
+                    }
+                    Phase::Waiting | Phase::Lost { .. } => {}
+                }
+                "lost"
             }
             Refusal::Deadlock { device, cycle } => {
                 assert_eq!(Some(id), self.youngest_in_circle(*device), "{id} is refused for a circle");
@@ -728,6 +796,8 @@ impl World {
             (view.total, view.budget, view.foreign),
             (device.total, self.budget(device.id), device.known_foreign)
         );
+        let chunks = self.count(device.id, |_| true);
+        assert_eq!((view.chunks, view.chunks_max, view.is_lost), (chunks, device.chunks_max, device.is_lost));
         assert_eq!((view.refused_creates, view.peak_leased), (device.refused_creates, device.peak_leased));
         assert_eq!(view.waiting, self.queue(device.id).len());
     }
@@ -735,15 +805,21 @@ impl World {
     /// Nobody waits for nothing.
     pub(super) fn check_queue(&self, device: DeviceId, command: &Command) {
         let queue = self.queue(device);
+        if self.device(device).is_lost {
+            let is_kept = |chunk: &Chunk| matches!(chunk.is, Is::Idle | Is::Reserved(_));
+            let kept = self.count(device, is_kept);
+            assert_eq!((queue.len(), kept), (0, 0), "{device} is lost, and somebody hopes, after {command:?}");
+        }
         let Some(first) = queue.first() else { return };
-        let (wanted, room) = (self.to_create(first), self.room(device));
-        assert!(wanted > room, "{first:?} could be served after {command:?}");
+        assert!(!self.has_room(first), "{first:?} could be served after {command:?}");
         // What a session is granted on one device can take it to its limit on another; that shows when the other one moves.
         let is_hopeless = self.devices.len() == 1 && self.is_over_limit(first);
         assert!(!is_hopeless, "{first:?} waits for more than its session may hold after {command:?}");
         if self.destroying(device).is_zero() {
-            let room = room + self.in_its_way(first);
-            assert!(wanted > room, "{first:?} could be served by giving idle chunks up after {command:?}");
+            let (bytes, chunks) = self.in_its_way(first);
+            let has_room = self.to_create(first) <= self.room(device) + bytes
+                && self.chunks_to_create(first) <= self.chunk_room(device) + chunks;
+            assert!(!has_room, "{first:?} could be served by giving idle chunks up after {command:?}");
             let overdue = queue.iter().find(|request| request.deadline_ms <= self.now_ms);
             assert!(overdue.is_none(), "the time of {overdue:?} is up after {command:?}");
         }
