@@ -10,6 +10,8 @@ pub const CHUNK_LEN_MIN: Bytes = Bytes::mib(2);
 pub const CHUNK_LEN_MAX: Bytes = Bytes::gib(4);
 /// Chunks that one daemon keeps books on: a node of eight 288 GB devices in the smallest chunks.
 pub const CHUNKS_MAX: usize = 1 << 21;
+/// Addresses that a process reserves on one device: half of what x86-64 gives a process, and hundreds of times the largest device.
+pub const ADDRESS_BYTES_MAX: Bytes = Bytes::gib(64 << 10);
 /// Chunks in one acquire: 128 GiB in the smallest chunks.
 pub const ACQUIRE_CHUNKS_MAX: u64 = 1 << 16;
 /// Bytes in one acquire: more than any device has.

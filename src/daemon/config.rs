@@ -6,6 +6,7 @@
 //! http = "127.0.0.1:9464"         # /metrics, /livez, /readyz; off when absent
 //! ladder = ["2MiB", "32MiB", "256MiB"]
 //! drain = "2s"
+//! driver_deadline = "30s"         # a driver call that takes longer has failed
 //!
 //! [[device]]
 //! ordinal = 0
@@ -26,6 +27,9 @@ use crate::units::Bytes;
 
 /// Bytes of a pretended device that nobody gave a size.
 const PRETENDED_DEVICE: Bytes = Bytes::gib(16);
+
+/// Driver calls take microseconds to milliseconds; one that takes so long will not come back soon.
+const DRIVER_DEADLINE: Duration = Duration::from_secs(30);
 
 /// What a daemon does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +52,8 @@ pub struct Config {
     pub priority_max: u32,
     /// How long sessions may go on once the daemon is to end.
     pub drain: Duration,
+    /// How long a driver call may take.
+    pub driver_deadline: Duration,
     /// Access to the sockets, as chmod writes it.
     pub socket_mode: u32,
     /// Where plans are stored; in the runtime directory when not given.
@@ -108,6 +114,7 @@ struct File {
     warm: Option<String>,
     priority_max: Option<u32>,
     drain: Option<String>,
+    driver_deadline: Option<String>,
     socket_mode: Option<String>,
     plans: Option<PathBuf>,
     #[serde(default)]
@@ -182,6 +189,9 @@ impl Config {
             warm: file.warm.map_or(Ok(Bytes::ZERO), |text| text.parse().map_err(|error| value("warm", error)))?,
             priority_max: file.priority_max.unwrap_or(0),
             drain: file.drain.map_or(Ok(Duration::from_secs(2)), |text| parse_duration("drain", &text))?,
+            driver_deadline: file
+                .driver_deadline
+                .map_or(Ok(DRIVER_DEADLINE), |text| parse_deadline("driver_deadline", &text))?,
             socket_mode: file.socket_mode.map_or(Ok(0o660), |text| parse_mode(&text))?,
             plans: file.plans,
         })
@@ -201,6 +211,7 @@ impl Config {
             warm: Some(exact(self.warm)),
             priority_max: Some(self.priority_max),
             drain: Some(format!("{}ms", self.drain.as_millis())),
+            driver_deadline: Some(format!("{}ms", self.driver_deadline.as_millis())),
             socket_mode: Some(format!("{:o}", self.socket_mode)),
             plans: Some(self.plan_dir()),
             device: self.devices.iter().map(device).collect(),
@@ -284,6 +295,11 @@ fn parse_duration(key: &'static str, text: &str) -> Result<Duration, ConfigError
     }
 }
 
+fn parse_deadline(key: &'static str, text: &str) -> Result<Duration, ConfigError> {
+    let time = parse_duration(key, text)?;
+    if time.is_zero() { Err(value(key, "no call ends in no time")) } else { Ok(time) }
+}
+
 fn parse_mode(text: &str) -> Result<u32, ConfigError> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| value("socket_mode", format!("'{text}' is not a mode such as 660")))
@@ -333,6 +349,7 @@ mod tests {
             ("warm = 'hot'", "warm: 'hot'"),
             ("drain = '5'", "drain: '5' is not a time"),
             ("socket_mode = '999'", "socket_mode"),
+            ("driver_deadline = '0s'", "driver_deadline: no call"),
             ("ladder = []", "ladder"),
             ("ladder = ['3MiB']", "ladder"),
             ("[[device]]\nordinal = 0\nbytes = '0'", "device.bytes: 0 bytes"),

@@ -32,6 +32,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::clock::{Clock, SystemClock};
+use crate::driver::layers::deadline::Deadline;
 use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::{Driver, DriverError};
 use crate::error::ErrorKind;
@@ -136,7 +137,7 @@ impl Daemon {
     /// Puts a daemon together over `driver`. Must be called inside a tokio runtime, which does its work.
     pub fn build(config: Config, driver: Arc<dyn Driver>) -> Result<Arc<Daemon>, DaemonError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let driver = Meter::around(driver, Arc::clone(&clock));
+        let driver = Meter::around(Deadline::around(driver, config.driver_deadline), Arc::clone(&clock));
         let listed = driver.devices();
         let mut devices = Vec::new();
         for wanted in config.device_ordinals(listed.len()) {

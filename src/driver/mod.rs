@@ -29,6 +29,7 @@ use std::os::fd::OwnedFd;
 #[cfg(feature = "testing")]
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use gpu::OpenError;
 
@@ -383,6 +384,16 @@ pub enum Cause {
         #[source]
         errno: rustix::io::Errno,
     },
+    /// A call has not come back in time.
+    #[error(
+        "the driver has not come back from a {call} for {limit:?}: it or its device hangs (the kernel's log may say why, such as an Xid)"
+    )]
+    Overdue {
+        /// Which call hangs.
+        call: Call,
+        /// How long it may take.
+        limit: Duration,
+    },
     /// The device is gone (an Xid error, a reset, the driver unloaded) and nothing on it works any more.
     #[error("{device} is lost ({reason}); restart whatever uses it once the device is back")]
     Lost {
@@ -417,7 +428,7 @@ impl Cause {
                 _ => ErrorKind::Broken,
             },
             Cause::Library { code, .. } => gpu::kind_of(*code),
-            Cause::Lost { .. } => ErrorKind::Unavailable,
+            Cause::Overdue { .. } | Cause::Lost { .. } => ErrorKind::Unavailable,
             Cause::Injected(_) => ErrorKind::Broken,
         }
     }

@@ -47,6 +47,7 @@ impl Mapping {
         for chunk in chunks {
             // An early return drops `mapping`, which unmaps the slots until here and gives the addresses back.
             device.driver().map(at, chunk.handle()).map_err(MemoryError::of("map a chunk of", chunk.len()))?;
+            device.note_mapped(1);
             mapping.slots.push(Slot { start: at, len: chunk.len(), chunk: Some(Arc::clone(chunk)) });
             at = at.checked_add(chunk.len()).expect("the reservation holds all chunks");
         }
@@ -91,7 +92,7 @@ impl Mapping {
     /// Unmaps a run of slots, none of them taken, and hands their chunks over. Nothing live may be in them. On failure nothing has changed.
     pub fn take(&mut self, slots: Range<usize>) -> Result<Vec<Arc<Chunk>>, MemoryError> {
         let run = self.run(slots.clone());
-        self.unmap(run).map_err(MemoryError::of("unmap", run.len()))?;
+        self.unmap(run, slots.len()).map_err(MemoryError::of("unmap", run.len()))?;
         let taken = self.slots[slots].iter_mut();
         Ok(taken.map(|slot| slot.chunk.take().expect("no slot of the run was taken before")).collect())
     }
@@ -104,9 +105,12 @@ impl Mapping {
         Span::new(start, len).expect("a run lies in the reservation")
     }
 
-    fn unmap(&self, span: AddressSpan) -> Result<(), DriverError> {
+    /// Unmaps a run of so many slots.
+    fn unmap(&self, span: AddressSpan, slots: usize) -> Result<(), DriverError> {
         self.device().driver().synchronize(self.device().id())?;
-        self.device().driver().unmap(span)
+        self.device().driver().unmap(span)?;
+        self.device().note_unmapped(slots);
+        Ok(())
     }
 }
 
@@ -121,7 +125,7 @@ impl Drop for Mapping {
                 continue;
             }
             let run = self.run(at..at + len);
-            if let Err(error) = self.unmap(run) {
+            if let Err(error) = self.unmap(run, len) {
                 self.device().note_quarantined(run.len(), &error);
                 // The chunks may still be visible: never release them, so that nobody else gets them from us.
                 for chunk in self.slots[at..at + len].iter_mut().filter_map(|slot| slot.chunk.take()) {

@@ -16,10 +16,12 @@ pub struct Reservation {
 impl Reservation {
     /// `len` bytes of addresses, aligned to the device's granularity.
     pub fn new(device: &Arc<Device>, len: Bytes) -> Result<Reservation, MemoryError> {
-        let start = device
-            .driver()
-            .reserve(device.id(), len, device.capabilities().granularity)
-            .map_err(MemoryError::of("reserve addresses for", len))?;
+        let failed = || MemoryError::of("reserve addresses for", len);
+        device.take_addresses(len).map_err(failed())?;
+        let start = device.driver().reserve(device.id(), len, device.capabilities().granularity).map_err(|error| {
+            device.give_addresses_back(len);
+            failed()(error)
+        })?;
         let span = Span::new(start, len).ok_or(MemoryError::Unstitchable(len))?;
         Ok(Reservation { device: Arc::clone(device), span })
     }
@@ -37,8 +39,9 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if let Err(error) = self.device.driver().unreserve(self.span) {
-            self.device.note_quarantined(self.span.len(), &error);
+        match self.device.driver().unreserve(self.span) {
+            Ok(()) => self.device.give_addresses_back(self.span.len()),
+            Err(error) => self.device.note_quarantined(self.span.len(), &error),
         }
     }
 }

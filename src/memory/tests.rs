@@ -96,3 +96,26 @@ fn a_chunk_that_cannot_be_released_is_quarantined_once() {
 fn no_chunks_are_not_a_range() {
     assert_eq!(Mapping::stitch(&[]).unwrap_err(), MemoryError::Unstitchable(Bytes::ZERO));
 }
+
+#[test]
+fn mappings_and_addresses_are_counted_and_end() {
+    let (_sim, faulty, device) = faulty_device();
+    let held = chunks(&device, 3);
+    let mut mapping = Mapping::stitch(&held).unwrap();
+    assert_eq!(device.mapped(), (3, Bytes::mib(12)));
+    faulty.layer().fail_nth(3);
+    Mapping::stitch(&held).unwrap_err();
+    assert_eq!(device.mapped(), (3, Bytes::mib(12)));
+    mapping.take(0..2).unwrap();
+    assert_eq!(device.mapped(), (1, Bytes::mib(12)));
+    drop(mapping);
+    assert_eq!(device.mapped(), (0, Bytes::ZERO));
+    let half = crate::limits::ADDRESS_BYTES_MAX.get() / 2;
+    let _first = Reservation::new(&device, Bytes::new(half)).unwrap();
+    let second = Reservation::new(&device, Bytes::new(half)).unwrap();
+    let error = Reservation::new(&device, Bytes::mib(2)).unwrap_err();
+    assert!(crate::error::chain(&error).contains("addresses"), "{error:?}");
+    assert_eq!(error.kind(), ErrorKind::Exhausted);
+    drop(second);
+    Reservation::new(&device, Bytes::mib(2)).unwrap();
+}

@@ -1,6 +1,6 @@
 //! The figures that a runtime keeps for others to see: plain numbers in memory that may be shared with the daemon.
 //!
-//! Each has one writer, the runtime that holds its pools' lock; anybody may read at any time and sees each number whole, though not all of one
+//! Each has one writer: the runtime that holds its pools' lock, and for overdue calls the session's background thread. Anybody may read at any time and sees each number whole, though not all of one
 //! moment. Nobody decides anything by them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,6 +63,12 @@ counters! {
     DeviationsSkipped = 17, "deviations_skipped";
     /// Bytes served by stitching where no contiguous block could.
     StitchedBytes = 18, "stitched_bytes";
+    /// Chunks that are mapped, each as often as it is.
+    Mappings = 19, "mappings";
+    /// Bytes of addresses that are reserved.
+    AddressBytes = 20, "address_bytes";
+    /// Driver calls that have not come back for longer than they should take, now.
+    OverdueCalls = 21, "overdue_calls";
 }
 
 const _: () = assert!(Counter::ALL.len() <= COUNTERS_MAX);
@@ -85,6 +91,11 @@ impl Counters {
     /// Reads one.
     pub fn get(self, counter: Counter) -> u64 {
         self.0[counter as usize].load(Ordering::Relaxed)
+    }
+
+    /// Writes how many driver calls do not come back: the one figure whose writer is not the runtime.
+    pub fn set_overdue(self, count: u64) {
+        self.set(Counter::OverdueCalls, count);
     }
 
     /// Writes one.

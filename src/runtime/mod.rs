@@ -449,6 +449,9 @@ impl Runtime {
         self.counters.raise(Counter::PeakHeldBytes, held.get());
         let usage = pools.stitching.usage();
         self.counters.set(Counter::StitchableBytes, usage.stitchable.get());
+        let (mappings, addresses) = self.device.mapped();
+        self.counters.set(Counter::Mappings, mappings);
+        self.counters.set(Counter::AddressBytes, addresses.get());
         self.counters.set(Counter::ContiguousBytes, usage.largest_contiguous.get());
         let planned = pools.planned.as_ref().map_or_else(PlannedCounts::default, |installed| installed.pool.counts());
         self.counters.set(Counter::DeviationsLate, planned.late);

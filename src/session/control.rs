@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,10 +14,12 @@ use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::{RemoteDevice, SessionConfig, SessionError};
+use crate::driver::layers::metered::Metered;
 use crate::error::root;
 use crate::ids::{DeviceUuid, PlanId, SessionId};
 use crate::ladder::Ladder;
 use crate::limits;
+use crate::runtime::Counters;
 use crate::units::Bytes;
 use crate::wire::convert::{self, Token, malformed};
 use crate::wire::v1::plans_client::PlansClient;
@@ -47,6 +49,14 @@ pub(super) struct Control {
     patience: Duration,
 }
 
+/// What the thread looks at beside the daemon, once the session has it: the driver's calls, and where those that hang are counted.
+pub(super) type Watched = Arc<OnceLock<(Arc<Metered>, Counters)>>;
+
+/// How often it looks.
+const LOOK: Duration = Duration::from_secs(5);
+/// How long a driver call may take before it is said to hang.
+const DRIVER_DEADLINE: Duration = Duration::from_secs(30);
+
 /// Devices that the daemon says are gone.
 type Lost = Arc<Mutex<Vec<DeviceUuid>>>;
 
@@ -59,7 +69,7 @@ enum Command {
 
 impl Control {
     /// Starts the thread and opens the session.
-    pub(super) fn open(config: &SessionConfig) -> Result<(Control, Opened), SessionError> {
+    pub(super) fn open(config: &SessionConfig, watched: Watched) -> Result<(Control, Opened), SessionError> {
         let (send, opened) = mpsc::channel();
         let (commands, receive) = tokio_mpsc::unbounded_channel();
         let attached = Arc::new(AtomicBool::new(false));
@@ -68,6 +78,7 @@ impl Control {
             config: config.clone(),
             attached: Arc::clone(&attached),
             lost: Arc::clone(&lost),
+            watched,
             commands: receive,
         };
         let no_thread = |error: std::io::Error| no_daemon(&config.socket, &error.to_string());
@@ -132,6 +143,7 @@ struct Worker {
     config: SessionConfig,
     attached: Arc<AtomicBool>,
     lost: Lost,
+    watched: Watched,
     commands: tokio_mpsc::UnboundedReceiver<Command>,
 }
 
@@ -166,6 +178,9 @@ impl Worker {
 
     /// Serves commands until the session is dropped, and notes when the daemon goes.
     async fn attend(&mut self, channel: Channel, watch: v1::WatchRequest) {
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut was_late = false;
         let mut notices = SessionsClient::new(channel.clone()).watch(watch).await.ok().map(tonic::Response::into_inner);
         loop {
             tokio::select! {
@@ -173,6 +188,7 @@ impl Worker {
                     Some(command) => carry_out(command, channel.clone(), self.config.patience).await,
                     None => return,
                 },
+                _ = looks.tick() => was_late = look(&self.watched, was_late),
                 gone = daemon_gone(notices.as_mut(), &self.lost), if self.attached.load(Ordering::Relaxed) => {
                     tracing::debug!(reason = gone, "the daemon went away");
                     self.attached.store(false, Ordering::Relaxed);
@@ -194,6 +210,18 @@ impl Worker {
         let reply = SessionsClient::new(channel.clone()).open(request).await.map_err(|status| refused(&status))?;
         Ok((channel, opened(reply.into_inner())?))
     }
+}
+
+/// Looks for driver calls that do not come back, and says so once. A call into the driver's library cannot be ended; but people who look at sessions shall see why a
+/// job stands still.
+fn look(watched: &Watched, was_late: bool) -> bool {
+    let Some((driver, counters)) = watched.get() else { return false };
+    let (count, oldest) = driver.layer().overdue(DRIVER_DEADLINE);
+    counters.set_overdue(count);
+    if let (Some((call, age)), false) = (oldest, was_late) {
+        tracing::warn!(%call, seconds = age.as_secs(), "a driver call does not come back");
+    }
+    count > 0
 }
 
 /// Ends when the daemon says that it ends, or is gone. Notes what else it says.

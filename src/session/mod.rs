@@ -36,7 +36,7 @@ use crate::units::Bytes;
 use crate::wire::convert::{Malformed, WantedChunks};
 use crate::wire::fd_channel::ChannelError;
 use crate::wire::stats_page::StatsPageError;
-use control::Control;
+use control::{Control, Watched};
 use link::Link;
 
 /// How a session is opened.
@@ -205,18 +205,22 @@ impl Session {
             return Err(SessionError::Forked);
         }
         fork::watch();
-        let (control, opened) = Control::open(config)?;
+        let watched = Watched::default();
+        let (control, opened) = Control::open(config, Arc::clone(&watched))?;
         let driver = driver_like(&opened.driver, &opened.devices, &config.library)?;
         let directory = config.socket.parent().map(PathBuf::from).unwrap_or_default();
         let (link, page) = Link::open(&directory.join(&opened.chunk_socket), opened.ticket, config.patience)?;
         let counters = stats_page::map(&page)?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let driver = Meter::around(driver, Arc::clone(&clock));
+        // Nobody else sets it.
+        let _ = watched.set((Arc::clone(&driver), counters));
         Ok(Arc::new(Session {
             id: opened.session,
             devices: opened.devices,
             ladder: opened.ladder,
             limit: opened.limit,
-            driver: Meter::around(driver, Arc::clone(&clock)),
+            driver,
             clock,
             counters,
             counters_taken: Mutex::new(false),

@@ -1,8 +1,10 @@
 //! Counts and times every call of a driver.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use slab::Slab;
 
 use super::{Intercept, Layered, Step};
 use crate::clock::Clock;
@@ -53,6 +55,8 @@ impl CallCounts {
 #[derive(Debug)]
 pub struct Meter {
     clock: Arc<dyn Clock>,
+    /// Calls that are being made, and since when.
+    running: Mutex<Slab<(Call, Duration)>>,
     cells: [Cell; Call::ALL.len()],
 }
 
@@ -66,7 +70,24 @@ struct Cell {
 impl Meter {
     /// Puts a meter around `driver`.
     pub fn around(driver: Arc<dyn Driver>, clock: Arc<dyn Clock>) -> Arc<Metered> {
-        Arc::new(Layered::new(driver, Meter { clock, cells: Default::default() }))
+        Arc::new(Layered::new(driver, Meter { clock, running: Mutex::default(), cells: Default::default() }))
+    }
+
+    fn running(&self) -> MutexGuard<'_, Slab<(Call, Duration)>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many calls have not come back for longer than `limit`, and the oldest of them. Waiting for the job's own work does not count: that takes
+    /// as long as the work does.
+    pub fn overdue(&self, limit: Duration) -> (u64, Option<(Call, Duration)>) {
+        let now = self.clock.now();
+        let running = self.running();
+        let ages = running.iter().map(|(_, (call, since))| (*call, now.saturating_sub(*since)));
+        let late = ages.filter(|(call, age)| *age > limit && !matches!(call, Call::Synchronize | Call::Copy));
+        late.fold((0, None), |(count, oldest), (call, age)| {
+            let older = oldest.filter(|(_, oldest)| *oldest >= age).unwrap_or((call, age));
+            (count + 1, Some(older))
+        })
     }
 
     /// The counts now.
@@ -88,7 +109,9 @@ impl Intercept for Meter {
         _handle: impl Fn(&T) -> Option<Handle>,
     ) -> Result<T, DriverError> {
         let started = self.clock.now();
+        let key = self.running().insert((step.call(), started));
         let outcome = run();
+        self.running().remove(key);
         let nanos = self.clock.now().saturating_sub(started).as_nanos();
         let cell = &self.cells[step.call().index()];
         cell.calls.fetch_add(1, Ordering::Relaxed);
@@ -101,7 +124,7 @@ impl Intercept for Meter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::clock::SystemClock;
+    use crate::clock::{ManualClock, SystemClock};
     use crate::driver::sim::{SimDriver, SimOptions};
     use crate::ids::DeviceId;
     use crate::units::Bytes;
@@ -118,5 +141,30 @@ mod tests {
         assert_eq!((counts.of(Call::Create).calls, counts.of(Call::Create).failures), (2, 1));
         assert_eq!((counts.of(Call::Release).calls, counts.of(Call::Release).failures), (1, 0));
         assert_eq!(counts.memory_calls(), 3);
+    }
+
+    #[test]
+    fn a_call_that_does_not_come_back_is_seen_while_it_lasts() {
+        let clock = Arc::new(ManualClock::default());
+        let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(4)])));
+        let metered = Meter::around(sim, Arc::clone(&clock) as Arc<dyn Clock>);
+        let meter = metered.layer();
+        let limit = Duration::from_secs(30);
+        let hangs = |step: Step, seconds: u64| {
+            let outcome = meter.around(
+                step,
+                || {
+                    clock.advance(Duration::from_secs(seconds));
+                    Ok(meter.overdue(limit))
+                },
+                |_| None,
+            );
+            outcome.unwrap()
+        };
+        let create = Step::Create { device: DeviceId(0), len: Bytes::mib(2) };
+        assert_eq!(hangs(create, 30), (0, None));
+        assert_eq!(hangs(create, 31), (1, Some((Call::Create, Duration::from_secs(31)))));
+        assert_eq!(hangs(Step::Other(Call::Synchronize), 1_000), (0, None));
+        assert_eq!(meter.overdue(limit), (0, None));
     }
 }

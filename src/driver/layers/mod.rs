@@ -1,9 +1,11 @@
-//! Decorators over any driver: [`metered`] counts and times, [`limited`] runs out early, [`faulty`] fails on purpose.
+//! Decorators over any driver: [`metered`] counts and times, [`limited`] runs out early, [`faulty`] fails on purpose, [`deadline`] waits only so long.
 //!
-//! Each is an [`Intercept`], which sees every call as a [`Step`]; [`Layered`] is the one place that forwards them.
+//! Each but the last is an [`Intercept`], which sees every call as a [`Step`]; [`Layered`] is the one place that forwards them. A deadline makes calls on other threads, and
+//! so is a driver of its own.
 //!
 //! Not for: rules of the drivers, which stay below.
 
+pub mod deadline;
 pub mod faulty;
 pub mod limited;
 pub mod metered;
