@@ -3,16 +3,14 @@
 
 use std::process::Command;
 
-/// Names the test to a process that was started for it alone.
-const VARIABLE: &str = "STITCHD_TEST_ALONE";
-
-/// Runs `test` in a process of its own, which is this program again, told to run only the test `name`.
+/// Runs `test` in a process of its own: this program again, told to run only the test `name`, unless that is what this process was told.
 pub(crate) fn alone(name: &str, test: impl FnOnce()) {
-    if std::env::var(VARIABLE).as_deref() == Ok(name) {
+    let told: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    if told == [name] && std::env::args().any(|word| word == "--exact") {
         return test();
     }
     let mut program = Command::new(std::env::current_exe().unwrap());
-    let output = program.args([name, "--exact", "--nocapture"]).env(VARIABLE, name).output().unwrap();
+    let output = program.args([name, "--exact", "--nocapture"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
