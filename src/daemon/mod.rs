@@ -303,7 +303,7 @@ impl Daemon {
 
     /// Descriptors that chunks may take: not those of connections, or nobody could connect to a daemon that has leased what it has.
     fn fds_for_chunks() -> u64 {
-        const RESERVE_MIN: u64 = 64;
+        const RESERVE_MIN: u64 = 128;
         const RESERVE_MAX: u64 = 16_384;
         let max = Daemon::open_fds_max();
         max.saturating_sub(Daemon::open_fds()).saturating_sub((max / 4).clamp(RESERVE_MIN, RESERVE_MAX))

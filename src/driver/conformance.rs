@@ -54,6 +54,9 @@ pub const CHECKS: &[(&str, Check)] = &[
     ("an_import_is_the_same_memory_and_leaves_the_descriptor", import),
     ("bytes_return_only_when_the_last_descriptor_is_gone", descriptors),
     ("a_descriptor_that_is_not_this_chunk_is_refused", foreign_descriptors),
+    ("an_import_of_less_than_the_chunk_shows_no_more_than_that", smaller_import),
+    ("an_import_is_passed_on_or_refused_and_unharmed", reexport),
+    ("a_chunk_has_a_handle_of_the_vendors_while_it_has_one_of_ours", native_handles),
     ("work_on_a_stream_is_done_in_order_and_events_tell", streams),
     ("a_stream_waits_for_an_event_of_another", cross_stream),
     ("synchronize_waits_for_all_that_was_queued", synchronize),
@@ -487,6 +490,88 @@ fn foreign_descriptors(subject: &Subject<'_>, capabilities: Capabilities) -> Ver
     DONE
 }
 
+fn smaller_import(subject: &Subject<'_>, capabilities: Capabilities) -> Verdict {
+    let Subject { driver, device, .. } = subject;
+    let granule = capabilities.granularity;
+    let larger = Bytes::new(granule.get() * 2);
+    let handle = ok("create", driver.create(*device, larger))?;
+    let fd = ok("export", driver.export(handle))?;
+    let base = ok("reserve", driver.reserve(*device, larger, granule))?;
+    let imported = driver.import(*device, fd, granule);
+    if capabilities.checks_imports {
+        refused("import of half a chunk", imported, |cause| matches!(cause, Cause::NotAChunk { .. }))?;
+    } else {
+        let imported = ok("import of half a chunk", imported)?;
+        let half = span(base, granule);
+        let mapped = driver.map(base, imported).and_then(|()| driver.set_access(half, *device, Access::ReadWrite));
+        // A vendor's text allows mapping less than there is. Then that is all that is there, and what follows is not.
+        if mapped.is_ok() && capabilities.contents {
+            ok("write", driver.write(base, &[5]))?;
+            expect(read_byte(subject, base)? == 5, "half a chunk is mapped and keeps nothing")?;
+            let behind = driver.read(after(base, granule), &mut [0]);
+            refused("read behind half a chunk", behind, |cause| matches!(cause, Cause::NotMapped(_)))?;
+        }
+        let _ = driver.unmap(half);
+        ok("release", driver.release(imported))?;
+    }
+    ok("map of the whole", driver.map(base, handle))?;
+    ok("unmap", driver.unmap(span(base, larger)))?;
+    ok("unreserve", driver.unreserve(span(base, larger)))?;
+    ok("release", driver.release(handle))?;
+    DONE
+}
+
+fn reexport(subject: &Subject<'_>, capabilities: Capabilities) -> Verdict {
+    let Subject { driver, device, .. } = subject;
+    let granule = capabilities.granularity;
+    let made = ok("create", driver.create(*device, granule))?;
+    let fd = ok("export", driver.export(made))?;
+    let imported = ok("import", driver.import(*device, fd, granule))?;
+    ok("release", driver.release(made))?;
+    // Whether an import can be exported is documented nowhere: only whoever made a chunk passes it on here.
+    let second = match driver.export(imported) {
+        Ok(fd) => Some(ok("import of an import's export", driver.import(*device, fd, granule))?),
+        Err(_) => None,
+    };
+    let base = ok("reserve", driver.reserve(*device, granule, granule))?;
+    for (value, handle) in [imported].into_iter().chain(second).enumerate() {
+        ok("map", driver.map(base, handle))?;
+        ok("set access", driver.set_access(span(base, granule), *device, Access::ReadWrite))?;
+        if capabilities.contents {
+            let found = read_byte(subject, base)?;
+            expect(value == 0 || usize::from(found) == value, "what was passed on twice is other memory")?;
+            ok("write", driver.write(base, &[value as u8 + 1]))?;
+        }
+        ok("unmap", driver.unmap(span(base, granule)))?;
+    }
+    ok("unreserve", driver.unreserve(span(base, granule)))?;
+    for handle in [imported].into_iter().chain(second) {
+        ok("release", driver.release(handle))?;
+    }
+    DONE
+}
+
+fn native_handles(subject: &Subject<'_>, capabilities: Capabilities) -> Verdict {
+    let Subject { driver, device, .. } = subject;
+    let granule = capabilities.granularity;
+    let (one, two) = (ok("create", driver.create(*device, granule))?, ok("create", driver.create(*device, granule))?);
+    let natives = match driver.native_handle(one) {
+        Err(error) if matches!(error.cause, Cause::Unsupported { .. }) => None,
+        first => Some((ok("native handle", first)?, ok("native handle", driver.native_handle(two))?)),
+    };
+    if let Some((first, second)) = natives {
+        expect(first != second, "two chunks have one native handle")?;
+        expect(ok("native handle", driver.native_handle(one))? == first, "a chunk's native handle changes")?;
+    }
+    ok("release", driver.release(one))?;
+    if natives.is_some() {
+        let unknown = |cause: &Cause| matches!(cause, Cause::UnknownHandle(_));
+        refused("native handle of a released chunk", driver.native_handle(one), unknown)?;
+    }
+    ok("release", driver.release(two))?;
+    Ok(natives.is_none().then_some("this driver has no handles of a vendor"))
+}
+
 fn streams(subject: &Subject<'_>, capabilities: Capabilities) -> Verdict {
     let Subject { driver, device, .. } = subject;
     let stream = ok("create stream", driver.create_stream(*device))?;
@@ -503,7 +588,8 @@ fn streams(subject: &Subject<'_>, capabilities: Capabilities) -> Verdict {
         }
         let event = ok("record", driver.record_event(*device, stream))?;
         expect(!ok("query", driver.query_event(event))?, "an event completed before the work ahead of it")?;
-        if capabilities.contents {
+        // Where copies wait for it to the end there is nobody to look.
+        if capabilities.contents && !capabilities.copies_wait {
             expect(read_byte(subject, mapped.base)? == 0, "a stalled stream went on")?;
         }
         drop(busy);

@@ -313,6 +313,10 @@ impl Driver for HostDriver {
             checks_imports: true,
             fds_per_chunk: 1,
             mappings_max: self.options.mappings_max,
+            copies_wait: false,
+            rdma: false,
+            fabric: false,
+            mps: false,
         })
     }
 
@@ -364,6 +368,12 @@ impl Driver for HostDriver {
         let (handle, chunk) = state.books.add_chunk(len);
         state.files.insert(chunk, ChunkFile { file: fd, len, charged: None });
         Ok(handle)
+    }
+
+    fn native_handle(&self, handle: Handle) -> Result<u64, DriverError> {
+        let state = self.lock();
+        let (chunk, _) = state.books.chunk(handle).map_err(|cause| DriverError::new(Call::Query, cause))?;
+        Ok(state.files[&chunk].file.as_raw_fd() as u64)
     }
 
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError> {

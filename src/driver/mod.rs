@@ -64,6 +64,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// A new handle for the `len` bytes behind `fd`, which is closed when the driver has no more use for it: at once on most, with the chunk on some.
     fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError>;
 
+    /// The vendor's own handle of the chunk, for libraries that register memory chunk by chunk. It stays the driver's: good until the handle is released, and never to be released by others.
+    fn native_handle(&self, handle: Handle) -> Result<u64, DriverError>;
+
     /// Sets aside `len` bytes of addresses, at a multiple of `alignment` (a power of two, at least the granularity).
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError>;
 
@@ -80,10 +83,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Sets who may use `span`, which must be covered by mappings without a hole.
     fn set_access(&self, span: AddressSpan, device: DeviceId, access: Access) -> Result<(), DriverError>;
 
-    /// Copies bytes from the device. Waits for work that is queued already, as far as it can go on.
+    /// Copies bytes from the device. Waits for work that is queued already, as far as [`Capabilities::copies_wait`] says.
     fn read(&self, from: DeviceAddress, into: &mut [u8]) -> Result<(), DriverError>;
 
-    /// Copies bytes to the device. Waits for work that is queued already, as far as it can go on.
+    /// Copies bytes to the device. Waits as [`Driver::read`] does.
     fn write(&self, to: DeviceAddress, from: &[u8]) -> Result<(), DriverError>;
 
     /// Queues setting every byte of `span` to `value`, after all that `stream` of `device` has queued.
@@ -143,6 +146,14 @@ pub struct Capabilities {
     pub fds_per_chunk: u64,
     /// Mappings that this process can have at one time.
     pub mappings_max: u64,
+    /// [`Driver::read`] and [`Driver::write`] wait for busy streams to their end, as GPUs do; else as far as they can go on.
+    pub copies_wait: bool,
+    /// Chunks are made so that network cards can read them (GPUDirect).
+    pub rdma: bool,
+    /// The device has handles by which chunks can be passed to other nodes (FABRIC). Chunks here are passed as descriptors, on one node: this is only told.
+    pub fabric: bool,
+    /// Processes share the device through MPS: a fatal fault of one takes all down, and limits may count what was created, so here the daemon, rather than what is used.
+    pub mps: bool,
 }
 
 /// A device's memory at one moment.
@@ -200,7 +211,7 @@ pub enum Call {
     Synchronize,
     /// [`Driver::read`], [`Driver::write`], [`Driver::fill`]
     Copy,
-    /// [`Driver::capabilities`], [`Driver::memory`]
+    /// [`Driver::capabilities`], [`Driver::memory`], [`Driver::native_handle`]
     Query,
 }
 
@@ -427,7 +438,7 @@ impl Cause {
                 rustix::io::Errno::NOMEM | rustix::io::Errno::MFILE | rustix::io::Errno::NFILE => ErrorKind::Exhausted,
                 _ => ErrorKind::Broken,
             },
-            Cause::Library { code, .. } => gpu::kind_of(*code),
+            Cause::Library { function, code, .. } => gpu::kind_of(function, *code),
             Cause::Overdue { .. } | Cause::Lost { .. } => ErrorKind::Unavailable,
             Cause::Injected(_) => ErrorKind::Broken,
         }

@@ -265,6 +265,10 @@ impl Driver for SimDriver {
             checks_imports: true,
             fds_per_chunk: 0,
             mappings_max: u64::MAX,
+            copies_wait: false,
+            rdma: false,
+            fabric: false,
+            mps: false,
         })
     }
 
@@ -336,6 +340,10 @@ impl Driver for SimDriver {
                 (None, at) => state.revive(at.expect("looked up above"), identity),
             })
         })
+    }
+
+    fn native_handle(&self, _handle: Handle) -> Result<u64, DriverError> {
+        Err(DriverError::new(Call::Query, Cause::Unsupported { driver: "sim" }))
     }
 
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError> {

@@ -162,11 +162,6 @@ impl Account {
         self.chunks_max
     }
 
-    /// Chunks in whatever state.
-    pub(super) fn chunks(&self) -> u64 {
-        self.chunks
-    }
-
     /// Chunks on their way back to the driver.
     pub(super) fn chunks_coming(&self) -> u64 {
         self.chunks_destroying

@@ -51,6 +51,19 @@ impl Ledger {
             if *account.bytes() != counted {
                 return Err(format!("{device} says {:?} and its chunks say {counted:?}", account.bytes()));
             }
+            let of_device = self.chunks.values().filter(|record| record.device == *device);
+            let coming = of_device.clone().filter(|record| record.state == State::Quarantined { failed: false });
+            let view = account.view(*device);
+            if (view.chunks, account.chunks_coming()) != (of_device.count() as u64, coming.count() as u64) {
+                return Err(format!(
+                    "{device} counts {} chunks, {} on their way back",
+                    view.chunks,
+                    account.chunks_coming()
+                ));
+            }
+            if view.chunks > view.chunks_max {
+                return Err(format!("{device} has {} chunks and may have {}", view.chunks, view.chunks_max));
+            }
             if counted.promised() > account.total() {
                 return Err(format!("{device} has {} and {} are promised", account.total(), counted.promised()));
             }

@@ -12,6 +12,7 @@ mod border;
 mod cli;
 mod crash;
 mod demo;
+mod gpu;
 mod isolation;
 mod lease;
 mod metrics;

@@ -175,6 +175,10 @@ impl Driver for Watch {
         self.inner.import(device, fd, len)
     }
 
+    fn native_handle(&self, handle: Handle) -> Result<u64, DriverError> {
+        self.inner.native_handle(handle)
+    }
+
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError> {
         self.inner.reserve(device, len, alignment)
     }

@@ -84,6 +84,28 @@ pub(crate) fn needs_host(why: &str) -> bool {
     cannot
 }
 
+impl Machine {
+    /// The name of its driver.
+    fn driver(&self) -> &'static str {
+        if self.library().ends_with("libstandin_hip.so") { "hip" } else { "cuda" }
+    }
+
+    /// Tells its libraries something, whoever has loaded them.
+    fn tell(&self, file: &str, words: &str) {
+        std::fs::write(self.library().with_file_name(file), words).unwrap();
+    }
+
+    /// A device goes away, for every process.
+    pub(crate) fn lose(&self, device: u32) {
+        self.tell("lost", &device.to_string());
+    }
+
+    /// These calls do not come back from now on; none for none.
+    pub(crate) fn hang(&self, calls: &str) {
+        self.tell("hang", calls);
+    }
+}
+
 /// A daemon on the driver under test.
 pub(crate) struct TestDaemon {
     child: Child,
@@ -117,9 +139,20 @@ impl TestDaemon {
         TestDaemon::launch(tempfile::tempdir().unwrap(), Some(machine), flags)
     }
 
+    /// A daemon that may have so many open files, on a pretended machine or the host.
+    pub(crate) fn with_open_files(max: u32, machine: Option<Machine>, flags: &[&str]) -> TestDaemon {
+        let mut command = Command::new("sh");
+        let script = format!("ulimit -n {max}; exec \"$0\" \"$@\"");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_stitchd")]);
+        TestDaemon::run(command, tempfile::tempdir().unwrap(), machine, flags)
+    }
+
     fn launch(dir: TempDir, machine: Option<Machine>, flags: &[&str]) -> TestDaemon {
+        TestDaemon::run(stitchd(), dir, machine, flags)
+    }
+
+    fn run(mut command: Command, dir: TempDir, machine: Option<Machine>, flags: &[&str]) -> TestDaemon {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.path().join("log")).unwrap();
-        let mut command = stitchd();
         let driver = machine.as_ref().map_or("host", Machine::driver);
         if let Some(machine) = &machine {
             command.env("STITCHD_DRIVER_LIBRARY", machine.library());
@@ -142,6 +175,11 @@ impl TestDaemon {
         });
         let http = ready["http"].as_str().map(str::to_owned);
         TestDaemon { child, dir, machine, http, expected: Vec::new(), is_over: false }
+    }
+
+    /// The pretended machine that it is on.
+    pub(crate) fn machine(&self) -> &Machine {
+        self.machine.as_ref().expect("the daemon is on a pretended machine")
     }
 
     /// How sessions are opened with this daemon.

@@ -8,7 +8,6 @@ use stitchd::driver::gpu::GpuKind;
 
 /// A machine. It goes with the directory.
 pub(crate) struct Machine {
-    driver: &'static str,
     directory: TempDir,
     library: PathBuf,
 }
@@ -27,12 +26,7 @@ impl Machine {
         let library = directory.path().join(name);
         std::fs::copy(&built, &library).unwrap_or_else(|error| panic!("{}: {error}", built.display()));
         std::fs::write(directory.path().join("machine.conf"), conf).unwrap();
-        Machine { driver, directory, library }
-    }
-
-    /// The name of its driver.
-    pub(crate) fn driver(&self) -> &'static str {
-        self.driver
+        Machine { directory, library }
     }
 
     pub(crate) fn library(&self) -> &Path {

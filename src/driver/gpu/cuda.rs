@@ -52,10 +52,14 @@ pub(super) const CUDA: Vendor = Vendor {
     vmm_attribute: cuda_attribute::VIRTUAL_MEMORY,
     fd_attribute: Some(cuda_attribute::POSIX_FD),
     rdma_attribute: Some(cuda_attribute::RDMA),
+    fabric_attribute: Some(cuda_attribute::FABRIC),
+    mps_attribute: Some(cuda_attribute::MPS),
     version_min: 11_020,
     imports_by_number_from: 0,
     nvml: Some("libnvidia-ml.so.1"),
     takes_runs: true,
     map_may_lie: false,
     fds_per_chunk: 0,
+    // A table of the kernel module, one for all devices; when it is full that answers "out of memory".
+    exports_max: Some(crate::limits::EXPORTS_MAX),
 };

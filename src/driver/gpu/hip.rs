@@ -46,6 +46,8 @@ pub(super) const HIP: Vendor = Vendor {
     // There is none: hipMemExportToShareableHandle says whether it can.
     fd_attribute: None,
     rdma_attribute: None,
+    fabric_attribute: None,
+    mps_attribute: None,
     version_min: 60_000_000,
     imports_by_number_from: 70_100_000,
     // One call over several mappings makes a later hipMemAddressFree fail (ROCR issue 285).
@@ -54,5 +56,6 @@ pub(super) const HIP: Vendor = Vendor {
     map_may_lie: true,
     // ROCm 7.14 holds a dma-buf descriptor for every hipMemCreate (rocm-systems issue 10604).
     fds_per_chunk: 1,
+    exports_max: None,
     nvml: None,
 };

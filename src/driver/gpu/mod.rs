@@ -13,20 +13,39 @@
 //! A stream's number is the library's own handle, which it follows without looking. Those that this driver made are known; others are the training framework's, and whoever passes one in
 //! at the C border vouches that it lives.
 //!
+//! ## Who waits for whom
+//!
+//! A library's call may hang. What holds chunks (create, release, export, import: all that a daemon does) waits for its turn on the device that it is for, and for no other; how much memory is
+//! free waits for nobody. What has to do with addresses waits for one lock of all: the books and the library must agree before the next call.
+//!
 //! ## Rules that the libraries have, and where they are kept
 //!
-//! * A chunk is mapped whole from its first byte, where nothing is mapped, inside one reservation: `super::books`, before the library is asked.
-//! * A mapping has no access until it is set; one call sets a whole run: [`Driver::set_access`].
-//! * Unmapping does not reliably wait for queued work: the caller synchronizes first ([`crate::memory`]).
-//! * Every export is a new descriptor, and importing leaves it open: an import closes it here.
+//! * A chunk is mapped whole from its first byte, where nothing is mapped, inside one reservation: `super::books`, before the library is asked. The offset into a chunk is always zero,
+//!   so chunks are never cut, and a mapping is never unmapped in part.
+//! * A mapping has no access until it is set, for each device that reaches the memory; after it was mapped again it has none again. One call sets a whole run: [`Driver::set_access`].
+//! * Unmapping and releasing do not reliably wait for queued work: the caller synchronizes first ([`crate::memory`]).
+//! * Every export is a new descriptor, and importing leaves it open: an import closes it here. Exports are finite on a machine: whoever has one keeps it and copies it.
+//! * Importing is not owning: each import is released by itself, and its handle is another number.
 //! * A copy from addresses that are not mapped breaks a process's context for good: the books are asked first.
+//! * A forked child is refused everything with "not initialized": it must become another program first.
+//! * Devices go by uuid between processes; ordinals depend on what each process may see. Of a part of a GPU (MIG) the uuid is the part's; memory is not passed between parts.
+//! * A handle is never asked for by address, and addresses are never asked for their segment: some versions give a handle back without counting it.
+//! * When a device is gone each call says so in its own way: [`answer`] tells which, and [`Cause::Lost`] is one word for all.
+//!
+//! What HIP does differently is in [`hip`], as data: an import takes the descriptor's number or a pointer to it and is for the thread's *current* device; one call unmaps, or sets the
+//! access of, one mapping; a map may lie; the alignment of a reservation may be ignored; out of memory may mean out of descriptors.
+//!
+//! Not used: FABRIC handles (reported only: on one node a descriptor does it), multicast, compressible memory, host memory, dma-buf export (the range's chunks are told to who asks:
+//! [`Driver::native_handle`]).
 
+mod answer;
 mod cuda;
+mod device;
 mod hip;
 mod nvml;
 pub mod table;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd as _, OwnedFd};
 #[cfg(feature = "testing")]
 use std::path::Path;
@@ -37,14 +56,21 @@ use super::{
     Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle,
     check_alignment, usable,
 };
-use crate::error::ErrorKind;
 use crate::ids::{DeviceId, DeviceUuid, StreamId};
+use crate::limits;
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
+pub(super) use answer::kind_of;
+use answer::{Loss, loss, meaning, too_many_files};
+use device::Gpu;
 use nvml::Nvml;
-use table::{AccessDescription, Called, Code, LoadError, Location, Names, Properties, Table, code};
+use table::{AccessDescription, Called, Code, LoadError, Location, Names, Table, code};
 
 /// No library names a limit of mappings; what it takes for each is its own.
 const MAPPINGS_MAX: u64 = u64::MAX;
+
+/// Calls that have no one name.
+const RETAIN: &str = "cuDevicePrimaryCtxRetain";
+const CHOOSE: &str = "choosing the device";
 
 /// What one vendor's library is called, and what it does in its own way.
 #[derive(Debug)]
@@ -61,6 +87,10 @@ struct Vendor {
     fd_attribute: Option<i32>,
     /// The attribute that says whether network cards can read chunks that ask for it.
     rdma_attribute: Option<i32>,
+    /// The attribute that says whether chunks can be passed to other nodes.
+    fabric_attribute: Option<i32>,
+    /// The attribute that says whether the device is shared through MPS.
+    mps_attribute: Option<i32>,
     /// The oldest version that works.
     version_min: i32,
     /// The first version whose import takes a descriptor's number; those before take a pointer to it. The wrong one crashes.
@@ -71,6 +101,8 @@ struct Vendor {
     map_may_lie: bool,
     /// Descriptors that the library holds for each chunk.
     fds_per_chunk: u64,
+    /// Exports that can be open on the machine, where that is known; what is said then is that memory has run out.
+    exports_max: Option<u64>,
     /// The library that says how much memory is free, where the driver itself cannot without a context.
     nvml: Option<&'static str>,
 }
@@ -130,47 +162,6 @@ pub enum OpenError {
     },
 }
 
-/// A library's answer in words.
-fn meaning(code: Code) -> &'static str {
-    match code {
-        code::INVALID_VALUE => "invalid value",
-        code::OUT_OF_MEMORY => "out of memory",
-        code::NOT_INITIALIZED => "not initialized, or a forked child",
-        code::DEINITIALIZED => "shutting down",
-        code::STUB_LIBRARY => "a stub library: only the toolkit is installed, not the driver",
-        code::DEVICE_UNAVAILABLE => "the device is in use by another process for itself, or lost",
-        code::NO_DEVICE => "no device",
-        code::INVALID_DEVICE => "no such device",
-        code::ALREADY_MAPPED => "already mapped",
-        code::ECC_UNCORRECTABLE => "uncorrectable memory error",
-        code::OPERATING_SYSTEM => "a system call failed",
-        code::INVALID_HANDLE => "invalid handle",
-        code::NOT_READY => "not ready",
-        code::ILLEGAL_ADDRESS => "a kernel used an illegal address",
-        code::LAUNCH_FAILED => "a kernel failed",
-        code::NOT_PERMITTED => "not permitted",
-        code::NOT_SUPPORTED => "not supported",
-        code::DRIVER_MISMATCH => {
-            "the driver's kernel module and library are of different versions; restart after an update"
-        }
-        _ => "see the vendor's list of codes",
-    }
-}
-
-/// What a caller can do about an answer.
-pub(super) fn kind_of(code: Code) -> ErrorKind {
-    match code {
-        code::OUT_OF_MEMORY => ErrorKind::Exhausted,
-        code::NOT_SUPPORTED | code::NOT_PERMITTED => ErrorKind::Unsupported,
-        code::INVALID_VALUE | code::INVALID_DEVICE | code::INVALID_HANDLE => ErrorKind::Invalid,
-        code::ALREADY_MAPPED => ErrorKind::Conflict,
-        code::NOT_INITIALIZED | code::DEINITIALIZED | code::DEVICE_UNAVAILABLE | code::NO_DEVICE => {
-            ErrorKind::Unavailable
-        }
-        _ => ErrorKind::Broken,
-    }
-}
-
 /// A driver over one vendor's library.
 #[derive(Debug)]
 pub struct GpuDriver {
@@ -183,29 +174,24 @@ pub struct GpuDriver {
     state: Mutex<State>,
 }
 
-/// A device, as the library knows it.
-#[derive(Debug)]
-struct Gpu {
-    native: i32,
-    description: DeviceDescription,
-    granularity: Bytes,
-    properties: Properties,
-    /// Who may use its memory: itself, and the devices that reach it.
-    reachable_from: Vec<i32>,
-}
-
 #[derive(Debug)]
 struct State {
     books: Books,
-    /// The library's handles.
-    handles: HashMap<Handle, u64>,
+    handles: HashMap<Handle, Native>,
     homes: BTreeMap<DeviceAddress, Home>,
     /// Chunks that were created here and exist for anything of this process.
     created: HashMap<ChunkKey, (DeviceId, Bytes)>,
-    streams: HashSet<StreamId>,
-    events: HashSet<EventId>,
+    streams: HashMap<StreamId, DeviceId>,
+    events: HashMap<EventId, DeviceId>,
     /// Retained primary contexts, by device.
     contexts: HashMap<DeviceId, u64>,
+}
+
+/// A handle as the library knows it.
+#[derive(Clone, Copy, Debug)]
+struct Native {
+    number: u64,
+    device: DeviceId,
 }
 
 /// A reservation, by its first address.
@@ -227,7 +213,17 @@ impl State {
     /// The library's handle of what is mapped there, if there is one still, and its access.
     fn mapped_as(&self, part: AddressSpan) -> (Option<u64>, Access) {
         let (handle, access) = self.books.mapped_as(part);
-        (handle.and_then(|handle| self.handles.get(&handle)).copied(), access)
+        (handle.and_then(|handle| self.handles.get(&handle)).map(|native| native.number), access)
+    }
+
+    /// The span from the first address of the reservation to the end of `span`, if what is mapped before `span` leaves no hole and may have this access, too: it has it, or none has been
+    /// set. The books hold to none for as long as they say so.
+    fn span_from_first(&self, span: AddressSpan, access: Access) -> Option<AddressSpan> {
+        let (start, _) = self.homes.range(..=span.start()).next_back()?;
+        let until = |end: DeviceAddress| Span::new(*start, Bytes::new(end.get() - start.get()));
+        let mapped = self.books.check_covered(until(span.start())?).ok()?;
+        let may_have = |part: &AddressSpan| [access, Access::None].contains(&self.books.mapped_as(*part).1);
+        if mapped.iter().all(may_have) { until(span.end()) } else { None }
     }
 
     /// Chunks that nothing of this process refers to any more.
@@ -237,8 +233,14 @@ impl State {
         }
     }
 
-    fn check_event(&self, event: EventId) -> Result<(), Cause> {
-        if self.events.contains(&event) { Ok(()) } else { Err(Cause::UnknownEvent(event)) }
+    /// A handle, as the library knows it.
+    fn native(&self, handle: Handle) -> Result<Native, Cause> {
+        self.handles.get(&handle).copied().ok_or(Cause::UnknownHandle(handle))
+    }
+
+    /// The device on which an event was made.
+    fn event(&self, event: EventId) -> Result<DeviceId, Cause> {
+        self.events.get(&event).copied().ok_or(Cause::UnknownEvent(event))
     }
 }
 
@@ -282,66 +284,19 @@ impl GpuDriver {
             }
         }
         // One for all: the books are.
-        let granularity = devices.iter().map(|gpu| gpu.granularity).max().unwrap_or(crate::limits::CHUNK_LEN_MIN);
+        let granularity = devices.iter().map(|gpu| gpu.granularity).max().unwrap_or(limits::CHUNK_LEN_MIN);
         devices.iter_mut().for_each(|gpu| gpu.granularity = granularity);
         let state = State {
             books: Books::new(granularity, true, MAPPINGS_MAX),
             handles: HashMap::new(),
             homes: BTreeMap::new(),
             created: HashMap::new(),
-            streams: HashSet::new(),
-            events: HashSet::new(),
+            streams: HashMap::new(),
+            events: HashMap::new(),
             contexts: HashMap::new(),
         };
-        let nvml = nvml.and_then(Nvml::load);
+        let nvml = nvml.and_then(|path| Nvml::load(path, devices.iter().map(|gpu| gpu.description.uuid).collect()));
         Ok(GpuDriver { vendor, table, nvml, version, devices, state: Mutex::new(state) })
-    }
-}
-
-impl Gpu {
-    fn open(
-        vendor: &'static Vendor,
-        table: &Table,
-        id: DeviceId,
-        native: i32,
-        natives: &[i32],
-    ) -> Result<Option<Gpu>, (&'static str, Code)> {
-        let names = &vendor.names;
-        let has =
-            |attribute: i32| table.device_attribute(attribute, native).map_err(|code| (names.device_attribute, code));
-        let can_share = vendor.fd_attribute.map_or(Ok(1), has)?;
-        if has(vendor.vmm_attribute)? == 0 || can_share == 0 {
-            return Ok(None);
-        }
-        let rdma = vendor.rdma_attribute.map_or(Ok(0), has)?;
-        let properties = Properties {
-            kind: table::ALLOCATION_PINNED,
-            handle_types: table::HANDLE_POSIX_FD,
-            location: Location { kind: table::LOCATION_DEVICE, id: native },
-            win32_metadata: 0,
-            // Compressible memory may not be mappable on every device: never for chunks that are shared.
-            compression: 0,
-            // Must be asked for when the chunk is made; where the device cannot, asking for it fails.
-            rdma: u8::from(rdma != 0),
-            usage: 0,
-            reserved: [0; 4],
-        };
-        let granularity = table.granularity(&properties).map_err(|code| (names.granularity, code))?;
-        let total = table.device_total(native).map_err(|code| (names.device_total, code))?;
-        let reaches = |peer: &i32| *peer == native || table.can_access_peer(*peer, native).unwrap_or(false);
-        Ok(Some(Gpu {
-            native,
-            description: DeviceDescription {
-                id,
-                uuid: DeviceUuid(table.device_uuid(native).map_err(|code| (names.device_uuid[0], code))?),
-                model: table.device_name(native).map_err(|code| (names.device_name, code))?,
-                total: Bytes::new(total as u64),
-            },
-            // Some HIP versions say 4 KiB, and are slow or wrong below 2 MiB.
-            granularity: Bytes::new(granularity as u64).max(crate::limits::CHUNK_LEN_MIN),
-            properties,
-            reachable_from: natives.iter().copied().filter(reaches).collect(),
-        }))
     }
 }
 
@@ -361,9 +316,17 @@ impl GpuDriver {
         self.devices.get(device.0 as usize).ok_or(Cause::NoDevice { device, count })
     }
 
-    /// What the library answered to `function`, as a cause.
-    fn answered(function: &'static str) -> impl Fn(Code) -> Cause {
-        move |code| Cause::Library { function, code, meaning: meaning(code) }
+    /// What the library answered to `function` about the device, as a cause. Where an answer may mean that the device is gone, and the management library can tell, that is asked.
+    fn answered(&self, device: DeviceId, function: &'static str) -> impl Fn(Code) -> Cause {
+        let begins_with_device = [self.vendor.names.create, RETAIN, CHOOSE].contains(&function);
+        move |code| {
+            let told = match loss(code, begins_with_device) {
+                Loss::Sure(reason) => Some(Cause::Lost { device, reason }),
+                Loss::Likely => self.nvml.as_ref().and_then(|nvml| nvml.loss(device)),
+                Loss::No => None,
+            };
+            told.unwrap_or(Cause::Library { function, code, meaning: meaning(code) })
+        }
     }
 
     /// The context, or device, that makes a thread's calls be for this device.
@@ -372,7 +335,7 @@ impl GpuDriver {
             return Ok(*context);
         }
         let native = self.gpu(device)?.native;
-        let retained = self.table.retain(native).map_err(Self::answered("cuDevicePrimaryCtxRetain"))?;
+        let retained = self.table.retain(native).map_err(self.answered(device, RETAIN))?;
         let context = retained.unwrap_or(native as u64);
         state.contexts.insert(device, context);
         Ok(context)
@@ -387,7 +350,7 @@ impl GpuDriver {
         step: impl FnOnce(&Table) -> Called<T>,
     ) -> Result<T, Cause> {
         let current = self.context(state, device)?;
-        self.as_current(current, function, step)
+        self.as_current(device, current, function, step)
     }
 
     /// The same for calls that need no context: none is made for them, and where there are none they are for the thread's current device.
@@ -398,23 +361,24 @@ impl GpuDriver {
         step: impl FnOnce(&Table) -> Called<T>,
     ) -> Result<T, Cause> {
         if self.table.has_contexts() {
-            return step(&self.table).map_err(Self::answered(function));
+            return step(&self.table).map_err(self.answered(device, function));
         }
-        self.as_current(self.gpu(device)?.native as u64, function, step)
+        self.as_current(device, self.gpu(device)?.native as u64, function, step)
     }
 
     fn as_current<T>(
         &self,
+        device: DeviceId,
         current: u64,
         function: &'static str,
         step: impl FnOnce(&Table) -> Called<T>,
     ) -> Result<T, Cause> {
-        let before = self.table.current().map_err(Self::answered("asking for the current device"))?;
+        let before = self.table.current().map_err(self.answered(device, "asking for the current device"))?;
         let is_other = before != current;
         if is_other {
-            self.table.set_current(current).map_err(Self::answered("choosing the device"))?;
+            self.table.set_current(current).map_err(self.answered(device, CHOOSE))?;
         }
-        let outcome = step(&self.table).map_err(Self::answered(function));
+        let outcome = step(&self.table).map_err(self.answered(device, function));
         if is_other && let Err(code) = self.table.set_current(before) {
             // What was done is done; whoever uses the thread chooses its own device anyway.
             tracing::warn!(code, "a thread cannot go back to its own device");
@@ -436,7 +400,16 @@ impl GpuDriver {
     /// crashes some versions.
     fn map_native(&self, state: &mut State, device: DeviceId, span: AddressSpan, native: u64) -> Result<(), Cause> {
         let names = &self.vendor.names;
-        self.on(state, device, names.map, |table| table.map(span.start().get(), len_of(span), native))?;
+        let mapped = self.on(state, device, names.map, |table| table.map(span.start().get(), len_of(span), native));
+        mapped.map_err(|cause| match cause {
+            // The chunk has its memory: what has run out is what the library, or the kernel, has for each mapping.
+            Cause::Library { code: code::OUT_OF_MEMORY, .. } => Cause::TooMany {
+                what: "mappings of this process",
+                limit: state.books.mapping_count() as u64,
+                remedy: "use larger chunks",
+            },
+            cause => cause,
+        })?;
         if self.vendor.map_may_lie {
             self.set_access_native(state, device, span, Access::ReadWrite)?;
         }
@@ -466,13 +439,27 @@ impl GpuDriver {
             .iter()
             .map(|id| AccessDescription { location: location(id), flags })
             .collect();
-        let set = |table: &Table| table.set_access(span.start().get(), len_of(span), &who);
-        let first = self.on(state, device, self.vendor.names.set_access, set);
+        let mut set = |span: AddressSpan| {
+            let call = |table: &Table| table.set_access(span.start().get(), len_of(span), &who);
+            self.on(state, device, self.vendor.names.set_access, call)
+        };
+        let first = set(span);
         if first.is_ok() || self.vendor.takes_runs {
             return first;
         }
         // HIP's fails for some ranges in some runs, and not the second time (ROCm issues 2516, 2667).
-        self.on(state, device, self.vendor.names.set_access, set)
+        let second = set(span);
+        if second.is_ok() {
+            return second;
+        }
+        // In others it adds up sizes from the first mapping of the reservation, so that where these differ only a span that begins there has a sum that fits.
+        match state.span_from_first(span, access) {
+            Some(from_first) => {
+                let call = |table: &Table| table.set_access(from_first.start().get(), len_of(from_first), &who);
+                self.on(state, device, self.vendor.names.set_access, call)
+            }
+            None => second,
+        }
     }
 
     /// Maps parts again that were unmapped before another could not be, so that a failed unmap has changed nothing. Those for which not even that works are gone from the books, too.
@@ -492,73 +479,56 @@ impl GpuDriver {
     }
 
     /// Waits for what is queued on the device of these addresses, which may be used. Not under the lock: it takes as long as kernels do.
-    fn settle(&self, at: DeviceAddress, len: usize, writes: bool) -> Result<DeviceId, Cause> {
+    /// Says which device that is; none for no bytes, which may lie anywhere.
+    fn settle(&self, at: DeviceAddress, len: usize, writes: bool) -> Result<Option<DeviceId>, Cause> {
         let (device, context) = {
             let mut state = self.lock();
             let span = usable(&state.books, at, len, writes)?;
+            if span.is_empty() {
+                return Ok(None);
+            }
             let device = state.home_of(span)?;
             (device, self.context(&mut state, device)?)
         };
-        self.as_current(context, self.vendor.names.synchronize, Table::synchronize)?;
-        Ok(device)
+        self.as_current(device, context, self.vendor.names.synchronize, Table::synchronize)?;
+        Ok(Some(device))
     }
 
     /// What a create that ran out of something ran out of.
-    fn exhausted(&self, state: &State, device: DeviceId, requested: Bytes) -> Cause {
-        let memory = match self.memory_of(state, device).or_else(|_| self.known_memory(state, device)) {
-            Ok(memory) => memory,
-            Err(cause) => return cause,
+    fn exhausted(&self, device: DeviceId, requested: Bytes) -> Cause {
+        let memory = match self.told_memory(device) {
+            Ok(Some(memory)) => memory,
+            Err(cause @ Cause::Lost { .. }) => return cause,
+            Ok(None) | Err(_) => self.known_memory(device),
         };
         if memory.free >= requested
-            && let Some(limit) = open_files_at_limit()
+            && let Some(cause) = too_many_files()
         {
-            // Where each chunk holds a descriptor this says "out of memory", too (rocm-systems issue 10604).
-            return Cause::TooMany {
-                what: "open files of this process",
-                limit,
-                remedy: "raise LimitNOFILE, or `ulimit -n`",
-            };
+            return cause;
         }
         Cause::Exhausted { device, requested, available: memory.free, total: memory.total }
     }
 
-    fn memory_of(&self, state: &State, device: DeviceId) -> Result<DeviceMemory, Cause> {
+    /// What the library, or the one that manages its devices, says. Without a lock: that a call hangs must not keep anybody from asking.
+    fn told_memory(&self, device: DeviceId) -> Result<Option<DeviceMemory>, Cause> {
         let total = self.gpu(device)?.description.total;
-        let told = match &self.nvml {
-            Some(nvml) => nvml
-                .free(self.gpu(device)?.description.uuid)
-                .map(Some)
-                .map_err(Self::answered("nvmlDeviceGetMemoryInfo"))?,
+        let free = match &self.nvml {
+            Some(nvml) => Some(nvml.free(device)?),
             None => {
                 let function = self.vendor.names.memory_info.unwrap_or("asking for free memory");
-                let told = self.for_memory(device, function, Table::free_bytes)?;
-                told.map(|free| free as u64)
+                self.for_memory(device, function, Table::free_bytes)?.map(|free| free as u64)
             }
         };
-        match told {
-            Some(free) => Ok(DeviceMemory { total, free: Bytes::new(free).min(total) }),
-            None => self.known_memory(state, device),
-        }
+        Ok(free.map(|free| DeviceMemory { total, free: Bytes::new(free).min(total) }))
     }
 
     /// Where nobody tells, all that is known is what this process has taken.
-    fn known_memory(&self, state: &State, device: DeviceId) -> Result<DeviceMemory, Cause> {
-        let total = self.gpu(device)?.description.total;
+    fn known_memory(&self, device: DeviceId) -> DeviceMemory {
+        let total = self.devices[device.0 as usize].description.total;
+        let state = self.lock();
         let created: Bytes = state.created.values().filter(|(on, _)| *on == device).map(|(_, len)| *len).sum();
-        Ok(DeviceMemory { total, free: total.saturating_sub(created) })
+        DeviceMemory { total, free: total.saturating_sub(created) }
     }
-}
-
-/// The limit on open files, if this process is near it.
-fn open_files_at_limit() -> Option<u64> {
-    const NEAR: u64 = 4;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current?;
-    let is_near = match std::fs::read_dir("/proc/self/fd") {
-        Ok(open) => open.count() as u64 + NEAR >= limit,
-        // Looking takes one itself.
-        Err(error) => error.raw_os_error() == Some(libc::EMFILE),
-    };
-    is_near.then_some(limit)
 }
 
 impl Driver for GpuDriver {
@@ -584,39 +554,52 @@ impl Driver for GpuDriver {
             checks_imports: false,
             fds_per_chunk: self.vendor.fds_per_chunk,
             mappings_max: MAPPINGS_MAX,
+            // They synchronize first: work of other streams is not ordered with a copy by itself.
+            copies_wait: true,
+            rdma: gpu.properties.rdma != 0,
+            fabric: gpu.fabric,
+            mps: gpu.mps,
         })
     }
 
     fn memory(&self, device: DeviceId) -> Result<DeviceMemory, DriverError> {
-        self.memory_of(&self.lock(), device).map_err(|cause| DriverError::new(Call::Query, cause))
+        match self.told_memory(device) {
+            Ok(told) => Ok(told.unwrap_or_else(|| self.known_memory(device))),
+            Err(cause) => Err(DriverError::new(Call::Query, cause)),
+        }
     }
 
     fn create(&self, device: DeviceId, len: Bytes) -> Result<Handle, DriverError> {
         let fail = |cause| DriverError::new(Call::Create, cause);
         let gpu = self.gpu(device).map_err(fail)?;
+        self.lock().books.check_len("chunk size", len).map_err(fail)?;
+        let _turn = gpu.turn();
+        let function = self.vendor.names.create;
+        let made = self.for_memory(device, function, |table| table.create(len.get() as usize, &gpu.properties));
+        let number = made.map_err(|cause| match cause {
+            Cause::Library { code: code::OUT_OF_MEMORY, .. } => fail(self.exhausted(device, len)),
+            cause => fail(of_files(cause)),
+        })?;
         let mut state = self.lock();
-        state.books.check_len("chunk size", len).map_err(fail)?;
-        let native = match self
-            .for_memory(device, self.vendor.names.create, |table| table.create(len.get() as usize, &gpu.properties))
-        {
-            Err(Cause::Library { code: code::OUT_OF_MEMORY, .. }) => {
-                return Err(fail(self.exhausted(&state, device, len)));
-            }
-            outcome => outcome.map_err(fail)?,
-        };
         let (handle, chunk) = state.books.add_chunk(len);
-        state.handles.insert(handle, native);
+        state.handles.insert(handle, Native { number, device });
         state.created.insert(chunk, (device, len));
         Ok(handle)
     }
 
     fn release(&self, handle: Handle) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Release, cause);
+        let native = self.lock().native(handle).map_err(fail)?;
+        let _turn = self.gpu(native.device).map_err(fail)?.turn();
+        // Nobody else finds it from here on: what the library has taken back it may give to another chunk.
+        self.lock().handles.remove(&handle).ok_or_else(|| fail(Cause::UnknownHandle(handle)))?;
+        let released = self.table.release(native.number);
         let mut state = self.lock();
-        state.books.chunk(handle).map_err(fail)?;
-        let native = state.handles[&handle];
-        self.table.release(native).map_err(Self::answered(self.vendor.names.release)).map_err(fail)?;
-        state.handles.remove(&handle);
+        if let Err(code) = released {
+            state.handles.insert(handle, native);
+            drop(state);
+            return Err(fail(self.answered(native.device, self.vendor.names.release)(code)));
+        }
         let gone = state.books.release(handle).map_err(fail)?;
         state.forget(gone.as_slice());
         Ok(())
@@ -624,20 +607,26 @@ impl Driver for GpuDriver {
 
     fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError> {
         let fail = |cause| DriverError::new(Call::Export, cause);
-        let state = self.lock();
-        state.books.chunk(handle).map_err(fail)?;
-        let fd = self.table.export(state.handles[&handle]);
-        fd.map_err(Self::answered(self.vendor.names.export)).map_err(fail)
+        let device = self.lock().native(handle).map_err(fail)?.device;
+        let _turn = self.gpu(device).map_err(fail)?.turn();
+        // It may have been released before this turn came.
+        let number = self.lock().native(handle).map_err(fail)?.number;
+        let fd = self.table.export(number).map_err(self.answered(device, self.vendor.names.export));
+        fd.map_err(|cause| match (of_files(cause), self.vendor.exports_max) {
+            (Cause::Library { code: code::OUT_OF_MEMORY, .. }, Some(limit)) => {
+                fail(Cause::TooMany { what: "exports of this machine", limit, remedy: "use larger chunks" })
+            }
+            (cause, _) => fail(cause),
+        })
     }
 
     fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
         let fail = |cause| DriverError::new(Call::Import, cause);
-        self.gpu(device).map_err(fail)?;
-        let mut state = self.lock();
-        state.books.check_len("chunk size", len).map_err(fail)?;
+        let _turn = self.gpu(device).map_err(fail)?.turn();
+        self.lock().books.check_len("chunk size", len).map_err(fail)?;
         let by_pointer = self.version < self.vendor.imports_by_number_from;
         let native = self.for_memory(device, self.vendor.names.import, |table| table.import(fd.as_fd(), by_pointer));
-        let native = native.map_err(|cause| match cause {
+        let number = native.map_err(of_files).map_err(|cause| match cause {
             Cause::Library {
                 code: code::INVALID_VALUE | code::INVALID_DEVICE | code::OPERATING_SYSTEM | code::INVALID_HANDLE,
                 ..
@@ -645,9 +634,15 @@ impl Driver for GpuDriver {
             cause => fail(cause),
         })?;
         // The library does not take the descriptor: `fd` is closed here.
+        let mut state = self.lock();
         let (handle, _) = state.books.add_chunk(len);
-        state.handles.insert(handle, native);
+        state.handles.insert(handle, Native { number, device });
         Ok(handle)
+    }
+
+    fn native_handle(&self, handle: Handle) -> Result<u64, DriverError> {
+        let native = self.lock().native(handle).map_err(|cause| DriverError::new(Call::Query, cause))?;
+        Ok(native.number)
     }
 
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError> {
@@ -696,8 +691,8 @@ impl Driver for GpuDriver {
         let mut state = self.lock();
         let (span, chunk) = state.books.check_map(at, handle).map_err(fail)?;
         let device = state.home_of(span).map_err(fail)?;
-        let native = state.handles[&handle];
-        self.map_native(&mut state, device, span, native).map_err(fail)?;
+        let Native { number, .. } = state.native(handle).map_err(fail)?;
+        self.map_native(&mut state, device, span, number).map_err(fail)?;
         state.books.map(span, chunk);
         Ok(())
     }
@@ -734,7 +729,7 @@ impl Driver for GpuDriver {
 
     fn read(&self, from: DeviceAddress, into: &mut [u8]) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Copy, cause);
-        let device = self.settle(from, into.len(), false).map_err(fail)?;
+        let Some(device) = self.settle(from, into.len(), false).map_err(fail)? else { return Ok(()) };
         let mut state = self.lock();
         usable(&state.books, from, into.len(), false).map_err(fail)?;
         let copy = |table: &Table| table.copy_to_host(into, from.get());
@@ -743,7 +738,7 @@ impl Driver for GpuDriver {
 
     fn write(&self, to: DeviceAddress, from: &[u8]) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Copy, cause);
-        let device = self.settle(to, from.len(), true).map_err(fail)?;
+        let Some(device) = self.settle(to, from.len(), true).map_err(fail)? else { return Ok(()) };
         let mut state = self.lock();
         // Others may have unmapped it meanwhile.
         usable(&state.books, to, from.len(), true).map_err(fail)?;
@@ -753,6 +748,7 @@ impl Driver for GpuDriver {
 
     fn fill(&self, device: DeviceId, stream: StreamId, span: AddressSpan, value: u8) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Copy, cause);
+        self.gpu(device).map_err(fail)?;
         let mut state = self.lock();
         state.books.check_use(span, true).map_err(fail)?;
         let fill = |table: &Table| table.fill(span.start().get(), value, len_of(span), stream.0);
@@ -764,17 +760,16 @@ impl Driver for GpuDriver {
         let mut state = self.lock();
         let made = self.on(&mut state, device, self.vendor.names.stream_create, Table::stream_create);
         let stream = StreamId(made.map_err(fail)?);
-        state.streams.insert(stream);
+        state.streams.insert(stream, device);
         Ok(stream)
     }
 
     fn destroy_stream(&self, stream: StreamId) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Event, cause);
         let mut state = self.lock();
-        if !state.streams.contains(&stream) {
-            return Err(fail(Cause::UnknownStream(stream)));
-        }
-        self.table.stream_destroy(stream.0).map_err(Self::answered(self.vendor.names.stream_destroy)).map_err(fail)?;
+        let device = *state.streams.get(&stream).ok_or_else(|| fail(Cause::UnknownStream(stream)))?;
+        let function = self.vendor.names.stream_destroy;
+        self.table.stream_destroy(stream.0).map_err(self.answered(device, function)).map_err(fail)?;
         state.streams.remove(&stream);
         Ok(())
     }
@@ -790,7 +785,7 @@ impl Driver for GpuDriver {
             let _ = self.table.event_destroy(event);
             return Err(fail(cause));
         }
-        state.events.insert(EventId(event));
+        state.events.insert(EventId(event), device);
         Ok(EventId(event))
     }
 
@@ -798,14 +793,14 @@ impl Driver for GpuDriver {
         let fail = |cause| DriverError::new(Call::Event, cause);
         // Held over the call, which never waits: nobody may destroy the event meanwhile.
         let state = self.lock();
-        state.check_event(event).map_err(fail)?;
-        self.table.event_query(event.0).map_err(Self::answered(self.vendor.names.event_query)).map_err(fail)
+        let device = state.event(event).map_err(fail)?;
+        self.table.event_query(event.0).map_err(self.answered(device, self.vendor.names.event_query)).map_err(fail)
     }
 
     fn wait_event(&self, device: DeviceId, stream: StreamId, event: EventId) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Event, cause);
         let mut state = self.lock();
-        state.check_event(event).map_err(fail)?;
+        state.event(event).map_err(fail)?;
         let wait = |table: &Table| table.stream_wait(stream.0, event.0);
         self.on(&mut state, device, self.vendor.names.stream_wait, wait).map_err(fail)
     }
@@ -813,8 +808,9 @@ impl Driver for GpuDriver {
     fn destroy_event(&self, event: EventId) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Event, cause);
         let mut state = self.lock();
-        state.check_event(event).map_err(fail)?;
-        self.table.event_destroy(event.0).map_err(Self::answered(self.vendor.names.event_destroy)).map_err(fail)?;
+        let device = state.event(event).map_err(fail)?;
+        let function = self.vendor.names.event_destroy;
+        self.table.event_destroy(event.0).map_err(self.answered(device, function)).map_err(fail)?;
         state.events.remove(&event);
         Ok(())
     }
@@ -823,7 +819,7 @@ impl Driver for GpuDriver {
         let fail = |cause| DriverError::new(Call::Synchronize, cause);
         let context = self.context(&mut self.lock(), device).map_err(fail)?;
         // Not under the lock: it takes as long as the kernels do, and other threads may have something to ask meanwhile.
-        self.as_current(context, self.vendor.names.synchronize, Table::synchronize).map_err(fail)
+        self.as_current(device, context, self.vendor.names.synchronize, Table::synchronize).map_err(fail)
     }
 }
 
@@ -839,4 +835,10 @@ impl Drop for GpuDriver {
 
 fn len_of(span: AddressSpan) -> usize {
     span.len().get() as usize
+}
+
+/// A system call that failed may have lacked a descriptor.
+fn of_files(cause: Cause) -> Cause {
+    let may_be = matches!(cause, Cause::Library { code: code::OPERATING_SYSTEM | code::OUT_OF_MEMORY, .. });
+    if may_be { too_many_files().unwrap_or(cause) } else { cause }
 }

@@ -85,6 +85,10 @@ pub mod cuda_attribute {
     pub const POSIX_FD: i32 = 103;
     /// Network cards can read its chunks that ask for it (newer than `cuda-driver-sys`).
     pub const RDMA: i32 = 110;
+    /// Its chunks can be passed to other nodes (newer, too).
+    pub const FABRIC: i32 = 128;
+    /// It is shared through MPS (newer, too).
+    pub const MPS: i32 = 133;
 }
 
 /// What a device can do, in HIP's numbers.

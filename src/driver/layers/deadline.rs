@@ -196,6 +196,10 @@ impl Driver for Deadline {
         self.within(Call::Export, self.home_of(handle), move |driver| driver.export(handle), keep)
     }
 
+    fn native_handle(&self, handle: Handle) -> Result<u64, DriverError> {
+        self.inner.native_handle(handle)
+    }
+
     fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
         let imported = self.within(
             Call::Import,

@@ -141,6 +141,10 @@ impl<I: Intercept> Driver for Layered<I> {
         self.layer.around(Step::Import { device, len }, || self.inner.import(device, fd, len), |handle| Some(*handle))
     }
 
+    fn native_handle(&self, handle: Handle) -> Result<u64, DriverError> {
+        self.plain(Step::Other(Call::Query), || self.inner.native_handle(handle))
+    }
+
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError> {
         self.plain(Step::Other(Call::Reserve), || self.inner.reserve(device, len, alignment))
     }

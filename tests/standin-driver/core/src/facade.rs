@@ -17,7 +17,13 @@ pub struct NativeProperties {
     /// Its ordinal.
     pub device: c_int,
     /// Not looked at.
-    pub rest: [u64; 2],
+    pub win32_metadata: usize,
+    /// Not looked at.
+    pub compression: u8,
+    /// 1: network cards are to read it.
+    pub rdma: u8,
+    /// Not looked at.
+    pub rest: [u8; 6],
 }
 
 /// `CUmemAccessDesc`, `hipMemAccessDesc`.
@@ -108,7 +114,7 @@ macro_rules! symbol {
             device: std::ffi::c_int,
             peer: std::ffi::c_int,
         ) -> std::ffi::c_int {
-            $crate::answer($driver().device(device).and($driver().device(peer)).map(|_| 1), $crate::put(can))
+            $crate::answer($driver().can_access_peer(device, peer).map(std::ffi::c_int::from), $crate::put(can))
         }
     };
     ($driver:ident, granularity, $name:ident) => {
@@ -131,11 +137,9 @@ macro_rules! symbol {
         ) -> std::ffi::c_int {
             // SAFETY: the caller gives properties of the vendor's layout.
             let prop = unsafe { prop.read() };
-            let $crate::NativeProperties { kind, handle_types, location, device, .. } = prop;
-            $crate::answer(
-                $driver().create(size as u64, &$crate::Properties { kind, handle_types, location, device }),
-                $crate::put(handle),
-            )
+            let $crate::NativeProperties { kind, handle_types, location, device, rdma, .. } = prop;
+            let wanted = $crate::Properties { kind, handle_types, location, device, rdma: rdma != 0 };
+            $crate::answer($driver().create(size as u64, &wanted), $crate::put(handle))
         }
     };
     ($driver:ident, release, $name:ident) => {
@@ -229,7 +233,7 @@ macro_rules! symbol {
     ($driver:ident, stream_wait, $name:ident) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(stream: u64, event: u64, _flags: std::ffi::c_uint) -> std::ffi::c_int {
-            $crate::answer($driver().event_use(event, Some(stream)), |()| ())
+            $crate::answer($driver().stream_wait(stream, event), |()| ())
         }
     };
     ($driver:ident, event_create, $name:ident) => {
@@ -241,13 +245,13 @@ macro_rules! symbol {
     ($driver:ident, event_record, $name:ident) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(event: u64, stream: u64) -> std::ffi::c_int {
-            $crate::answer($driver().event_use(event, Some(stream)), |()| ())
+            $crate::answer($driver().event_record(event, stream), |()| ())
         }
     };
     ($driver:ident, event_query, $name:ident) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(event: u64) -> std::ffi::c_int {
-            $crate::answer($driver().event_use(event, None), |()| ())
+            $crate::answer($driver().event_query(event), |()| ())
         }
     };
     ($driver:ident, event_destroy, $name:ident) => {
@@ -274,8 +278,20 @@ macro_rules! symbol {
     };
     ($driver:ident, fill, $name:ident) => {
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(start: u64, value: u8, len: usize, _stream: u64) -> std::ffi::c_int {
-            $crate::answer($driver().fill(start, value, len as u64), |()| ())
+        pub unsafe extern "C" fn $name(start: u64, value: u8, len: usize, stream: u64) -> std::ffi::c_int {
+            $crate::answer($driver().fill(start, value, len as u64, stream), |()| ())
+        }
+    };
+    ($driver:ident, stall, $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(device: std::ffi::c_int, stream: u64, stall: *mut u64) -> std::ffi::c_int {
+            $crate::answer($driver().stall(device, stream), $crate::put(stall))
+        }
+    };
+    ($driver:ident, resume, $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(stall: u64) -> std::ffi::c_int {
+            $crate::answer($driver().resume(stall), |()| ())
         }
     };
 }

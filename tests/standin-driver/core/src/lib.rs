@@ -3,10 +3,11 @@
 //! the same copy share devices, as with a real driver, and two tests with two directories do not.
 //!
 //! It keeps the rules of the virtual memory calls (facts of cuda.h): a chunk is mapped whole from its first byte, where nothing is mapped, inside one
-//! reservation; no access until it is set; unmapping covers whole mappings without a hole; bytes return when the last handle, mapping and descriptor of
-//! any process are gone. A forked child is refused everything. It is as strict as a device: its memory cannot be touched by the CPU, only by copies.
+//! reservation; no access until it is set, device by device; unmapping covers whole mappings without a hole; bytes return when the last handle, mapping and
+//! descriptor of any process are gone. A forked child is refused everything. It is as strict as a device: its memory cannot be touched by the CPU, only by
+//! copies, and a copy or fill that goes where it must not ends everything for its process.
 //!
-//! `machine.conf` has lines `key = value`:
+//! `machine.conf` has lines `key = value`; a key that is not of this table ends the process.
 //!
 //! | key | what it is | default |
 //! |---|---|---|
@@ -14,17 +15,44 @@
 //! | `version` | what the library says its version is | the vendor's newest |
 //! | `latency_us` | how long each memory call takes | 0 |
 //! | `fail` | the n-th memory call of a process fails with code 999 | none |
+//! | `hang_after` | the n-th memory call of a process does not return until the machine has a file `resume` | none |
 //! | `context_bytes` | device memory that a process's context takes | 0 |
+//! | `mappings` | mappings that one process may have; then memory is said to have run out. Each is an entry of a table here and no mapping of the CPU's, so it may be as large as a test likes | 30000 |
+//! | `export_slots` | exports that may be open on the machine at one time, in whatever process. What is said then is what NVIDIA's kernel module says, whose table has 524,287 places: out of memory (2) | 0: as many as one likes |
+//! | `dirty` | 1: a new chunk has some of what its memory held before (0xa5, 64 bytes of every 2 MiB) | 0 |
+//! | `peers` | which devices reach each other's memory: `all`, `none`, or pairs as in `0-1, 2-3` | `all` |
+//! | `rdma` | 1: network cards can read chunks that ask for it; else asking for it fails with code 801 | 0 |
+//! | `fabric` | 1: the device says that it has FABRIC handles | 0 |
+//! | `mps` | 1: the devices are shared through MPS | 0 |
+//! | `mig` | 1: each device is a part of a GPU, and the management library knows it by its `MIG-` name only | 0 |
 //! | `quirks` | misbehaviour by name, with commas: [`Quirk`] | none |
 //!
-//! Not for: streams that are busy. What is queued has run when the call returns.
+//! What happens while tests run is said by files of the directory, which every call looks at:
+//!
+//! | file | what it does while it is there |
+//! |---|---|
+//! | `lost` | the devices whose ordinals it has, with commas, are gone: every call for them fails with code 46 (HIP: 100), in every process, and the management library says 15 |
+//! | `hang` | calls whose names it has, with commas (`create`, `map`, … as [`symbols!`] has them; `memory_info`), do not return; `create@1` is for device 1 alone, where a call is told its device or has it by its thread's context |
+//! | `resume` | what `hang_after` holds returns |
+//!
+//! A stream is busy while a test wants it to be: `standin_stall(device, stream, &stall)` queues something that runs until `standin_resume(stall)`. What is
+//! queued behind it runs then, in order; until then events are not complete, other streams that wait for them wait, and synchronizing waits. A copy runs
+//! what can run before it.
+//!
+//! Descriptors: a handle is an open file and an export is another, so a process with few of them sees each call fail as it would (code 304, or 2 with
+//! [`Quirk::FdPerHandle`]).
 
+mod addresses;
+mod chunks;
+mod conf;
 mod facade;
 mod machine;
 mod process;
+mod streams;
 
+pub use conf::Quirk;
 pub use facade::{NativeAccess, NativeProperties, put};
-pub use machine::{Machine, Quirk};
+pub use machine::Machine;
 pub use process::{Process, Properties, answer, driver_beside};
 
 /// Result codes, the same numbers in CUDA and HIP.
@@ -37,6 +65,10 @@ pub mod code {
     pub const OUT_OF_MEMORY: i32 = 2;
     /// Not initialised, or a forked child.
     pub const NOT_INITIALIZED: i32 = 3;
+    /// The device cannot be used: CUDA's for one that is gone.
+    pub const DEVICE_UNAVAILABLE: i32 = 46;
+    /// There is no device: HIP's for one that is gone.
+    pub const NO_DEVICE: i32 = 100;
     /// No such device.
     pub const INVALID_DEVICE: i32 = 101;
     /// The thread has no context.
@@ -45,8 +77,12 @@ pub mod code {
     pub const OPERATING_SYSTEM: i32 = 304;
     /// Not a handle.
     pub const INVALID_HANDLE: i32 = 400;
+    /// Not yet.
+    pub const NOT_READY: i32 = 600;
     /// A copy used addresses that it may not use: nothing works after that.
     pub const ILLEGAL_ADDRESS: i32 = 700;
+    /// The device cannot do this.
+    pub const NOT_SUPPORTED: i32 = 801;
     /// A failure that the test asked for.
     pub const UNKNOWN: i32 = 999;
 }

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 
-use standin_core::{Process, answer, code, driver_beside, put};
+use standin_core::{Called, Process, answer, code, driver_beside, put};
 
 fn driver() -> &'static Process {
     static DRIVER: OnceLock<Process> = OnceLock::new();
@@ -16,6 +16,12 @@ fn driver() -> &'static Process {
 }
 
 const UUID: &[u8; 13] = b"standin-cuda-";
+
+/// Of the GPU that a device is a part of, where it is one.
+const WHOLE_UUID: &[u8; 13] = b"standin-whole";
+
+/// How many such parts a GPU has.
+const PARTS: u64 = 7;
 
 standin_core::symbols!(driver:
     init = cuInit,
@@ -45,6 +51,8 @@ standin_core::symbols!(driver:
     copy_to_host = cuMemcpyDtoH_v2,
     copy_to_device = cuMemcpyHtoD_v2,
     fill = cuMemsetD8Async,
+    stall = standin_stall,
+    resume = standin_resume,
 );
 
 #[unsafe(no_mangle)]
@@ -52,9 +60,24 @@ pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) 
     answer(driver().uuid(UUID, device), put(uuid))
 }
 
+/// The older function, which knows of no parts: it says whose part the device is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> c_int {
+    let prefix = if driver().machine().is_mig() { WHOLE_UUID } else { UUID };
+    answer(driver().uuid(prefix, device), put(uuid))
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
-    answer(driver().device(device).map(|_| c_int::from(attribute == 102 || attribute == 103)), put(value))
+    let (rdma, fabric, mps) = driver().machine().features();
+    let has = match attribute {
+        102 | 103 => true,
+        110 => rdma,
+        128 => fabric,
+        133 => mps,
+        _ => false,
+    };
+    answer(driver().device(device).map(|_| c_int::from(has)), put(value))
 }
 
 #[unsafe(no_mangle)]
@@ -90,26 +113,54 @@ pub unsafe extern "C" fn cuCtxSetCurrent(context: u64) -> c_int {
     answer(driver().set_current(context), |()| ())
 }
 
+/// The management library has codes of its own.
+fn nvml<T>(outcome: Called<T>) -> Called<T> {
+    outcome.map_err(|code| match code {
+        code::NOT_INITIALIZED => 1,
+        code::INVALID_DEVICE => NOT_FOUND,
+        code::DEVICE_UNAVAILABLE => GPU_IS_LOST,
+        _ => 999,
+    })
+}
+
+const NOT_FOUND: i32 = 6;
+const GPU_IS_LOST: i32 = 15;
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlInit_v2() -> c_int {
-    answer(driver().init(), |()| ())
+    answer(nvml(driver().init()), |()| ())
 }
+
+/// Bits of a device's handle: the ordinal plus one, and whether the GPU is meant that it is a part of.
+const WHOLE: usize = 1 << 16;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut *mut c_void) -> c_int {
     // SAFETY: the caller gives a C string.
     let wanted = unsafe { CStr::from_ptr(uuid) }.to_string_lossy().replace('-', "").to_ascii_lowercase();
-    let is_it = |ordinal: &c_int| {
-        let uuid = driver().uuid(UUID, *ordinal).unwrap_or_default();
-        wanted.ends_with(&uuid.map(|byte| format!("{byte:02x}")).concat())
+    let is_mig = driver().machine().is_mig();
+    let named = |kind: &str, prefix, ordinal| {
+        let uuid: [u8; 16] = driver().uuid(prefix, ordinal)?;
+        Ok::<bool, i32>(wanted == format!("{kind}{}", uuid.map(|byte| format!("{byte:02x}")).concat()))
     };
-    let found = driver().device_count().and_then(|count| (0..count).find(is_it).ok_or(code::INVALID_DEVICE));
-    answer(found.map(|ordinal| std::ptr::without_provenance_mut(ordinal as usize + 1)), put(device))
+    let find = || {
+        // It looks at every GPU on the way, and fails where one of them is gone (nvml.h).
+        for ordinal in 0..driver().device_count()? {
+            if named(if is_mig { "mig" } else { "gpu" }, UUID, ordinal)? {
+                return Ok(ordinal as usize + 1);
+            }
+            if is_mig && named("gpu", WHOLE_UUID, ordinal)? {
+                return Ok(ordinal as usize + 1 + WHOLE);
+            }
+        }
+        Err(code::INVALID_DEVICE)
+    };
+    answer(nvml(find()).map(std::ptr::without_provenance_mut), put(device))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, info: *mut [u64; 3]) -> c_int {
-    let ordinal = device.addr() as c_int - 1;
+    let (ordinal, parts) = ((device.addr() % WHOLE) as c_int - 1, if device.addr() > WHOLE { PARTS } else { 1 });
     let both = driver().device(ordinal).and_then(|total| Ok((total, driver().free(ordinal)?)));
-    answer(both.map(|(total, free)| [total, free, total - free]), put(info))
+    answer(nvml(both).map(|(total, free)| [total * parts, free * parts, (total - free) * parts]), put(info))
 }

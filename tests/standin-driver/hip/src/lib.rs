@@ -45,6 +45,8 @@ standin_core::symbols!(driver:
     copy_to_host = hipMemcpyDtoH,
     copy_to_device = hipMemcpyHtoD,
     fill = hipMemsetD8Async,
+    stall = standin_stall,
+    resume = standin_resume,
 );
 
 #[unsafe(no_mangle)]

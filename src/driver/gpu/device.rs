@@ -1,0 +1,81 @@
+//! A device as the library knows it: who it is, and what it can do.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::table::{self, Code, Location, Properties, Table};
+use super::{Bytes, DeviceDescription, DeviceId, DeviceUuid, Vendor};
+
+/// A device. What is known of it is asked once, when the driver is opened.
+#[derive(Debug)]
+pub(super) struct Gpu {
+    pub(super) native: i32,
+    pub(super) description: DeviceDescription,
+    pub(super) granularity: Bytes,
+    pub(super) properties: Properties,
+    pub(super) fabric: bool,
+    pub(super) mps: bool,
+    /// Who may use its memory: itself, and the devices that reach it.
+    pub(super) reachable_from: Vec<i32>,
+    turn: Mutex<()>,
+}
+
+impl Gpu {
+    /// One call for the device's chunks at a time. Taken before the driver's lock, never under it.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device, or nothing where it cannot do what the driver needs.
+    pub(super) fn open(
+        vendor: &'static Vendor,
+        table: &Table,
+        id: DeviceId,
+        native: i32,
+        natives: &[i32],
+    ) -> Result<Option<Gpu>, (&'static str, Code)> {
+        let names = &vendor.names;
+        let has =
+            |attribute: i32| table.device_attribute(attribute, native).map_err(|code| (names.device_attribute, code));
+        let can_share = vendor.fd_attribute.map_or(Ok(1), has)?;
+        if has(vendor.vmm_attribute)? == 0 || can_share == 0 {
+            return Ok(None);
+        }
+        // A library that is older than the attribute refuses the question: then there is no such thing.
+        let also_has = |attribute: Option<i32>| {
+            attribute.is_some_and(|attribute| table.device_attribute(attribute, native).is_ok_and(|value| value != 0))
+        };
+        let properties = Properties {
+            kind: table::ALLOCATION_PINNED,
+            // Not FABRIC beside it: on one node a descriptor does all that such a handle does, and where the machine's channels are missing asking for one fails the create.
+            handle_types: table::HANDLE_POSIX_FD,
+            location: Location { kind: table::LOCATION_DEVICE, id: native },
+            win32_metadata: 0,
+            // Compressible memory may not be mappable on every device: never for chunks that are shared.
+            compression: 0,
+            // Must be asked for when the chunk is made; where the device cannot, asking for it fails.
+            rdma: u8::from(also_has(vendor.rdma_attribute)),
+            usage: 0,
+            reserved: [0; 4],
+        };
+        let granularity = table.granularity(&properties).map_err(|code| (names.granularity, code))?;
+        let total = table.device_total(native).map_err(|code| (names.device_total, code))?;
+        let reaches = |peer: &i32| *peer == native || table.can_access_peer(*peer, native).unwrap_or(false);
+        Ok(Some(Gpu {
+            native,
+            description: DeviceDescription {
+                id,
+                // Of a part of a GPU (MIG) this is the part's: the newer of CUDA's functions is the first that is looked for.
+                uuid: DeviceUuid(table.device_uuid(native).map_err(|code| (names.device_uuid[0], code))?),
+                model: table.device_name(native).map_err(|code| (names.device_name, code))?,
+                total: Bytes::new(total as u64),
+            },
+            // Some HIP versions say 4 KiB, and are slow or wrong below 2 MiB.
+            granularity: Bytes::new(granularity as u64).max(crate::limits::CHUNK_LEN_MIN),
+            properties,
+            fabric: also_has(vendor.fabric_attribute),
+            mps: also_has(vendor.mps_attribute),
+            reachable_from: natives.iter().copied().filter(reaches).collect(),
+            turn: Mutex::new(()),
+        }))
+    }
+}

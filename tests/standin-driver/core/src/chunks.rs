@@ -1,0 +1,86 @@
+//! Chunks of one process: made, let go of, passed on.
+
+use std::fs::File;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::machine::GRANULARITY;
+use crate::process::{Process, Properties, State};
+use crate::{Called, Quirk, code};
+
+/// A chunk, as one handle has it.
+#[derive(Debug)]
+pub(crate) struct Chunk {
+    pub(crate) file: File,
+    /// Where its bytes are.
+    pub(crate) home: usize,
+    /// Where the library believes that they are: HIP's import asks the thread's current device and not the descriptor.
+    pub(crate) device: usize,
+    pub(crate) len: u64,
+    /// The descriptor that some libraries hold for each handle.
+    _extra: Option<OwnedFd>,
+}
+
+impl Process {
+    /// A chunk.
+    pub fn create(&self, len: u64, wanted: &Properties) -> Called<u64> {
+        let device = usize::try_from(wanted.device).map_err(|_| code::INVALID_DEVICE)?;
+        let mut state = self.begin("create", Some(device))?;
+        let is_known = wanted.kind == 1 && wanted.handle_types == 1 && wanted.location == 1;
+        if !is_known || len == 0 || !len.is_multiple_of(GRANULARITY) {
+            return Err(code::INVALID_VALUE);
+        }
+        if device >= self.machine().conf.devices.len() {
+            return Err(code::INVALID_DEVICE);
+        }
+        if wanted.rdma && !self.machine().conf.rdma {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let file = File::from(self.machine().create(device, len, wanted.rdma)?);
+        self.keep(&mut state, file, (device, device), len)
+    }
+
+    fn keep(&self, state: &mut State, file: File, (home, device): (usize, usize), len: u64) -> Called<u64> {
+        let extra = match self.machine().has(Quirk::FdPerHandle) {
+            true => Some(file.as_fd().try_clone_to_owned().map_err(|_| code::OUT_OF_MEMORY)?),
+            false => None,
+        };
+        // Not the numbers that a caller would guess: they look like pointers.
+        let handle = 0x7a00_0000_0000 | state.next() << 8;
+        state.handles.insert(handle, Arc::new(Chunk { file, home, device, len, _extra: extra }));
+        Ok(handle)
+    }
+
+    /// Lets go of a handle.
+    pub fn release(&self, handle: u64) -> Called<()> {
+        let mut state = self.begin("release", None)?;
+        self.check(state.chunk(handle)?.home)?;
+        state.handles.remove(&handle).map(drop).ok_or(code::INVALID_HANDLE)
+    }
+
+    /// A new descriptor.
+    pub fn export(&self, handle: u64, kind: u32, flags: u64) -> Called<OwnedFd> {
+        let state = self.begin("export", None)?;
+        let chunk = state.chunk(handle)?;
+        self.check(chunk.home)?;
+        if kind != 1 || flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        self.machine().export(chunk.file.as_fd())
+    }
+
+    /// A handle of what a descriptor is; the descriptor stays the caller's.
+    pub fn import(&self, fd: BorrowedFd<'_>, kind: u32) -> Called<u64> {
+        let mut state = self.begin("import", None)?;
+        if kind != 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        let home = self.machine().device_of(fd)?;
+        self.check(home)?;
+        let device = if self.has_contexts() { home } else { self.current_device() };
+        // Not a copy of the descriptor: whoever has an import has no export open.
+        let file = self.machine().reopen(fd)?;
+        let len = file.metadata().map_err(|_| code::OPERATING_SYSTEM)?.len();
+        self.keep(&mut state, file, (home, device), len)
+    }
+}

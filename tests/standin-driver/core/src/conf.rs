@@ -1,0 +1,133 @@
+//! What `machine.conf` says: the table in the crate's header.
+
+/// Known misbehaviours of real libraries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Quirk {
+    /// Unmapping several mappings with one call makes freeing their addresses fail (ROCR issue 285).
+    UnmapRunBreaksFree,
+    /// Setting the access of several mappings with one call fails (ROCm issues 2516, 2667).
+    AccessRunFails,
+    /// Setting access adds up sizes from the first mapping of the reservation, wherever the span begins, and fails unless some of them sum exactly
+    /// to its length (ROCm issues 2516, 2667, as their fixes tell it).
+    AccessSumsFromFirst,
+    /// The alignment of a reservation is ignored (HIP of 2024).
+    IgnoresAlignment,
+    /// A map that fails says that it is done, and unmapping what is not mapped ends the process (HIP of 2024).
+    MapLies,
+    /// Every handle holds a descriptor, and where none is left memory is said to have run out (ROCm 7.14, rocm-systems issue 10604).
+    FdPerHandle,
+}
+
+impl Quirk {
+    const ALL: [(&'static str, Quirk); 6] = [
+        ("unmap_run_breaks_free", Quirk::UnmapRunBreaksFree),
+        ("access_run_fails", Quirk::AccessRunFails),
+        ("access_sums_from_first", Quirk::AccessSumsFromFirst),
+        ("ignores_alignment", Quirk::IgnoresAlignment),
+        ("map_lies", Quirk::MapLies),
+        ("fd_per_handle", Quirk::FdPerHandle),
+    ];
+}
+
+/// Which devices reach each other's memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Peers {
+    All,
+    Pairs(Vec<(usize, usize)>),
+}
+
+impl Peers {
+    fn of(text: &str) -> Peers {
+        let ordinal = |text: &str| text.trim().parse().expect("machine.conf: an ordinal");
+        let pair = |pair: &str| {
+            let (one, other) = pair.split_once('-').expect("machine.conf: a pair of devices");
+            (ordinal(one), ordinal(other))
+        };
+        match text {
+            "all" => Peers::All,
+            "none" => Peers::Pairs(Vec::new()),
+            pairs => Peers::Pairs(pairs.split(',').map(pair).collect()),
+        }
+    }
+
+    /// Whether one device reaches the memory of another; each reaches its own.
+    pub(crate) fn reach(&self, one: usize, other: usize) -> bool {
+        let is_pair = |pair: &(usize, usize)| *pair == (one, other) || *pair == (other, one);
+        one == other
+            || match self {
+                Peers::All => true,
+                Peers::Pairs(pairs) => pairs.iter().any(is_pair),
+            }
+    }
+}
+
+/// The keys with their values.
+#[derive(Clone, Debug)]
+pub(crate) struct Conf {
+    pub(crate) devices: Vec<u64>,
+    pub(crate) version: i32,
+    pub(crate) latency_us: u64,
+    pub(crate) fail: u64,
+    pub(crate) hang_after: u64,
+    pub(crate) context_bytes: u64,
+    pub(crate) mappings: usize,
+    pub(crate) export_slots: usize,
+    pub(crate) dirty: bool,
+    pub(crate) peers: Peers,
+    pub(crate) rdma: bool,
+    pub(crate) fabric: bool,
+    pub(crate) mps: bool,
+    pub(crate) mig: bool,
+    pub(crate) quirks: Vec<Quirk>,
+}
+
+impl Conf {
+    /// What the text says; `version` is the library's where it says none.
+    pub(crate) fn of(text: &str, version: i32) -> Conf {
+        let mut conf = Conf {
+            devices: vec![1 << 30],
+            version,
+            latency_us: 0,
+            fail: 0,
+            hang_after: 0,
+            context_bytes: 0,
+            mappings: 30_000,
+            export_slots: 0,
+            dirty: false,
+            peers: Peers::All,
+            rdma: false,
+            fabric: false,
+            mps: false,
+            mig: false,
+            quirks: Vec::new(),
+        };
+        for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
+            conf.set(key.trim(), value.trim());
+        }
+        conf
+    }
+
+    fn set(&mut self, key: &str, value: &str) {
+        let number = || value.parse::<u64>().expect("machine.conf: a number");
+        let list = || value.split(',').map(str::trim).filter(|word| !word.is_empty());
+        let quirk = |word: &str| Quirk::ALL.iter().find(|(name, _)| *name == word).expect("machine.conf: a quirk").1;
+        match key {
+            "devices" => self.devices = list().map(|bytes| bytes.parse().expect("machine.conf: bytes")).collect(),
+            "version" => self.version = number() as i32,
+            "latency_us" => self.latency_us = number(),
+            "fail" => self.fail = number(),
+            "hang_after" => self.hang_after = number(),
+            "context_bytes" => self.context_bytes = number(),
+            "mappings" => self.mappings = number() as usize,
+            "export_slots" => self.export_slots = number() as usize,
+            "dirty" => self.dirty = number() != 0,
+            "peers" => self.peers = Peers::of(value),
+            "rdma" => self.rdma = number() != 0,
+            "fabric" => self.fabric = number() != 0,
+            "mps" => self.mps = number() != 0,
+            "mig" => self.mig = number() != 0,
+            "quirks" => self.quirks = list().map(quirk).collect(),
+            _ => panic!("machine.conf: there is no key {key}"),
+        }
+    }
+}
