@@ -1,13 +1,17 @@
 //! The driver conformance suite, against every driver and decorator that this build has.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
 
+mod alone;
+mod stall;
 #[path = "../support/standin.rs"]
 mod standin;
+mod standin_machine;
 
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
+use stall::Stalls;
 use standin::Machine;
 use stitchd::clock::SystemClock;
 use stitchd::driver::conformance::{self, Outcome, Subject};
@@ -61,8 +65,8 @@ fn host_driver_conforms() {
 fn sim_driver_conforms() {
     for alias in [true, false] {
         let driver = sim(alias);
-        // It has no contents: zeroed memory and read-only mappings cannot be shown.
-        check(&*driver, Some(&|device, stream| Box::new(driver.stall(device, stream))), 2);
+        // It has no contents: zeroed memory and read-only mappings cannot be shown. Nor has it a vendor's handles.
+        check(&*driver, Some(&|device, stream| Box::new(driver.stall(device, stream))), 3);
         assert_eq!(driver.counts(), (0, 0, 0));
         assert!(driver.modelled_seconds() > 0.0);
     }
@@ -98,19 +102,27 @@ fn open(machine: &Machine, kind: GpuKind) -> GpuDriver {
 
 #[test]
 fn gpu_drivers_conform_on_the_stand_in() {
-    // The last: everything that is known to be wrong with HIP, at once.
-    let all = "quirks = unmap_run_breaks_free, access_run_fails, ignores_alignment, map_lies, fd_per_handle";
+    // Everything that is known to be wrong with HIP, at once. How setting access fails is told in two ways.
+    let all = "unmap_run_breaks_free, ignores_alignment, map_lies, fd_per_handle";
+    let all = ["access_run_fails", "access_sums_from_first"].map(|access| format!("quirks = {all}, {access}"));
+    let old = "version = 60443482";
     for (kind, more) in [
         (GpuKind::Cuda, ""),
         (GpuKind::Cuda, "context_bytes = 20971520"),
+        (GpuKind::Cuda, "peers = none\nexport_slots = 4\nmappings = 8"),
+        (GpuKind::Cuda, "rdma = 1\nfabric = 1\nmps = 1\nmig = 1"),
         (GpuKind::Hip, ""),
-        (GpuKind::Hip, "version = 60443482"),
-        (GpuKind::Hip, &format!("version = 60443482\n{all}")),
+        (GpuKind::Hip, "peers = none"),
+        (GpuKind::Hip, old),
+        (GpuKind::Hip, &all[0]),
+        (GpuKind::Hip, &format!("{old}\n{}", all[0])),
+        (GpuKind::Hip, &format!("{old}\n{}", all[1])),
     ] {
         let machine = Machine::new(kind, &conf(more));
         let driver = open(&machine, kind);
-        // Memory that is not known to be cleared, access that the importer chooses, and two checks of a busy stream.
-        check(&driver, None, 4);
+        let stalls = Stalls::of(&machine);
+        // Memory that is not known to be cleared, and access that the importer chooses.
+        check(&driver, Some(&|device, stream| stalls.stall(device, stream)), 2);
         assert_eq!(driver.counts(), (0, 0, 0));
         // Its contexts go with it; the machine looks who is left when it is asked.
         drop(driver);
