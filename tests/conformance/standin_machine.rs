@@ -327,6 +327,35 @@ fn a_call_that_hangs_comes_back_when_the_machine_lets_it() {
 }
 
 #[test]
+fn a_hanging_call_keeps_nobody_from_other_devices() {
+    for kind in BOTH {
+        let machine = Machine::new(kind, &conf(""));
+        let driver = open(&machine, kind);
+        let first = driver.create(FIRST, GRANULE).unwrap();
+        std::fs::write(says(&machine, "hang"), "create@0").unwrap();
+        let (answer, answers) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| answer.send(driver.create(FIRST, GRANULE)).unwrap());
+            let ((other, others), driver) = (mpsc::channel(), &driver);
+            scope.spawn(move || {
+                let chunk = driver.create(SECOND, GRANULE).unwrap();
+                let imported = driver.import(SECOND, driver.export(chunk).unwrap(), GRANULE).unwrap();
+                driver.release(chunk).unwrap();
+                driver.release(imported).unwrap();
+                other.send(driver.memory(FIRST).unwrap()).unwrap();
+            });
+            let memory = others.recv_timeout(Duration::from_secs(20));
+            // Whatever came of it, the threads must end.
+            std::fs::remove_file(says(&machine, "hang")).unwrap();
+            assert_eq!(memory.expect("the other device waits").free, DEVICES[0] - GRANULE);
+            driver.release(answers.recv().unwrap().unwrap()).unwrap();
+        });
+        driver.release(first).unwrap();
+        assert_eq!(driver.counts(), (0, 0, 0));
+    }
+}
+
+#[test]
 fn a_forked_child_is_refused_and_its_parent_goes_on() {
     alone("standin_machine::a_forked_child_is_refused_and_its_parent_goes_on", || {
         for kind in BOTH {

@@ -1,5 +1,7 @@
 //! A device as the library knows it: who it is, and what it can do.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use super::table::{self, Code, Location, Properties, Table};
 use super::{Bytes, DeviceDescription, DeviceId, DeviceUuid, Vendor};
 
@@ -14,9 +16,15 @@ pub(super) struct Gpu {
     pub(super) mps: bool,
     /// Who may use its memory: itself, and the devices that reach it.
     pub(super) reachable_from: Vec<i32>,
+    turn: Mutex<()>,
 }
 
 impl Gpu {
+    /// One call for the device's chunks at a time. Taken before the driver's lock, never under it.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The device, or nothing where it cannot do what the driver needs.
     pub(super) fn open(
         vendor: &'static Vendor,
@@ -67,6 +75,7 @@ impl Gpu {
             fabric: also_has(vendor.fabric_attribute),
             mps: also_has(vendor.mps_attribute),
             reachable_from: natives.iter().copied().filter(reaches).collect(),
+            turn: Mutex::new(()),
         }))
     }
 }

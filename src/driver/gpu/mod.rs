@@ -13,6 +13,11 @@
 //! A stream's number is the library's own handle, which it follows without looking. Those that this driver made are known; others are the training framework's, and whoever passes one in
 //! at the C border vouches that it lives.
 //!
+//! ## Who waits for whom
+//!
+//! A library's call may hang. What holds chunks (create, release, export, import: all that a daemon does) waits for its turn on the device that it is for, and for no other; how much memory is
+//! free waits for nobody. What has to do with addresses waits for one lock of all: the books and the library must agree before the next call.
+//!
 //! ## Rules that the libraries have, and where they are kept
 //!
 //! * A chunk is mapped whole from its first byte, where nothing is mapped, inside one reservation: `super::books`, before the library is asked. The offset into a chunk is always zero,
@@ -213,7 +218,7 @@ impl State {
 
     /// The span from the first address of the reservation to the end of `span`, if what is mapped before `span` leaves no hole and may have this access, too: it has it, or none has been
     /// set. The books hold to none for as long as they say so.
-    fn from_first(&self, span: AddressSpan, access: Access) -> Option<AddressSpan> {
+    fn span_from_first(&self, span: AddressSpan, access: Access) -> Option<AddressSpan> {
         let (start, _) = self.homes.range(..=span.start()).next_back()?;
         let until = |end: DeviceAddress| Span::new(*start, Bytes::new(end.get() - start.get()));
         let mapped = self.books.check_covered(until(span.start())?).ok()?;
@@ -448,7 +453,7 @@ impl GpuDriver {
             return second;
         }
         // In others it adds up sizes from the first mapping of the reservation, so that where these differ only a span that begins there has a sum that fits.
-        match state.from_first(span, access) {
+        match state.span_from_first(span, access) {
             Some(from_first) => {
                 let call = |table: &Table| table.set_access(from_first.start().get(), len_of(from_first), &who);
                 self.on(state, device, self.vendor.names.set_access, call)
@@ -486,10 +491,11 @@ impl GpuDriver {
     }
 
     /// What a create that ran out of something ran out of.
-    fn exhausted(&self, state: &State, device: DeviceId, requested: Bytes) -> Cause {
-        let memory = match self.memory_of(state, device).or_else(|_| self.known_memory(state, device)) {
-            Ok(memory) => memory,
-            Err(cause) => return cause,
+    fn exhausted(&self, device: DeviceId, requested: Bytes) -> Cause {
+        let memory = match self.told_memory(device) {
+            Ok(Some(memory)) => memory,
+            Err(cause @ Cause::Lost { .. }) => return cause,
+            Ok(None) | Err(_) => self.known_memory(device),
         };
         if memory.free >= requested
             && let Some(cause) = too_many_files()
@@ -499,27 +505,25 @@ impl GpuDriver {
         Cause::Exhausted { device, requested, available: memory.free, total: memory.total }
     }
 
-    fn memory_of(&self, state: &State, device: DeviceId) -> Result<DeviceMemory, Cause> {
+    /// What the library, or the one that manages its devices, says. Without a lock: that a call hangs must not keep anybody from asking.
+    fn told_memory(&self, device: DeviceId) -> Result<Option<DeviceMemory>, Cause> {
         let total = self.gpu(device)?.description.total;
-        let told = match &self.nvml {
+        let free = match &self.nvml {
             Some(nvml) => Some(nvml.free(device)?),
             None => {
                 let function = self.vendor.names.memory_info.unwrap_or("asking for free memory");
-                let told = self.for_memory(device, function, Table::free_bytes)?;
-                told.map(|free| free as u64)
+                self.for_memory(device, function, Table::free_bytes)?.map(|free| free as u64)
             }
         };
-        match told {
-            Some(free) => Ok(DeviceMemory { total, free: Bytes::new(free).min(total) }),
-            None => self.known_memory(state, device),
-        }
+        Ok(free.map(|free| DeviceMemory { total, free: Bytes::new(free).min(total) }))
     }
 
     /// Where nobody tells, all that is known is what this process has taken.
-    fn known_memory(&self, state: &State, device: DeviceId) -> Result<DeviceMemory, Cause> {
-        let total = self.gpu(device)?.description.total;
+    fn known_memory(&self, device: DeviceId) -> DeviceMemory {
+        let total = self.devices[device.0 as usize].description.total;
+        let state = self.lock();
         let created: Bytes = state.created.values().filter(|(on, _)| *on == device).map(|(_, len)| *len).sum();
-        Ok(DeviceMemory { total, free: total.saturating_sub(created) })
+        DeviceMemory { total, free: total.saturating_sub(created) }
     }
 }
 
@@ -555,34 +559,43 @@ impl Driver for GpuDriver {
     }
 
     fn memory(&self, device: DeviceId) -> Result<DeviceMemory, DriverError> {
-        self.memory_of(&self.lock(), device).map_err(|cause| DriverError::new(Call::Query, cause))
+        match self.told_memory(device) {
+            Ok(told) => Ok(told.unwrap_or_else(|| self.known_memory(device))),
+            Err(cause) => Err(DriverError::new(Call::Query, cause)),
+        }
     }
 
     fn create(&self, device: DeviceId, len: Bytes) -> Result<Handle, DriverError> {
         let fail = |cause| DriverError::new(Call::Create, cause);
         let gpu = self.gpu(device).map_err(fail)?;
+        self.lock().books.check_len("chunk size", len).map_err(fail)?;
+        let _turn = gpu.turn();
+        let function = self.vendor.names.create;
+        let made = self.for_memory(device, function, |table| table.create(len.get() as usize, &gpu.properties));
+        let number = made.map_err(|cause| match cause {
+            Cause::Library { code: code::OUT_OF_MEMORY, .. } => fail(self.exhausted(device, len)),
+            cause => fail(of_files(cause)),
+        })?;
         let mut state = self.lock();
-        state.books.check_len("chunk size", len).map_err(fail)?;
-        let native = match self
-            .for_memory(device, self.vendor.names.create, |table| table.create(len.get() as usize, &gpu.properties))
-        {
-            Err(Cause::Library { code: code::OUT_OF_MEMORY, .. }) => {
-                return Err(fail(self.exhausted(&state, device, len)));
-            }
-            outcome => outcome.map_err(|cause| fail(of_files(cause)))?,
-        };
         let (handle, chunk) = state.books.add_chunk(len);
-        state.handles.insert(handle, Native { number: native, device });
+        state.handles.insert(handle, Native { number, device });
         state.created.insert(chunk, (device, len));
         Ok(handle)
     }
 
     fn release(&self, handle: Handle) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Release, cause);
+        let native = self.lock().native(handle).map_err(fail)?;
+        let _turn = self.gpu(native.device).map_err(fail)?.turn();
+        // Nobody else finds it from here on: what the library has taken back it may give to another chunk.
+        self.lock().handles.remove(&handle).ok_or_else(|| fail(Cause::UnknownHandle(handle)))?;
+        let released = self.table.release(native.number);
         let mut state = self.lock();
-        let Native { number, device } = state.native(handle).map_err(fail)?;
-        self.table.release(number).map_err(self.answered(device, self.vendor.names.release)).map_err(fail)?;
-        state.handles.remove(&handle);
+        if let Err(code) = released {
+            state.handles.insert(handle, native);
+            drop(state);
+            return Err(fail(self.answered(native.device, self.vendor.names.release)(code)));
+        }
         let gone = state.books.release(handle).map_err(fail)?;
         state.forget(gone.as_slice());
         Ok(())
@@ -590,8 +603,10 @@ impl Driver for GpuDriver {
 
     fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError> {
         let fail = |cause| DriverError::new(Call::Export, cause);
-        let state = self.lock();
-        let Native { number, device } = state.native(handle).map_err(fail)?;
+        let device = self.lock().native(handle).map_err(fail)?.device;
+        let _turn = self.gpu(device).map_err(fail)?.turn();
+        // It may have been released before this turn came.
+        let number = self.lock().native(handle).map_err(fail)?.number;
         let fd = self.table.export(number).map_err(self.answered(device, self.vendor.names.export));
         fd.map_err(|cause| match (of_files(cause), self.vendor.exports_max) {
             (Cause::Library { code: code::OUT_OF_MEMORY, .. }, Some(limit)) => {
@@ -603,12 +618,11 @@ impl Driver for GpuDriver {
 
     fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
         let fail = |cause| DriverError::new(Call::Import, cause);
-        self.gpu(device).map_err(fail)?;
-        let mut state = self.lock();
-        state.books.check_len("chunk size", len).map_err(fail)?;
+        let _turn = self.gpu(device).map_err(fail)?.turn();
+        self.lock().books.check_len("chunk size", len).map_err(fail)?;
         let by_pointer = self.version < self.vendor.imports_by_number_from;
         let native = self.for_memory(device, self.vendor.names.import, |table| table.import(fd.as_fd(), by_pointer));
-        let native = native.map_err(of_files).map_err(|cause| match cause {
+        let number = native.map_err(of_files).map_err(|cause| match cause {
             Cause::Library {
                 code: code::INVALID_VALUE | code::INVALID_DEVICE | code::OPERATING_SYSTEM | code::INVALID_HANDLE,
                 ..
@@ -616,8 +630,9 @@ impl Driver for GpuDriver {
             cause => fail(cause),
         })?;
         // The library does not take the descriptor: `fd` is closed here.
+        let mut state = self.lock();
         let (handle, _) = state.books.add_chunk(len);
-        state.handles.insert(handle, Native { number: native, device });
+        state.handles.insert(handle, Native { number, device });
         Ok(handle)
     }
 

@@ -58,9 +58,9 @@ impl Machine {
         self.says("lost", &device.to_string())
     }
 
-    /// Such calls do not return now.
-    pub(crate) fn hangs(&self, call: &str) -> bool {
-        self.says("hang", call)
+    /// Such calls do not return now, for any device or for this one.
+    pub(crate) fn hangs(&self, call: &str, device: Option<usize>) -> bool {
+        self.says("hang", call) || device.is_some_and(|device| self.says("hang", &format!("{call}@{device}")))
     }
 
     /// What was to hang goes on.

@@ -155,7 +155,7 @@ impl Process {
         let number = state.calls;
         // Other threads' calls go on meanwhile.
         drop(state);
-        while self.machine.hangs(call) || number == self.machine.conf.hang_after && !self.machine.is_resumed() {
+        while self.machine.hangs(call, device) || number == self.machine.conf.hang_after && !self.machine.is_resumed() {
             std::thread::sleep(LOOK);
         }
         if let Some(device) = device {
@@ -216,10 +216,10 @@ impl Process {
 
     /// Bytes of a device that nobody holds, in whatever process.
     pub fn free(&self, ordinal: i32) -> Called<u64> {
-        while self.machine.hangs("memory_info") {
+        self.device(ordinal)?;
+        while self.machine.hangs("memory_info", Some(ordinal as usize)) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.device(ordinal)?;
         self.machine.free(ordinal as usize)
     }
 
