@@ -479,15 +479,19 @@ impl GpuDriver {
     }
 
     /// Waits for what is queued on the device of these addresses, which may be used. Not under the lock: it takes as long as kernels do.
-    fn settle(&self, at: DeviceAddress, len: usize, writes: bool) -> Result<DeviceId, Cause> {
+    /// Says which device that is; none for no bytes, which may lie anywhere.
+    fn settle(&self, at: DeviceAddress, len: usize, writes: bool) -> Result<Option<DeviceId>, Cause> {
         let (device, context) = {
             let mut state = self.lock();
             let span = usable(&state.books, at, len, writes)?;
+            if span.is_empty() {
+                return Ok(None);
+            }
             let device = state.home_of(span)?;
             (device, self.context(&mut state, device)?)
         };
         self.as_current(device, context, self.vendor.names.synchronize, Table::synchronize)?;
-        Ok(device)
+        Ok(Some(device))
     }
 
     /// What a create that ran out of something ran out of.
@@ -725,7 +729,7 @@ impl Driver for GpuDriver {
 
     fn read(&self, from: DeviceAddress, into: &mut [u8]) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Copy, cause);
-        let device = self.settle(from, into.len(), false).map_err(fail)?;
+        let Some(device) = self.settle(from, into.len(), false).map_err(fail)? else { return Ok(()) };
         let mut state = self.lock();
         usable(&state.books, from, into.len(), false).map_err(fail)?;
         let copy = |table: &Table| table.copy_to_host(into, from.get());
@@ -734,7 +738,7 @@ impl Driver for GpuDriver {
 
     fn write(&self, to: DeviceAddress, from: &[u8]) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Copy, cause);
-        let device = self.settle(to, from.len(), true).map_err(fail)?;
+        let Some(device) = self.settle(to, from.len(), true).map_err(fail)? else { return Ok(()) };
         let mut state = self.lock();
         // Others may have unmapped it meanwhile.
         usable(&state.books, to, from.len(), true).map_err(fail)?;
@@ -744,6 +748,7 @@ impl Driver for GpuDriver {
 
     fn fill(&self, device: DeviceId, stream: StreamId, span: AddressSpan, value: u8) -> Result<(), DriverError> {
         let fail = |cause| DriverError::new(Call::Copy, cause);
+        self.gpu(device).map_err(fail)?;
         let mut state = self.lock();
         state.books.check_use(span, true).map_err(fail)?;
         let fill = |table: &Table| table.fill(span.start().get(), value, len_of(span), stream.0);
