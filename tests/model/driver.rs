@@ -1,5 +1,5 @@
-//! The host and the sim driver against lists of chunks, handles, reservations and mappings, on the same list of operations: the reference foretells
-//! every verdict, both drivers give the same ones, bytes in use are the reference's, and what is read is what was written.
+//! The host and the sim driver, and the drivers for GPUs on the stand-in, against lists of chunks, handles, reservations and mappings, on the same list of operations: the reference
+//! foretells every verdict, all drivers give the same ones, bytes in use are the reference's, and what is read is what was written.
 //!
 //! Not for: streams that stall (the conformance suite has them). Addresses are the drivers' own, so the reference is asked once for each.
 
@@ -8,6 +8,7 @@ use std::mem::{Discriminant, discriminant};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use stitchd::driver::gpu::{GpuDriver, GpuKind};
 use stitchd::driver::host::{HostDriver, HostOptions};
 use stitchd::driver::sim::{SimDriver, SimOptions};
 use stitchd::driver::{Access, Cause, Driver, DriverError, EventId, Handle};
@@ -15,6 +16,7 @@ use stitchd::ids::{DeviceId, StreamId};
 use stitchd::rng::Rng;
 use stitchd::units::{AddressSpan, Bytes, DeviceAddress, Span};
 
+use crate::standin::Machine;
 use crate::{At, alone};
 
 const SEEDS: [u64; 4] = [1, 2, 3, 4];
@@ -448,6 +450,8 @@ fn not_a_chunk() -> Cause {
 
 struct Random {
     rng: Rng,
+    /// Nothing that only whoever asks can vouch for: streams that live, imports of the right size for the right device.
+    vouches: bool,
 }
 
 impl Random {
@@ -469,6 +473,12 @@ impl Random {
             return (!all.is_empty()).then(|| self.rng.index(all.len()));
         }
         Some(there[self.rng.index(there.len())])
+    }
+
+    /// A stream: any number, or the default stream and those that live.
+    fn stream(&mut self, reference: &Reference) -> Option<usize> {
+        let stream = self.pick(&reference.streams, |_| true)?;
+        Some(if self.vouches && !reference.streams[stream] { 0 } else { stream })
     }
 
     fn reservation(&mut self, reference: &Reference) -> Option<usize> {
@@ -515,8 +525,10 @@ impl Random {
             29..32 => {
                 let fd = self.pick(&reference.fds, Option::is_some)?;
                 let chunk = reference.fds[fd]?;
-                let len = if self.rng.chance(100) { self.len() } else { reference.chunks[chunk].len };
-                Operation::Import { device: self.device(), fd, len }
+                let (device, len) = (reference.chunks[chunk].device, reference.chunks[chunk].len);
+                let len = if self.rng.chance(100) && !self.vouches { self.len() } else { len };
+                let device = if self.vouches { device } else { self.device() };
+                Operation::Import { device, fd, len }
             }
             32 => Operation::ImportNonsense { device: self.device() },
             33..37 if reservations < 6 => {
@@ -564,12 +576,12 @@ impl Random {
             93 => Operation::CreateStream { device: self.device() },
             94 => Operation::DestroyStream { stream: self.pick(&reference.streams, |is_there| *is_there)? },
             95 => {
-                let stream = self.pick(&reference.streams, |_| true)?;
+                let stream = self.stream(reference)?;
                 Operation::Record { device: self.device(), stream }
             }
             96 => Operation::Query { event: self.pick(&reference.events, |is_there| *is_there)? },
             97 => {
-                let stream = self.pick(&reference.streams, |_| true)?;
+                let stream = self.stream(reference)?;
                 Operation::Wait { stream, event: self.pick(&reference.events, |is_there| *is_there)? }
             }
             98 => Operation::DestroyEvent { event: self.pick(&reference.events, |is_there| *is_there)? },
@@ -600,7 +612,7 @@ fn host_and_sim_give_the_verdicts_that_the_rules_foretell() {
                 (Subject::new(host.clone()), Reference::new(true)),
                 (Subject::new(sim.clone()), Reference::new(false)),
             ];
-            let mut random = Random { rng: Rng::new(seed * 1_000_003 + episode) };
+            let mut random = Random { rng: Rng::new(seed * 1_000_003 + episode), vouches: false };
             for step in 0..EPISODE {
                 at.step.set(episode * EPISODE + step);
                 let Some(operation) = random.operation(&pairs[0].1) else { continue };
@@ -616,6 +628,32 @@ fn host_and_sim_give_the_verdicts_that_the_rules_foretell() {
             }
             assert_eq!((host.counts(), sim.counts()), ((0, 0, 0), (0, 0, 0)));
         }
+    }
+}
+
+/// The same for the drivers for GPUs, on pretended machines: two vendors, and one with everything that is known to be wrong with it.
+#[test]
+fn gpu_drivers_give_the_verdicts_that_the_rules_foretell_on_the_stand_in() {
+    const STEPS: u64 = 3_000;
+    let _alone = alone();
+    let quirks = "version = 60443482\nquirks = unmap_run_breaks_free, access_run_fails, ignores_alignment, map_lies";
+    for (seed, (kind, more)) in
+        [(GpuKind::Cuda, ""), (GpuKind::Hip, ""), (GpuKind::Hip, quirks)].into_iter().enumerate()
+    {
+        let at = At::new("gpu driver", seed as u64);
+        let machine = Machine::new(kind, &format!("devices = {}, {}\n{more}", DEVICES[0].get(), DEVICES[1].get()));
+        let driver = Arc::new(GpuDriver::open_library(kind, machine.library()).unwrap());
+        let (mut subject, mut reference) = (Subject::new(driver.clone()), Reference::new(true));
+        let mut random = Random { rng: Rng::new(seed as u64), vouches: true };
+        for step in 0..STEPS {
+            at.step.set(step);
+            let Some(operation) = random.operation(&reference) else { continue };
+            let foretold = reference.take(&operation);
+            assert_eq!(subject.take(&operation), foretold, "{kind:?} on {operation:?}");
+            check_bytes(&subject, &reference);
+        }
+        give_everything_back(subject, &reference);
+        assert_eq!((driver.counts(), machine.chunk_files()), ((0, 0, 0), 0));
     }
 }
 

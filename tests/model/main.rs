@@ -14,6 +14,8 @@ mod planned;
 mod reference;
 mod runtime;
 mod small;
+#[path = "../support/standin.rs"]
+mod standin;
 mod stitching;
 mod store;
 mod watch;
