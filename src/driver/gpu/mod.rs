@@ -396,8 +396,8 @@ impl GpuDriver {
         self.on(state, device, function, |table| table.unreserve(raw.start().get(), len_of(raw)))
     }
 
-    /// One map, of a whole chunk. Where a map that failed may say that it is done, that access can be set is what tells; a mapping that is not there is never unmapped, for that
-    /// crashes some versions.
+    /// One map, of a whole chunk. Where a map that failed may say that it is done, that access can be set is what tells, and the books
+    /// hold to none until somebody asks for some; a mapping that is not there is never unmapped, for that crashes some versions.
     fn map_native(&self, state: &mut State, device: DeviceId, span: AddressSpan, native: u64) -> Result<(), Cause> {
         let names = &self.vendor.names;
         let mapped = self.on(state, device, names.map, |table| table.map(span.start().get(), len_of(span), native));
