@@ -263,6 +263,9 @@ impl Session {
     pub fn runtime(self: &Arc<Session>, ordinal: u32, config: RuntimeConfig) -> Result<Runtime, SessionError> {
         let found = self.devices.iter().find(|device| device.ordinal == ordinal);
         let remote = found.ok_or_else(|| SessionError::NoDevice(ordinal.to_string()))?;
+        if self.control.is_lost(remote.uuid) {
+            return Err(SessionError::DeviceLost(remote.uuid));
+        }
         let here = self.driver.devices().into_iter().find(|device| device.uuid == remote.uuid);
         let id = here.ok_or_else(|| SessionError::NoDevice(remote.uuid.to_string()))?.id;
         let device = Device::open(self.driver(), id)?;

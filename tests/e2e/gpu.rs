@@ -111,8 +111,9 @@ fn a_device_that_is_lost_harms_no_other_and_its_sessions_are_told() {
         // The other one goes on: it grows, and a new session finds room there.
         second.alloc(&Request::of(Bytes::mib(8))).unwrap();
         let newcomer = daemon.session("newcomer");
-        let error = newcomer.runtime(0, RuntimeConfig::default()).unwrap().alloc(&Request::of(Bytes::mib(2)));
-        assert!(chain(&error.unwrap_err()).contains("is lost"));
+        eventually("it is told, too", || newcomer.is_lost(uuid).then_some(()));
+        let error = newcomer.runtime(0, RuntimeConfig::default()).unwrap_err();
+        assert!(chain(&error).contains("is lost"), "{}", chain(&error));
         newcomer.runtime(1, RuntimeConfig::default()).unwrap().alloc(&Request::of(Bytes::mib(2))).unwrap();
         drop((first, second, session, newcomer));
         eventually("all sessions end", || (daemon.status()["sessions"] == 0).then_some(()));

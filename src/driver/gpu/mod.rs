@@ -273,15 +273,27 @@ impl GpuDriver {
             return Err(OpenError::TooOld { driver, what, remedy });
         }
         let count = table.device_count().map_err(start(vendor.names.device_count))?;
-        let natives: Vec<i32> =
-            (0..count).map(|at| table.device(at)).collect::<Called<_>>().map_err(start(vendor.names.device_get))?;
+        let natives: Vec<(u32, Called<i32>)> = (0..count).map(|at| (at as u32, table.device(at))).collect();
+        let answering: Vec<i32> = natives.iter().filter_map(|(_, native)| native.as_ref().ok()).copied().collect();
         let mut devices = Vec::new();
-        for (at, native) in natives.iter().enumerate() {
-            let id = DeviceId(devices.len() as u32);
-            match Gpu::open(vendor, &table, id, *native, &natives).map_err(|(call, code)| start(call)(code))? {
-                Some(gpu) => devices.push(gpu),
-                None => tracing::warn!(device = at, "the device has no virtual memory calls, and is left alone"),
+        let mut refusal = None;
+        for (at, native) in natives {
+            let failed = |(call, code)| start(call)(code);
+            let native = native.map_err(|code| failed((vendor.names.device_get, code)));
+            let opened =
+                native.and_then(|native| Gpu::open(vendor, &table, DeviceId(at), native, &answering).map_err(failed));
+            match opened {
+                Ok(Some(gpu)) => devices.push(gpu),
+                Ok(None) => tracing::warn!(device = at, "the device has no virtual memory calls, and is left alone"),
+                // One that is lost keeps nobody from the others.
+                Err(error) => {
+                    tracing::warn!(device = at, %error, "the device does not answer, and is left alone");
+                    refusal = refusal.or(Some(error));
+                }
             }
+        }
+        if let (Some(error), true) = (refusal, devices.is_empty()) {
+            return Err(error);
         }
         // One for all: the books are.
         let granularity = devices.iter().map(|gpu| gpu.granularity).max().unwrap_or(limits::CHUNK_LEN_MIN);
@@ -295,7 +307,9 @@ impl GpuDriver {
             events: HashMap::new(),
             contexts: HashMap::new(),
         };
-        let nvml = nvml.and_then(|path| Nvml::load(path, devices.iter().map(|gpu| gpu.description.uuid).collect()));
+        let nvml = nvml.and_then(|path| {
+            Nvml::load(path, devices.iter().map(|gpu| (gpu.description.id, gpu.description.uuid)).collect())
+        });
         Ok(GpuDriver { vendor, table, nvml, version, devices, state: Mutex::new(state) })
     }
 }
@@ -313,7 +327,8 @@ impl GpuDriver {
 
     fn gpu(&self, device: DeviceId) -> Result<&Gpu, Cause> {
         let count = self.devices.len();
-        self.devices.get(device.0 as usize).ok_or(Cause::NoDevice { device, count })
+        // Not by its place: one that does not answer leaves a gap.
+        self.devices.iter().find(|gpu| gpu.description.id == device).ok_or(Cause::NoDevice { device, count })
     }
 
     /// What the library answered to `function` about the device, as a cause. Where an answer may mean that the device is gone, and the management library can tell, that is asked.
@@ -524,7 +539,7 @@ impl GpuDriver {
 
     /// Where nobody tells, all that is known is what this process has taken.
     fn known_memory(&self, device: DeviceId) -> DeviceMemory {
-        let total = self.devices[device.0 as usize].description.total;
+        let total = self.gpu(device).map_or(Bytes::ZERO, |gpu| gpu.description.total);
         let state = self.lock();
         let created: Bytes = state.created.values().filter(|(on, _)| *on == device).map(|(_, len)| *len).sum();
         DeviceMemory { total, free: total.saturating_sub(created) }
@@ -828,7 +843,9 @@ impl Drop for GpuDriver {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         for device in state.contexts.keys() {
             // At the end of a process the library may be gone already; then so is the context.
-            let _ = self.table.let_go(self.devices[device.0 as usize].native);
+            if let Some(gpu) = self.devices.iter().find(|gpu| gpu.description.id == *device) {
+                let _ = self.table.let_go(gpu.native);
+            }
         }
     }
 }

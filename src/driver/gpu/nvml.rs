@@ -4,6 +4,7 @@
 
 #![expect(unsafe_code, reason = "calls C functions of a library that is loaded at run time")]
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int};
 
 use libloading::Library;
@@ -77,12 +78,12 @@ pub(super) struct Nvml {
     device_by_uuid: unsafe extern "C" fn(*const c_char, *mut Native) -> c_int,
     memory_info: unsafe extern "C" fn(Native, *mut MemoryInfo) -> c_int,
     /// By ordinal. Kept, because looking up goes through every GPU of the machine and fails when one of the others is gone.
-    devices: Vec<(DeviceUuid, Option<Native>)>,
+    devices: BTreeMap<DeviceId, (DeviceUuid, Option<Native>)>,
 }
 
 impl Nvml {
     /// The library, if it is there and starts.
-    pub(super) fn load(path: &str, uuids: Vec<DeviceUuid>) -> Option<Nvml> {
+    pub(super) fn load(path: &str, uuids: Vec<(DeviceId, DeviceUuid)>) -> Option<Nvml> {
         // SAFETY: loading runs the library's initialisers; it is the vendor's, by the name under which every program of the machine loads it.
         let library = unsafe { Library::new(path) }.ok()?;
         // SAFETY: the signature is the one of nvml.h.
@@ -97,14 +98,14 @@ impl Nvml {
         // SAFETY: as above.
         let memory_info = *unsafe { library.get(MEMORY_INFO) }.ok()?;
         std::mem::forget(library);
-        let mut nvml = Nvml { device_by_uuid, memory_info, devices: Vec::new() };
-        nvml.devices = uuids.into_iter().map(|uuid| (uuid, nvml.look_up(uuid).ok())).collect();
+        let mut nvml = Nvml { device_by_uuid, memory_info, devices: BTreeMap::new() };
+        nvml.devices = uuids.into_iter().map(|(id, uuid)| (id, (uuid, nvml.look_up(uuid).ok()))).collect();
         Some(nvml)
     }
 
     /// Bytes of the device that nobody holds.
     pub(super) fn free(&self, device: DeviceId) -> Result<u64, Cause> {
-        let (uuid, known) = self.devices[device.0 as usize];
+        let (uuid, known) = *self.devices.get(&device).ok_or(Cause::NoDevice { device, count: self.devices.len() })?;
         let native = match known {
             Some(native) => native,
             // An answer that a device is gone means any of the machine's here.
