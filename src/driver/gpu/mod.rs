@@ -60,7 +60,7 @@ use crate::ids::{DeviceId, DeviceUuid, StreamId};
 use crate::limits;
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
 pub(super) use answer::kind_of;
-use answer::{Loss, loss, meaning, too_many_files};
+use answer::{Loss, is_lost_at_open, loss, meaning, too_many_files};
 use device::Gpu;
 use nvml::Nvml;
 use table::{AccessDescription, Called, Code, LoadError, Location, Names, Table, code};
@@ -170,7 +170,8 @@ pub struct GpuDriver {
     nvml: Option<Nvml>,
     /// As the library writes it: 12090 for CUDA 12.9, 70100000 for HIP 7.1.
     version: i32,
-    devices: Vec<Gpu>,
+    /// By the library's ordinals, without those that cannot be used.
+    devices: BTreeMap<DeviceId, Gpu>,
     state: Mutex<State>,
 }
 
@@ -273,19 +274,28 @@ impl GpuDriver {
             return Err(OpenError::TooOld { driver, what, remedy });
         }
         let count = table.device_count().map_err(start(vendor.names.device_count))?;
-        let natives: Vec<i32> =
-            (0..count).map(|at| table.device(at)).collect::<Called<_>>().map_err(start(vendor.names.device_get))?;
-        let mut devices = Vec::new();
-        for (at, native) in natives.iter().enumerate() {
-            let id = DeviceId(devices.len() as u32);
-            match Gpu::open(vendor, &table, id, *native, &natives).map_err(|(call, code)| start(call)(code))? {
-                Some(gpu) => devices.push(gpu),
-                None => tracing::warn!(device = at, "the device has no virtual memory calls, and is left alone"),
+        let found: Vec<(i32, Called<i32>)> = (0..count).map(|at| (at, table.device(at))).collect();
+        let natives: Vec<i32> = found.iter().filter_map(|(_, native)| native.ok()).collect();
+        let mut devices = BTreeMap::new();
+        for (at, native) in found {
+            let id = DeviceId(at as u32);
+            let opened = match native {
+                Ok(native) => Gpu::open(vendor, &table, id, native, &natives),
+                Err(code) => Err((vendor.names.device_get, code)),
+            };
+            // What is left out leaves a gap: the others keep the numbers by which the process's other libraries know them.
+            match opened {
+                Ok(Some(gpu)) => drop(devices.insert(id, gpu)),
+                Ok(None) => tracing::warn!(device = at, "the device has no virtual memory calls, and is left alone"),
+                Err((call, code)) if is_lost_at_open(code) => {
+                    tracing::warn!(device = at, call, code, "the device is lost, and is left alone");
+                }
+                Err((call, code)) => return Err(start(call)(code)),
             }
         }
         // One for all: the books are.
-        let granularity = devices.iter().map(|gpu| gpu.granularity).max().unwrap_or(limits::CHUNK_LEN_MIN);
-        devices.iter_mut().for_each(|gpu| gpu.granularity = granularity);
+        let granularity = devices.values().map(|gpu| gpu.granularity).max().unwrap_or(limits::CHUNK_LEN_MIN);
+        devices.values_mut().for_each(|gpu| gpu.granularity = granularity);
         let state = State {
             books: Books::new(granularity, true, MAPPINGS_MAX),
             handles: HashMap::new(),
@@ -295,7 +305,7 @@ impl GpuDriver {
             events: HashMap::new(),
             contexts: HashMap::new(),
         };
-        let nvml = nvml.and_then(|path| Nvml::load(path, devices.iter().map(|gpu| gpu.description.uuid).collect()));
+        let nvml = nvml.and_then(|path| Nvml::load(path, devices.iter().map(|(id, gpu)| (*id, gpu.description.uuid))));
         Ok(GpuDriver { vendor, table, nvml, version, devices, state: Mutex::new(state) })
     }
 }
@@ -313,7 +323,7 @@ impl GpuDriver {
 
     fn gpu(&self, device: DeviceId) -> Result<&Gpu, Cause> {
         let count = self.devices.len();
-        self.devices.get(device.0 as usize).ok_or(Cause::NoDevice { device, count })
+        self.devices.get(&device).ok_or(Cause::NoDevice { device, count })
     }
 
     /// What the library answered to `function` about the device, as a cause. Where an answer may mean that the device is gone, and the management library can tell, that is asked.
@@ -499,7 +509,10 @@ impl GpuDriver {
         let memory = match self.told_memory(device) {
             Ok(Some(memory)) => memory,
             Err(cause @ Cause::Lost { .. }) => return cause,
-            Ok(None) | Err(_) => self.known_memory(device),
+            Ok(None) | Err(_) => match self.known_memory(device) {
+                Ok(memory) => memory,
+                Err(cause) => return cause,
+            },
         };
         if memory.free >= requested
             && let Some(cause) = too_many_files()
@@ -513,7 +526,7 @@ impl GpuDriver {
     fn told_memory(&self, device: DeviceId) -> Result<Option<DeviceMemory>, Cause> {
         let total = self.gpu(device)?.description.total;
         let free = match &self.nvml {
-            Some(nvml) => Some(nvml.free(device)?),
+            Some(nvml) => nvml.free(device)?,
             None => {
                 let function = self.vendor.names.memory_info.unwrap_or("asking for free memory");
                 self.for_memory(device, function, Table::free_bytes)?.map(|free| free as u64)
@@ -523,11 +536,11 @@ impl GpuDriver {
     }
 
     /// Where nobody tells, all that is known is what this process has taken.
-    fn known_memory(&self, device: DeviceId) -> DeviceMemory {
-        let total = self.devices[device.0 as usize].description.total;
+    fn known_memory(&self, device: DeviceId) -> Result<DeviceMemory, Cause> {
+        let total = self.gpu(device)?.description.total;
         let state = self.lock();
         let created: Bytes = state.created.values().filter(|(on, _)| *on == device).map(|(_, len)| *len).sum();
-        DeviceMemory { total, free: total.saturating_sub(created) }
+        Ok(DeviceMemory { total, free: total.saturating_sub(created) })
     }
 }
 
@@ -537,7 +550,7 @@ impl Driver for GpuDriver {
     }
 
     fn devices(&self) -> Vec<DeviceDescription> {
-        self.devices.iter().map(|gpu| gpu.description.clone()).collect()
+        self.devices.values().map(|gpu| gpu.description.clone()).collect()
     }
 
     fn capabilities(&self, device: DeviceId) -> Result<Capabilities, DriverError> {
@@ -563,10 +576,8 @@ impl Driver for GpuDriver {
     }
 
     fn memory(&self, device: DeviceId) -> Result<DeviceMemory, DriverError> {
-        match self.told_memory(device) {
-            Ok(told) => Ok(told.unwrap_or_else(|| self.known_memory(device))),
-            Err(cause) => Err(DriverError::new(Call::Query, cause)),
-        }
+        let told = self.told_memory(device).and_then(|told| told.map_or_else(|| self.known_memory(device), Ok));
+        told.map_err(|cause| DriverError::new(Call::Query, cause))
     }
 
     fn create(&self, device: DeviceId, len: Bytes) -> Result<Handle, DriverError> {
@@ -828,7 +839,7 @@ impl Drop for GpuDriver {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         for device in state.contexts.keys() {
             // At the end of a process the library may be gone already; then so is the context.
-            let _ = self.table.let_go(self.devices[device.0 as usize].native);
+            let _ = self.table.let_go(self.devices[device].native);
         }
     }
 }
