@@ -104,6 +104,26 @@ fn every_call_for_a_device_that_is_gone_says_so_and_other_devices_go_on() {
 }
 
 #[test]
+fn an_answer_that_may_mean_anything_is_a_loss_where_the_management_library_says_so() {
+    for kind in BOTH {
+        let machine = Machine::new(kind, &conf(""));
+        let driver = open(&machine, kind);
+        let handle = driver.create(FIRST, GRANULE).unwrap();
+        std::fs::write(says(&machine, "reset"), "0").unwrap();
+        let outcomes =
+            [driver.memory(FIRST).map(drop), driver.create(FIRST, GRANULE).map(drop), driver.release(handle)];
+        for error in outcomes.map(Result::unwrap_err) {
+            let is_lost = matches!(error.cause, Cause::Lost { device: FIRST, reason } if reason.contains("reset"));
+            // HIP has nobody who could tell.
+            let is_unknown = matches!(error.cause, Cause::Library { code: 999, .. });
+            assert!(if kind == GpuKind::Cuda { is_lost } else { is_unknown }, "{}", chain(&error));
+        }
+        let other = driver.create(SECOND, GRANULE).unwrap();
+        driver.release(other).unwrap();
+    }
+}
+
+#[test]
 fn a_device_that_was_gone_before_leaves_a_gap_and_the_others_their_numbers() {
     for kind in BOTH {
         let machine = Machine::new(kind, &conf(""));
