@@ -234,10 +234,10 @@ impl Config {
         self.devices.iter().find(|device| device.ordinal == ordinal).and_then(|device| device.bytes)
     }
 
-    /// The ordinals of the devices to own, of `count` that there are.
-    pub(super) fn device_ordinals(&self, count: usize) -> Vec<u32> {
+    /// The ordinals of the devices to own, of those `there` are: they may have gaps, where a device does not answer.
+    pub(super) fn device_ordinals(&self, there: impl Iterator<Item = u32>) -> Vec<u32> {
         if self.devices.is_empty() {
-            return (0..count as u32).collect();
+            return there.collect();
         }
         self.devices.iter().map(|device| device.ordinal).collect()
     }

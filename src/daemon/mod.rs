@@ -140,7 +140,7 @@ impl Daemon {
         let driver = Meter::around(Deadline::around(driver, config.driver_deadline), Arc::clone(&clock));
         let listed = driver.devices();
         let mut devices = Vec::new();
-        for wanted in config.device_ordinals(listed.len()) {
+        for wanted in config.device_ordinals(listed.iter().map(|device| device.id.0)) {
             let no_device = || DaemonError::NoDevice { wanted, count: listed.len() };
             let found = listed.iter().find(|device| device.id.0 == wanted).ok_or_else(no_device)?;
             devices.push(NodeDevice {

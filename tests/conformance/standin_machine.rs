@@ -104,6 +104,47 @@ fn every_call_for_a_device_that_is_gone_says_so_and_other_devices_go_on() {
 }
 
 #[test]
+fn an_answer_that_may_mean_anything_is_a_loss_where_the_management_library_says_so() {
+    for kind in BOTH {
+        let machine = Machine::new(kind, &conf(""));
+        let driver = open(&machine, kind);
+        let handle = driver.create(FIRST, GRANULE).unwrap();
+        std::fs::write(says(&machine, "reset"), "0").unwrap();
+        let outcomes =
+            [driver.memory(FIRST).map(drop), driver.create(FIRST, GRANULE).map(drop), driver.release(handle)];
+        for error in outcomes.map(Result::unwrap_err) {
+            let is_lost = matches!(error.cause, Cause::Lost { device: FIRST, reason } if reason.contains("reset"));
+            // HIP has nobody who could tell.
+            let is_unknown = matches!(error.cause, Cause::Library { code: 999, .. });
+            assert!(if kind == GpuKind::Cuda { is_lost } else { is_unknown }, "{}", chain(&error));
+        }
+        let other = driver.create(SECOND, GRANULE).unwrap();
+        driver.release(other).unwrap();
+    }
+}
+
+#[test]
+fn a_device_that_was_gone_before_leaves_a_gap_and_the_others_their_numbers() {
+    for kind in BOTH {
+        let machine = Machine::new(kind, &conf(""));
+        std::fs::write(says(&machine, "lost"), "0").unwrap();
+        let driver = open(&machine, kind);
+        assert_eq!(
+            driver.devices().iter().map(|device| (device.id, device.total)).collect::<Vec<_>>(),
+            [(SECOND, DEVICES[1])]
+        );
+        let error = driver.create(FIRST, GRANULE).unwrap_err();
+        assert!(matches!(error.cause, Cause::NoDevice { device: FIRST, .. }), "{}", chain(&error));
+        let (there, _) = mapped(&driver, SECOND, &[GRANULE]).unwrap();
+        driver.write(there.start(), &[7]).unwrap();
+        assert_eq!(driver.memory(SECOND).unwrap().free, DEVICES[1] - GRANULE);
+        let chunks = std::fs::read_dir(machine.library().parent().unwrap()).unwrap().flatten();
+        let of_second = chunks.filter(|entry| entry.file_name().to_string_lossy().starts_with("chunk-1-"));
+        assert_eq!(of_second.count(), 1, "its memory, and no other device's");
+    }
+}
+
+#[test]
 fn a_full_table_of_exports_is_named_and_a_closed_export_makes_room() {
     let machine = Machine::new(GpuKind::Cuda, &conf("export_slots = 2"));
     let here = open(&machine, GpuKind::Cuda);

@@ -78,6 +78,11 @@ pub(super) fn loss(code: Code, begins_with_device: bool) -> Loss {
     }
 }
 
+/// A device that is asked who it is, and answers this, is lost: nothing that others may have taken for themselves was asked for.
+pub(super) fn is_lost_at_open(code: Code) -> bool {
+    matches!(code, code::DEVICE_UNAVAILABLE | code::NO_DEVICE | code::INVALID_DEVICE | code::ECC_UNCORRECTABLE)
+}
+
 /// The cause that names descriptors, if this process is near its limit of them. What a library says then is no help: "a system call failed", or "out of memory" where each chunk
 /// holds a descriptor (rocm-systems issue 10604).
 pub(super) fn too_many_files() -> Option<Cause> {

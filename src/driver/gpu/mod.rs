@@ -43,12 +43,11 @@ mod cuda;
 mod device;
 mod hip;
 mod nvml;
+mod open;
 pub mod table;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd as _, OwnedFd};
-#[cfg(feature = "testing")]
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 
 use super::books::{Books, ChunkKey};
@@ -57,13 +56,13 @@ use super::{
     check_alignment, usable,
 };
 use crate::ids::{DeviceId, DeviceUuid, StreamId};
-use crate::limits;
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
 pub(super) use answer::kind_of;
 use answer::{Loss, loss, meaning, too_many_files};
 use device::Gpu;
 use nvml::Nvml;
-use table::{AccessDescription, Called, Code, LoadError, Location, Names, Table, code};
+pub use open::OpenError;
+use table::{AccessDescription, Called, Code, Location, Names, Table, code};
 
 /// No library names a limit of mappings; what it takes for each is its own.
 const MAPPINGS_MAX: u64 = u64::MAX;
@@ -125,43 +124,6 @@ impl GpuKind {
     }
 }
 
-/// Why a GPU driver cannot be used on this machine.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum OpenError {
-    /// There is no library.
-    #[error("there is no {driver} driver on this machine ({reason}); {remedy}")]
-    Missing {
-        /// Which driver.
-        driver: &'static str,
-        /// What the loader says.
-        reason: String,
-        /// What to do.
-        remedy: &'static str,
-    },
-    /// The library is older than what is needed.
-    #[error("the {driver} driver is too old ({what}); {remedy}")]
-    TooOld {
-        /// Which driver.
-        driver: &'static str,
-        /// How that shows.
-        what: String,
-        /// What to do.
-        remedy: &'static str,
-    },
-    /// The library does not start.
-    #[error("the {driver} driver does not start: {call} answers {code} ({meaning})")]
-    Start {
-        /// Which driver.
-        driver: &'static str,
-        /// The function.
-        call: &'static str,
-        /// Its answer.
-        code: i32,
-        /// In words.
-        meaning: &'static str,
-    },
-}
-
 /// A driver over one vendor's library.
 #[derive(Debug)]
 pub struct GpuDriver {
@@ -170,7 +132,8 @@ pub struct GpuDriver {
     nvml: Option<Nvml>,
     /// As the library writes it: 12090 for CUDA 12.9, 70100000 for HIP 7.1.
     version: i32,
-    devices: Vec<Gpu>,
+    /// By the library's ordinals, without those that cannot be used.
+    devices: BTreeMap<DeviceId, Gpu>,
     state: Mutex<State>,
 }
 
@@ -245,76 +208,6 @@ impl State {
 }
 
 impl GpuDriver {
-    /// Opens the vendor's library.
-    pub fn open(kind: GpuKind) -> Result<GpuDriver, OpenError> {
-        let vendor = kind.vendor();
-        GpuDriver::over(vendor, vendor.libraries, vendor.nvml)
-    }
-
-    /// Opens the library at `path`, which stands for all of the vendor's.
-    #[cfg(feature = "testing")]
-    pub fn open_library(kind: GpuKind, path: &Path) -> Result<GpuDriver, OpenError> {
-        let vendor = kind.vendor();
-        let path = path.to_string_lossy();
-        GpuDriver::over(vendor, &[&path], vendor.nvml.map(|_| &*path))
-    }
-
-    fn over(vendor: &'static Vendor, libraries: &[&str], nvml: Option<&str>) -> Result<GpuDriver, OpenError> {
-        let (driver, remedy) = (vendor.name, vendor.remedy);
-        let table = Table::load(libraries, &vendor.names).map_err(|error| match error {
-            LoadError::Missing { reason } => OpenError::Missing { driver, reason, remedy },
-            LoadError::TooOld { .. } => OpenError::TooOld { driver, what: error.to_string(), remedy },
-        })?;
-        let start = |call: &'static str| move |code| OpenError::Start { driver, call, code, meaning: meaning(code) };
-        table.init().map_err(start(vendor.names.init))?;
-        let version = table.version().map_err(start(vendor.names.version))?;
-        if version < vendor.version_min {
-            let what = format!("version {version}, and {} is needed", vendor.version_min);
-            return Err(OpenError::TooOld { driver, what, remedy });
-        }
-        let count = table.device_count().map_err(start(vendor.names.device_count))?;
-        let natives: Vec<(u32, Called<i32>)> = (0..count).map(|at| (at as u32, table.device(at))).collect();
-        let answering: Vec<i32> = natives.iter().filter_map(|(_, native)| native.as_ref().ok()).copied().collect();
-        let mut devices = Vec::new();
-        let mut refusal = None;
-        for (at, native) in natives {
-            let failed = |(call, code)| start(call)(code);
-            let native = native.map_err(|code| failed((vendor.names.device_get, code)));
-            let opened =
-                native.and_then(|native| Gpu::open(vendor, &table, DeviceId(at), native, &answering).map_err(failed));
-            match opened {
-                Ok(Some(gpu)) => devices.push(gpu),
-                Ok(None) => tracing::warn!(device = at, "the device has no virtual memory calls, and is left alone"),
-                // One that is lost keeps nobody from the others.
-                Err(error) => {
-                    tracing::warn!(device = at, %error, "the device does not answer, and is left alone");
-                    refusal = refusal.or(Some(error));
-                }
-            }
-        }
-        if let (Some(error), true) = (refusal, devices.is_empty()) {
-            return Err(error);
-        }
-        // One for all: the books are.
-        let granularity = devices.iter().map(|gpu| gpu.granularity).max().unwrap_or(limits::CHUNK_LEN_MIN);
-        devices.iter_mut().for_each(|gpu| gpu.granularity = granularity);
-        let state = State {
-            books: Books::new(granularity, true, MAPPINGS_MAX),
-            handles: HashMap::new(),
-            homes: BTreeMap::new(),
-            created: HashMap::new(),
-            streams: HashMap::new(),
-            events: HashMap::new(),
-            contexts: HashMap::new(),
-        };
-        let nvml = nvml.and_then(|path| {
-            Nvml::load(path, devices.iter().map(|gpu| (gpu.description.id, gpu.description.uuid)).collect())
-        });
-        Ok(GpuDriver { vendor, table, nvml, version, devices, state: Mutex::new(state) })
-    }
-}
-
-impl GpuDriver {
     /// Chunks, mappings and reservations that this process still has.
     pub fn counts(&self) -> (usize, usize, usize) {
         let state = self.lock();
@@ -327,8 +220,7 @@ impl GpuDriver {
 
     fn gpu(&self, device: DeviceId) -> Result<&Gpu, Cause> {
         let count = self.devices.len();
-        // Not by its place: one that does not answer leaves a gap.
-        self.devices.iter().find(|gpu| gpu.description.id == device).ok_or(Cause::NoDevice { device, count })
+        self.devices.get(&device).ok_or(Cause::NoDevice { device, count })
     }
 
     /// What the library answered to `function` about the device, as a cause. Where an answer may mean that the device is gone, and the management library can tell, that is asked.
@@ -514,7 +406,10 @@ impl GpuDriver {
         let memory = match self.told_memory(device) {
             Ok(Some(memory)) => memory,
             Err(cause @ Cause::Lost { .. }) => return cause,
-            Ok(None) | Err(_) => self.known_memory(device),
+            Ok(None) | Err(_) => match self.known_memory(device) {
+                Ok(memory) => memory,
+                Err(cause) => return cause,
+            },
         };
         if memory.free >= requested
             && let Some(cause) = too_many_files()
@@ -528,7 +423,7 @@ impl GpuDriver {
     fn told_memory(&self, device: DeviceId) -> Result<Option<DeviceMemory>, Cause> {
         let total = self.gpu(device)?.description.total;
         let free = match &self.nvml {
-            Some(nvml) => Some(nvml.free(device)?),
+            Some(nvml) => nvml.free(device)?,
             None => {
                 let function = self.vendor.names.memory_info.unwrap_or("asking for free memory");
                 self.for_memory(device, function, Table::free_bytes)?.map(|free| free as u64)
@@ -538,11 +433,11 @@ impl GpuDriver {
     }
 
     /// Where nobody tells, all that is known is what this process has taken.
-    fn known_memory(&self, device: DeviceId) -> DeviceMemory {
-        let total = self.gpu(device).map_or(Bytes::ZERO, |gpu| gpu.description.total);
+    fn known_memory(&self, device: DeviceId) -> Result<DeviceMemory, Cause> {
+        let total = self.gpu(device)?.description.total;
         let state = self.lock();
         let created: Bytes = state.created.values().filter(|(on, _)| *on == device).map(|(_, len)| *len).sum();
-        DeviceMemory { total, free: total.saturating_sub(created) }
+        Ok(DeviceMemory { total, free: total.saturating_sub(created) })
     }
 }
 
@@ -552,7 +447,7 @@ impl Driver for GpuDriver {
     }
 
     fn devices(&self) -> Vec<DeviceDescription> {
-        self.devices.iter().map(|gpu| gpu.description.clone()).collect()
+        self.devices.values().map(|gpu| gpu.description.clone()).collect()
     }
 
     fn capabilities(&self, device: DeviceId) -> Result<Capabilities, DriverError> {
@@ -578,10 +473,8 @@ impl Driver for GpuDriver {
     }
 
     fn memory(&self, device: DeviceId) -> Result<DeviceMemory, DriverError> {
-        match self.told_memory(device) {
-            Ok(told) => Ok(told.unwrap_or_else(|| self.known_memory(device))),
-            Err(cause) => Err(DriverError::new(Call::Query, cause)),
-        }
+        let told = self.told_memory(device).and_then(|told| told.map_or_else(|| self.known_memory(device), Ok));
+        told.map_err(|cause| DriverError::new(Call::Query, cause))
     }
 
     fn create(&self, device: DeviceId, len: Bytes) -> Result<Handle, DriverError> {
@@ -843,9 +736,7 @@ impl Drop for GpuDriver {
         let state = self.state.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         for device in state.contexts.keys() {
             // At the end of a process the library may be gone already; then so is the context.
-            if let Some(gpu) = self.devices.iter().find(|gpu| gpu.description.id == *device) {
-                let _ = self.table.let_go(gpu.native);
-            }
+            let _ = self.table.let_go(self.devices[device].native);
         }
     }
 }

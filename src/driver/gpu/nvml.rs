@@ -77,13 +77,13 @@ type Native = usize;
 pub(super) struct Nvml {
     device_by_uuid: unsafe extern "C" fn(*const c_char, *mut Native) -> c_int,
     memory_info: unsafe extern "C" fn(Native, *mut MemoryInfo) -> c_int,
-    /// By ordinal. Kept, because looking up goes through every GPU of the machine and fails when one of the others is gone.
+    /// Kept, because looking up goes through every GPU of the machine and fails when one of the others is gone.
     devices: BTreeMap<DeviceId, (DeviceUuid, Option<Native>)>,
 }
 
 impl Nvml {
     /// The library, if it is there and starts.
-    pub(super) fn load(path: &str, uuids: Vec<(DeviceId, DeviceUuid)>) -> Option<Nvml> {
+    pub(super) fn load(path: &str, uuids: impl Iterator<Item = (DeviceId, DeviceUuid)>) -> Option<Nvml> {
         // SAFETY: loading runs the library's initialisers; it is the vendor's, by the name under which every program of the machine loads it.
         let library = unsafe { Library::new(path) }.ok()?;
         // SAFETY: the signature is the one of nvml.h.
@@ -99,22 +99,22 @@ impl Nvml {
         let memory_info = *unsafe { library.get(MEMORY_INFO) }.ok()?;
         std::mem::forget(library);
         let mut nvml = Nvml { device_by_uuid, memory_info, devices: BTreeMap::new() };
-        nvml.devices = uuids.into_iter().map(|(id, uuid)| (id, (uuid, nvml.look_up(uuid).ok()))).collect();
+        nvml.devices = uuids.map(|(id, uuid)| (id, (uuid, nvml.look_up(uuid).ok()))).collect();
         Some(nvml)
     }
 
-    /// Bytes of the device that nobody holds.
-    pub(super) fn free(&self, device: DeviceId) -> Result<u64, Cause> {
-        let (uuid, known) = *self.devices.get(&device).ok_or(Cause::NoDevice { device, count: self.devices.len() })?;
-        let native = match known {
-            Some(native) => native,
-            // An answer that a device is gone means any of the machine's here.
-            None => self.look_up(uuid).map_err(|code| refused(LOOK_UP, code))?,
+    /// Bytes of the device that nobody holds; none while it cannot be looked up because another device of the machine is gone.
+    pub(super) fn free(&self, device: DeviceId) -> Result<Option<u64>, Cause> {
+        let (uuid, known) = self.devices[&device];
+        let native = match known.map_or_else(|| self.look_up(uuid), Ok) {
+            Ok(native) => native,
+            Err(code::GPU_IS_LOST) => return Ok(None),
+            Err(code) => return Err(refused(LOOK_UP, code)),
         };
         let mut info = MemoryInfo::default();
         // SAFETY: `native` is what the library has given for a device, and `info` is as large as nvmlMemory_t.
         match unsafe { (self.memory_info)(native, &raw mut info) } {
-            0 => Ok(info.free),
+            0 => Ok(Some(info.free)),
             code::GPU_IS_LOST => Err(Cause::Lost { device, reason: "it has fallen off the bus, or does not answer" }),
             code::RESET_REQUIRED => Err(Cause::Lost { device, reason: "it needs a reset" }),
             code => Err(refused(MEMORY_INFO, code)),

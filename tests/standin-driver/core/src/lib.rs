@@ -32,6 +32,7 @@
 //! | file | what it does while it is there |
 //! |---|---|
 //! | `lost` | the devices whose ordinals it has, with commas, are gone: every call for them fails with code 46 (HIP: 100), in every process, and the management library says 15 |
+//! | `reset` | the devices whose ordinals it has need a reset: every call for them fails with code 999, which may mean anything, and the management library says 16 |
 //! | `hang` | calls whose names it has, with commas (`create`, `map`, … as [`symbols!`] has them; `memory_info`), do not return; `create@1` is for device 1 alone, where a call is told its device or has it by its thread's context |
 //! | `resume` | what `hang_after` holds returns |
 //!

@@ -60,6 +60,11 @@ impl Machine {
         self.says("lost", &device.to_string())
     }
 
+    /// The device is there and does nothing until it is reset.
+    pub fn needs_reset(&self, device: usize) -> bool {
+        self.says("reset", &device.to_string())
+    }
+
     /// Such calls do not return now, for any device or for this one.
     pub(crate) fn hangs(&self, call: &str, device: Option<usize>) -> bool {
         self.says("hang", call) || device.is_some_and(|device| self.says("hang", &format!("{call}@{device}")))

@@ -138,6 +138,7 @@ impl Process {
     /// The device is there.
     pub(crate) fn check(&self, device: usize) -> Called<()> {
         match (self.machine.is_lost(device), self.has_contexts) {
+            (false, _) if self.machine.needs_reset(device) => Err(code::UNKNOWN),
             (false, _) => Ok(()),
             (true, true) => Err(code::DEVICE_UNAVAILABLE),
             (true, false) => Err(code::NO_DEVICE),

@@ -125,6 +125,7 @@ fn nvml<T>(outcome: Called<T>) -> Called<T> {
 
 const NOT_FOUND: i32 = 6;
 const GPU_IS_LOST: i32 = 15;
+const RESET_REQUIRED: i32 = 16;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlInit_v2() -> c_int {
@@ -161,6 +162,9 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, info: *mut [u64; 3]) -> c_int {
     let (ordinal, parts) = ((device.addr() % WHOLE) as c_int - 1, if device.addr() > WHOLE { PARTS } else { 1 });
+    if driver().machine().needs_reset(ordinal as usize) {
+        return RESET_REQUIRED;
+    }
     let both = driver().device(ordinal).and_then(|total| Ok((total, driver().free(ordinal)?)));
     answer(nvml(both).map(|(total, free)| [total * parts, free * parts, (total - free) * parts]), put(info))
 }

@@ -1,0 +1,114 @@
+//! Opening a driver for GPUs: the library, its version, its devices. What cannot be used is an error that says what to do, and a device that cannot is left out.
+
+use std::collections::{BTreeMap, HashMap};
+#[cfg(feature = "testing")]
+use std::path::Path;
+use std::sync::Mutex;
+
+use super::answer::{is_lost_at_open, meaning};
+use super::nvml::Nvml;
+use super::table::{Called, LoadError, Table};
+use super::{Books, DeviceId, Gpu, GpuDriver, GpuKind, MAPPINGS_MAX, State, Vendor};
+use crate::limits;
+
+/// Why a GPU driver cannot be used on this machine.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// There is no library.
+    #[error("there is no {driver} driver on this machine ({reason}); {remedy}")]
+    Missing {
+        /// Which driver.
+        driver: &'static str,
+        /// What the loader says.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The library is older than what is needed.
+    #[error("the {driver} driver is too old ({what}); {remedy}")]
+    TooOld {
+        /// Which driver.
+        driver: &'static str,
+        /// How that shows.
+        what: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// The library does not start.
+    #[error("the {driver} driver does not start: {call} answers {code} ({meaning})")]
+    Start {
+        /// Which driver.
+        driver: &'static str,
+        /// The function.
+        call: &'static str,
+        /// Its answer.
+        code: i32,
+        /// In words.
+        meaning: &'static str,
+    },
+}
+
+impl GpuDriver {
+    /// Opens the vendor's library.
+    pub fn open(kind: GpuKind) -> Result<GpuDriver, OpenError> {
+        let vendor = kind.vendor();
+        GpuDriver::over(vendor, vendor.libraries, vendor.nvml)
+    }
+
+    /// Opens the library at `path`, which stands for all of the vendor's.
+    #[cfg(feature = "testing")]
+    pub fn open_library(kind: GpuKind, path: &Path) -> Result<GpuDriver, OpenError> {
+        let vendor = kind.vendor();
+        let path = path.to_string_lossy();
+        GpuDriver::over(vendor, &[&path], vendor.nvml.map(|_| &*path))
+    }
+
+    fn over(vendor: &'static Vendor, libraries: &[&str], nvml: Option<&str>) -> Result<GpuDriver, OpenError> {
+        let (driver, remedy) = (vendor.name, vendor.remedy);
+        let table = Table::load(libraries, &vendor.names).map_err(|error| match error {
+            LoadError::Missing { reason } => OpenError::Missing { driver, reason, remedy },
+            LoadError::TooOld { .. } => OpenError::TooOld { driver, what: error.to_string(), remedy },
+        })?;
+        let start = |call: &'static str| move |code| OpenError::Start { driver, call, code, meaning: meaning(code) };
+        table.init().map_err(start(vendor.names.init))?;
+        let version = table.version().map_err(start(vendor.names.version))?;
+        if version < vendor.version_min {
+            let what = format!("version {version}, and {} is needed", vendor.version_min);
+            return Err(OpenError::TooOld { driver, what, remedy });
+        }
+        let count = table.device_count().map_err(start(vendor.names.device_count))?;
+        let found: Vec<(i32, Called<i32>)> = (0..count).map(|at| (at, table.device(at))).collect();
+        let natives: Vec<i32> = found.iter().filter_map(|(_, native)| native.ok()).collect();
+        let mut devices = BTreeMap::new();
+        for (at, native) in found {
+            let id = DeviceId(at as u32);
+            let opened = match native {
+                Ok(native) => Gpu::open(vendor, &table, id, native, &natives),
+                Err(code) => Err((vendor.names.device_get, code)),
+            };
+            // What is left out leaves a gap: the others keep the numbers by which the process's other libraries know them.
+            match opened {
+                Ok(Some(gpu)) => drop(devices.insert(id, gpu)),
+                Ok(None) => tracing::warn!(device = at, "the device has no virtual memory calls, and is left alone"),
+                Err((call, code)) if is_lost_at_open(code) => {
+                    tracing::warn!(device = at, call, code, "the device is lost, and is left alone");
+                }
+                Err((call, code)) => return Err(start(call)(code)),
+            }
+        }
+        // One for all: the books are.
+        let granularity = devices.values().map(|gpu| gpu.granularity).max().unwrap_or(limits::CHUNK_LEN_MIN);
+        devices.values_mut().for_each(|gpu| gpu.granularity = granularity);
+        let state = State {
+            books: Books::new(granularity, true, MAPPINGS_MAX),
+            handles: HashMap::new(),
+            homes: BTreeMap::new(),
+            created: HashMap::new(),
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            contexts: HashMap::new(),
+        };
+        let nvml = nvml.and_then(|path| Nvml::load(path, devices.iter().map(|(id, gpu)| (*id, gpu.description.uuid))));
+        Ok(GpuDriver { vendor, table, nvml, version, devices, state: Mutex::new(state) })
+    }
+}
