@@ -3,9 +3,46 @@
 //! A driver handle can never be cut after it was created, so its size is the unit in which memory changes hands and is stitched; each handle
 //! costs a create, an export, an import and a map. Hence a ladder: large chunks where a range is made once and kept (the static
 //! pool), small ones where ranges are stitched anew.
+//!
+//! ## Which ladder follows from what calls cost
+//!
+//! Every step more is one more kind of chunk that can lie idle while somebody waits for another kind, so a step must earn its place. [`Ladder::following`]:
+//!
+//! * The smallest step is the device's granularity, and at least [`limits::CHUNK_LEN_MIN`]: nothing smaller can be made, and what is stitched should fit as
+//!   closely as it can.
+//! * The next step is the first size at which a byte costs at most a [`WORTH`]th of what it costs at the step below. Where a call takes the same time for any
+//!   size, that is eight times the size; where it takes as long as its bytes are many (a driver that clears them, say), larger chunks save nothing and there is
+//!   no further step. About eight, because a range is covered with fewer than eight chunks of a step before the next one takes over: less would add steps whose
+//!   savings nobody sees, more would make ranges of hundreds of chunks. A sixth and not an eighth, because sizes are powers of two: what costs the same at eight
+//!   times the size, give or take what a measurement errs by, must not lie on the edge.
+//! * The largest step is a [`SHARE`]th of the device at most, and at most [`limits::CHUNK_LEN_MAX`]. A chunk changes hands whole, so of every kind that is in use
+//!   one may be idle for want of somebody who needs all of it.
 
 use crate::limits;
 use crate::units::Bytes;
+
+/// How much cheaper a byte must be for another step.
+pub const WORTH: u64 = 6;
+/// The largest chunk is such a part of the device.
+pub const SHARE: u64 = 64;
+
+/// What one chunk of a size costs: everything that is called for it from its creation to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ChunkCost {
+    /// Its size.
+    pub len: Bytes,
+    /// Nanoseconds.
+    pub nanos: u64,
+}
+
+impl ChunkCost {
+    /// A byte costs at most a [`WORTH`]th of what it costs in a chunk of `other`.
+    fn is_worth_more_than(self, other: ChunkCost) -> bool {
+        // Without division: nanos / len * WORTH <= other.nanos / other.len.
+        let (here, there) = (u128::from(self.nanos), u128::from(other.nanos));
+        here * u128::from(other.len.get()) * u128::from(WORTH) <= there * u128::from(self.len.get())
+    }
+}
 
 /// Some chunks of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,6 +117,29 @@ impl Ladder {
         if steps.is_empty() { Err(LadderError::Empty) } else { Ok(Ladder { steps }) }
     }
 
+    /// The ladder of a device of `total` bytes with this granularity, on which chunks cost this much. Costs are given from small to large; sizes that are no
+    /// power of two are left out. See the header for the rule.
+    pub fn following(costs: &[ChunkCost], granularity: Bytes, total: Bytes) -> Ladder {
+        let smallest = granularity.max(limits::CHUNK_LEN_MIN);
+        let largest = Bytes::new(total.get() / SHARE).min(limits::CHUNK_LEN_MAX);
+        let mut steps = vec![smallest];
+        let mut below = costs.iter().find(|cost| cost.len == smallest).copied();
+        for cost in costs.iter().filter(|cost| cost.len.get().is_power_of_two() && cost.len <= largest) {
+            if let Some(last) = below.filter(|last| cost.len > last.len && cost.is_worth_more_than(*last)) {
+                debug_assert!(last.len >= smallest, "the first step is the smallest");
+                steps.push(cost.len);
+                below = Some(*cost);
+            }
+        }
+        Ladder::new(steps).unwrap_or_else(|_| Ladder::standard())
+    }
+
+    /// As the value of the configuration's key `ladder`.
+    pub fn to_toml(&self) -> String {
+        let steps: Vec<String> = self.steps.iter().map(|step| format!("\"{}\"", exact(*step))).collect();
+        format!("[{}]", steps.join(", "))
+    }
+
     /// The steps, from small to large.
     pub fn steps(&self) -> &[Bytes] {
         &self.steps
@@ -121,9 +181,77 @@ impl Ladder {
     }
 }
 
+/// A size as people write it, and exactly.
+fn exact(len: Bytes) -> String {
+    const MIB: u64 = 1 << 20;
+    if len.get().is_multiple_of(MIB) { format!("{}MiB", len.get() / MIB) } else { len.get().to_string() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SIZES: [u64; 10] = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+
+    /// The steps in MiB that follow, on a device of so many GiB where a chunk of `mib` MiB takes so many microseconds.
+    fn following(gib: u64, granularity: u64, micros: impl Fn(u64) -> u64) -> Vec<u64> {
+        let cost = |mib: &u64| ChunkCost { len: Bytes::mib(*mib), nanos: 1000 * micros(*mib) };
+        let costs: Vec<_> = SIZES.iter().map(cost).collect();
+        let ladder = Ladder::following(&costs, Bytes::mib(granularity), Bytes::gib(gib));
+        ladder.steps().iter().map(|step| step.get() >> 20).collect()
+    }
+
+    #[test]
+    fn where_a_call_takes_as_long_for_any_size_each_step_is_eight_times_the_last() {
+        assert_eq!(following(141, 2, |_| 100), [2, 16, 128, 1024]);
+        assert_eq!(following(141, 4, |_| 100), [4, 32, 256]);
+    }
+
+    #[test]
+    fn where_bytes_cost_the_same_in_any_chunk_one_size_does() {
+        assert_eq!(following(141, 2, |mib| 50 * mib), [2]);
+        // Almost the same: large chunks save a third.
+        assert_eq!(following(141, 2, |mib| 100 + 50 * mib), [2]);
+    }
+
+    #[test]
+    fn a_step_is_taken_where_it_pays_and_not_before() {
+        // A MiB costs 51 in the smallest chunks, 7.25 in those of 16 MiB, 1.2 in those of 512 and 1.1 in those of 1024.
+        assert_eq!(following(141, 2, |mib| 100 + mib), [2, 16, 512]);
+        assert_eq!(following(141, 2, |mib| if mib < 64 { 10 * mib } else { 640 }), [2, 512]);
+        // At a sixth it pays, a little above it does not.
+        assert_eq!(following(141, 2, |mib| if mib == 16 { 133 } else { 100 * mib / 2 }), [2, 16]);
+        assert_eq!(following(141, 2, |mib| if mib == 16 { 134 } else { 100 * mib / 2 }), [2]);
+    }
+
+    #[test]
+    fn a_measurement_that_errs_by_a_quarter_changes_nothing() {
+        assert_eq!(following(141, 2, |mib| 100 + mib.ilog2() as u64 * 23 % 26), [2, 16, 128, 1024]);
+    }
+
+    #[test]
+    fn no_chunk_is_more_than_a_share_of_its_device() {
+        assert_eq!(following(64, 2, |_| 100), [2, 16, 128, 1024]);
+        assert_eq!(following(63, 2, |_| 100), [2, 16, 128]);
+        assert_eq!(following(8, 2, |_| 100), [2, 16, 128]);
+        assert_eq!(following(1, 2, |_| 100), [2, 16]);
+    }
+
+    #[test]
+    fn without_figures_there_is_the_smallest_step() {
+        assert_eq!(Ladder::following(&[], Bytes::mib(2), Bytes::gib(80)).steps(), [Bytes::mib(2)]);
+        assert_eq!(Ladder::following(&[], Bytes::kib(4), Bytes::gib(80)).steps(), [limits::CHUNK_LEN_MIN]);
+        // Figures for other sizes than the smallest say nothing about it.
+        let other = [ChunkCost { len: Bytes::mib(64), nanos: 1 }, ChunkCost { len: Bytes::mib(512), nanos: 1 }];
+        assert_eq!(Ladder::following(&other, Bytes::mib(2), Bytes::gib(80)).steps(), [Bytes::mib(2)]);
+    }
+
+    #[test]
+    fn a_ladder_is_written_as_the_configuration_reads_it() {
+        assert_eq!(Ladder::standard().to_toml(), r#"["2MiB", "32MiB", "256MiB"]"#);
+        let gib = Ladder::new(vec![Bytes::mib(2), Bytes::gib(1)]).unwrap();
+        assert_eq!(gib.to_toml(), r#"["2MiB", "1024MiB"]"#);
+    }
 
     #[test]
     fn a_range_is_covered_with_the_fewest_chunks() {

@@ -18,6 +18,8 @@
 mod books;
 #[cfg(feature = "daemon")]
 pub mod conformance;
+#[cfg(feature = "daemon")]
+pub mod costs;
 pub mod gpu;
 pub mod host;
 pub mod layers;
