@@ -77,6 +77,9 @@ enum Command {
     /// Clears new chunks for the daemon that started it
     #[command(hide = true)]
     Scrub(scrub::ScrubArgs),
+    /// The other process of an experiment of the selftest
+    #[command(hide = true)]
+    Probe(selftest::probe::ProbeArgs),
     /// One training process of the demo
     #[command(hide = true)]
     Trainer(trainer::TrainerArgs),
@@ -218,6 +221,7 @@ impl Command {
             Command::Health(args) => health::run(&args),
             Command::Selftest(args) => selftest::run(&args),
             Command::Scrub(args) => scrub::run(&args),
+            Command::Probe(args) => selftest::probe::run(&args),
             Command::Trainer(args) => trainer::run(&args),
         }
     }

@@ -1,58 +1,85 @@
-//! `stitchd selftest`: whether a driver keeps the rules on this machine, and what its calls cost.
+//! `stitchd selftest`: whether a driver keeps the rules on this machine, what its calls cost and which ladder follows, and what nobody has written down about it.
+//!
+//! | part | what it is |
+//! |---|---|
+//! | [`crate::driver::conformance`] | the checks, which pass or fail |
+//! | [`costs`] | what calls take, and the ladder that follows |
+//! | [`questions`] | experiments: what they find is an answer, and never a failure |
+//! | [`helper`], [`probe`] | the other process that some experiments need, from outside and from inside |
+
+mod costs;
+mod fork;
+mod helper;
+pub(super) mod probe;
+mod questions;
+
+use std::sync::Arc;
 
 use clap::Args;
 use serde_json::json;
 
+use self::costs::ShownCosts;
+use self::questions::Answered;
 use super::table::Table;
 use super::{Failure, Outcome, print_json};
-use crate::clock::{Clock as _, SystemClock};
 use crate::driver::conformance::{self, Outcome as Verdict, Subject};
-use crate::driver::{Access, Call, Driver, DriverError, DriverName};
-use crate::error::chain;
-use crate::ids::DeviceId;
-use crate::ladder::Ladder;
+use crate::driver::costs::Effort;
+use crate::driver::{DeviceDescription, Driver, DriverName};
 use crate::session::locate::Environment;
-use crate::units::{Bytes, Span};
+use crate::units::Bytes;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd selftest --driver host            every rule, on memory of this machine\n  stitchd selftest --driver host --costs    and what each call takes, by chunk size"
+    after_help = "Examples:\n  stitchd selftest --driver host            every rule, on memory of this machine\n  stitchd selftest --driver host --costs    and what each call takes, by chunk size, with the ladder that follows\n  stitchd selftest --driver host --all      and what nobody has written down about the driver, by experiment"
 )]
 pub(super) struct SelftestArgs {
     /// Which driver: auto, cuda, hip, host or sim
     #[arg(long, value_name = "NAME", default_value = "auto")]
     driver: DriverName,
     /// Only this device [default: all]
-    #[arg(long, value_name = "ORDINAL")]
+    #[arg(long, value_name = "ORDINAL", value_parser = clap::value_parser!(u32).range(..1024))]
     device: Option<u32>,
-    /// Measure what the calls cost, too
+    /// Measure what the calls cost, too, and print the ladder that follows
     #[arg(long)]
     costs: bool,
+    /// Ask, by experiment, what is not written down: what memory holds, who keeps it, when it comes back
+    #[arg(long)]
+    questions: bool,
+    /// Checks, costs and questions; under five minutes on a GPU
+    #[arg(long)]
+    all: bool,
+    /// Measure in half a second, and nothing else: for a daemon that starts
+    #[arg(long, hide = true, conflicts_with_all = ["costs", "questions", "all"])]
+    only_costs: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// What pretended devices have.
-const PRETENDED: [Bytes; 1] = [Bytes::gib(8)];
+/// What a pretended device has.
+const PRETENDED: Bytes = Bytes::gib(8);
 
-impl SelftestArgs {
-    fn open(&self) -> Result<std::sync::Arc<dyn Driver>, Failure> {
-        Ok(crate::driver::open(self.driver, &PRETENDED, &Environment::read().library)?)
-    }
+/// Opens the driver, with so many devices where they are pretended.
+fn open(driver: DriverName, devices: u32) -> Result<Arc<dyn Driver>, Failure> {
+    let totals = vec![PRETENDED; devices as usize];
+    Ok(crate::driver::open(driver, &totals, &Environment::read().library)?)
 }
 
 /// What one device showed.
 struct Shown {
-    device: DeviceId,
-    model: String,
-    uuid: String,
+    device: DeviceDescription,
     checks: Vec<(&'static str, Verdict)>,
-    costs: Vec<Cost>,
+    costs: Option<ShownCosts>,
+    questions: Vec<Answered>,
+}
+
+/// What long work is about, for whoever waits.
+fn progress(device: &DeviceDescription, what: &str) {
+    eprintln!("{}: {what}", device.id);
 }
 
 pub(super) fn run(args: &SelftestArgs) -> Outcome {
-    let driver = args.open()?;
+    let driver = open(args.driver, args.device.map_or(1, |device| device + 1))?;
     let mut devices = driver.devices();
     let count = devices.len();
     devices.retain(|device| args.device.is_none_or(|wanted| device.id.0 == wanted));
@@ -60,13 +87,7 @@ pub(super) fn run(args: &SelftestArgs) -> Outcome {
         let wanted = args.device.map_or_else(String::new, |wanted| format!(" {wanted}"));
         return Err(Failure::Usage(format!("there is no device{wanted}; the {} driver has {count}", driver.name())));
     }
-    let mut shown = Vec::new();
-    for device in devices {
-        let subject = Subject { driver: &*driver, device: device.id, stall: None };
-        let checks = conformance::run(&subject);
-        let costs = if args.costs { costs(&*driver, device.id)? } else { Vec::new() };
-        shown.push(Shown { device: device.id, model: device.model, uuid: device.uuid.to_string(), checks, costs });
-    }
+    let shown = devices.into_iter().map(|device| show(args, &driver, device)).collect::<Result<Vec<_>, _>>()?;
     let failed =
         shown.iter().flat_map(|shown| &shown.checks).filter(|(_, verdict)| matches!(verdict, Verdict::Failed(_)));
     let failed = failed.count();
@@ -82,6 +103,28 @@ pub(super) fn run(args: &SelftestArgs) -> Outcome {
     Ok(u8::from(failed > 0))
 }
 
+fn show(args: &SelftestArgs, driver: &Arc<dyn Driver>, device: DeviceDescription) -> Result<Shown, Failure> {
+    let say = |what: &str| progress(&device, what);
+    let is_long = args.costs || args.questions || args.all;
+    let mut checks = Vec::new();
+    if !args.only_costs {
+        if is_long {
+            say("checks");
+        }
+        checks = conformance::run(&Subject { driver: &**driver, device: device.id, stall: None });
+    }
+    let costs = match (args.only_costs, args.costs || args.all) {
+        (true, _) => Some(ShownCosts::measure(&**driver, &device, Effort::QUICK, &|_| ())?),
+        (_, true) => Some(ShownCosts::measure(&**driver, &device, Effort::THOROUGH, &say)?),
+        _ => None,
+    };
+    let mut questions = Vec::new();
+    if args.questions || args.all {
+        questions = questions::ask_all(args.driver, Arc::clone(driver), &device, &say);
+    }
+    Ok(Shown { device, checks, costs, questions })
+}
+
 impl Shown {
     fn json(&self) -> serde_json::Value {
         let check = |(name, verdict): &(&str, Verdict)| match verdict {
@@ -89,106 +132,42 @@ impl Shown {
             Verdict::Skipped(why) => json!({ "check": name, "outcome": "skipped", "why": why }),
             Verdict::Failed(why) => json!({ "check": name, "outcome": "failed", "why": why }),
         };
-        let cost = |cost: &Cost| {
-            let calls = cost.calls.iter().map(|(call, nanos)| (call.name().to_owned(), json!(nanos)));
-            json!({ "chunk_bytes": cost.len.get(), "nanoseconds": calls.collect::<serde_json::Map<_, _>>() })
-        };
-        json!({
-            "device": self.device.0,
-            "uuid": self.uuid,
-            "model": self.model,
+        let mut shown = json!({
+            "device": self.device.id.0,
+            "uuid": self.device.uuid.to_string(),
+            "model": self.device.model,
             "checks": self.checks.iter().map(check).collect::<Vec<_>>(),
-            "costs": self.costs.iter().map(cost).collect::<Vec<_>>(),
-        })
+        });
+        if let Some(costs) = &self.costs {
+            costs.add_to(&mut shown);
+        }
+        if !self.questions.is_empty() {
+            shown["questions"] = self.questions.iter().map(Answered::json).collect();
+        }
+        shown
     }
 
     fn print(&self, driver: &str) {
-        outln!("{} on the {driver} driver: {}, {}", self.device, self.model, self.uuid);
-        let mut table = Table::new(&["check", "outcome"]);
-        for (name, verdict) in &self.checks {
-            let outcome = match verdict {
-                Verdict::Passed => "passed".to_owned(),
-                Verdict::Skipped(why) => format!("skipped: {why}"),
-                Verdict::Failed(why) => format!("FAILED: {why}"),
-            };
-            table.row(vec![name.replace('_', " "), outcome]);
+        outln!("{} on the {driver} driver: {}, {}", self.device.id, self.device.model, self.device.uuid);
+        if !self.checks.is_empty() {
+            let mut table = Table::new(&["check", "outcome"]);
+            for (name, verdict) in &self.checks {
+                let outcome = match verdict {
+                    Verdict::Passed => "passed".to_owned(),
+                    Verdict::Skipped(why) => format!("skipped: {why}"),
+                    Verdict::Failed(why) => format!("FAILED: {why}"),
+                };
+                table.row(vec![name.replace('_', " "), outcome]);
+            }
+            outln!("\n{table}");
         }
-        outln!("\n{table}");
-        if self.costs.is_empty() {
-            return;
+        if let Some(costs) = &self.costs {
+            costs.print();
         }
-        let calls = self.costs[0].calls.iter().map(|(call, _)| format!(">{call}"));
-        let headers: Vec<String> = ["chunk".to_owned()].into_iter().chain(calls).collect();
-        let mut table = Table::new(&headers.iter().map(String::as_str).collect::<Vec<_>>());
-        for cost in &self.costs {
-            let micros = cost.calls.iter().map(|(_, nanos)| format!("{:.1}", *nanos as f64 / 1000.0));
-            table.row([cost.len.to_string()].into_iter().chain(micros).collect());
+        if !self.questions.is_empty() {
+            let mut table = Table::new(&["question", "answer"]);
+            self.questions.iter().for_each(|answered| answered.add_to(&mut table));
+            outln!("{table}");
         }
-        outln!("µs for each call, median of {ROUNDS}\n\n{table}");
-    }
-}
-
-/// What the calls for chunks of one size take.
-struct Cost {
-    len: Bytes,
-    /// Nanoseconds, the median.
-    calls: Vec<(Call, u64)>,
-}
-
-const ROUNDS: usize = 21;
-
-fn costs(driver: &dyn Driver, device: DeviceId) -> Result<Vec<Cost>, Failure> {
-    let free = driver.memory(device).map_err(failed)?.free;
-    let sizes = Ladder::standard();
-    let sizes = sizes.steps().iter().filter(|len| **len <= free);
-    sizes.map(|len| cost(driver, device, *len).map_err(failed)).collect()
-}
-
-fn failed(error: DriverError) -> Failure {
-    Failure::Other(anyhow::anyhow!("the driver failed while its calls were timed: {}", chain(&error)))
-}
-
-fn cost(driver: &dyn Driver, device: DeviceId, len: Bytes) -> Result<Cost, DriverError> {
-    let granularity = driver.capabilities(device)?.granularity;
-    let mut times: Vec<(Call, Vec<u64>)> = Vec::new();
-    for _ in 0..ROUNDS {
-        let mut clock = Stopwatch { times: &mut times, at: 0 };
-        let handle = clock.time(Call::Create, || driver.create(device, len))?;
-        let fd = clock.time(Call::Export, || driver.export(handle))?;
-        let imported = clock.time(Call::Import, || driver.import(device, fd, len))?;
-        let start = clock.time(Call::Reserve, || driver.reserve(device, len, granularity))?;
-        let span = Span::new(start, len).expect("a reserved span fits");
-        clock.time(Call::Map, || driver.map(start, imported))?;
-        clock.time(Call::SetAccess, || driver.set_access(span, device, Access::ReadWrite))?;
-        clock.time(Call::Synchronize, || driver.synchronize(device))?;
-        clock.time(Call::Unmap, || driver.unmap(span))?;
-        clock.time(Call::Unreserve, || driver.unreserve(span))?;
-        driver.release(imported)?;
-        clock.time(Call::Release, || driver.release(handle))?;
-    }
-    let median = |(call, mut nanos): (Call, Vec<u64>)| {
-        nanos.sort_unstable();
-        (call, nanos[nanos.len() / 2])
-    };
-    Ok(Cost { len, calls: times.into_iter().map(median).collect() })
-}
-
-/// Times the calls of one round, in the order in which they come.
-struct Stopwatch<'a> {
-    times: &'a mut Vec<(Call, Vec<u64>)>,
-    at: usize,
-}
-
-impl Stopwatch<'_> {
-    fn time<T>(&mut self, call: Call, run: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
-        let clock = SystemClock::new();
-        let outcome = run()?;
-        let took = u64::try_from(clock.now().as_nanos()).unwrap_or(u64::MAX);
-        if self.at == self.times.len() {
-            self.times.push((call, Vec::new()));
-        }
-        self.times[self.at].1.push(took);
-        self.at += 1;
-        Ok(outcome)
     }
 }

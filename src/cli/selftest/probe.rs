@@ -1,0 +1,304 @@
+//! The other process of an experiment, from inside: `stitchd probe`. Nobody starts it but `stitchd selftest`, which is at the other end of standard input.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use super::{fork, helper, open};
+use crate::cli::{DONE, Failure, Outcome};
+use crate::clock::{Clock as _, SystemClock};
+use crate::driver::{Access, Driver, DriverError, DriverName};
+use crate::error::chain;
+use crate::ids::{ChunkId, DeviceId};
+use crate::memory::{Chunk, Device, Mapping, MemoryError};
+use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, Span};
+use crate::wire::fd_channel::FdChannel;
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct ProbeArgs {
+    /// What to do
+    #[arg(value_enum)]
+    role: Role,
+    /// On which driver
+    #[arg(long)]
+    driver: DriverName,
+    /// On which device
+    #[arg(long)]
+    device: u32,
+    /// With so many bytes
+    #[arg(long)]
+    len: Bytes,
+}
+
+/// What a helper does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Role {
+    /// Makes a chunk without a context, and then a context.
+    Bare,
+    /// Makes a chunk, marks it, passes it on, and lives.
+    Hold,
+    /// Is given a chunk, maps it, and says what it sees when it is told to look.
+    Show,
+    /// Makes a chunk and fills it again and again.
+    Fill,
+    /// The same, with a forked child.
+    FillForked,
+    /// Unmaps memory while work is queued, on other memory.
+    UnmapBeside,
+    /// Unmaps memory while work on it is queued.
+    UnmapUnder,
+    /// Has every other device write to a stitched range.
+    Peers,
+}
+
+impl Role {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Role::Bare => "bare",
+            Role::Hold => "hold",
+            Role::Show => "show",
+            Role::Fill => "fill",
+            Role::FillForked => "fill-forked",
+            Role::UnmapBeside => "unmap-beside",
+            Role::UnmapUnder => "unmap-under",
+            Role::Peers => "peers",
+        }
+    }
+}
+
+/// What memory is marked with.
+pub(super) const MARK: u8 = 0x5c;
+
+/// So much of every granule is marked and looked at: all of it would take the time of a copy.
+pub(super) const MARK_LEN: usize = 4096;
+
+/// Work is queued for so long at most: whoever should have killed this process is gone.
+const WORK_MAX: Duration = Duration::from_secs(10);
+
+/// Work of one experiment that waits for its end.
+const QUEUE: usize = 200;
+/// Queueing takes so long at most: where work is done at once there is no queue to be had.
+const QUEUE_TIME: Duration = Duration::from_millis(300);
+
+/// Where the marks of a span are.
+pub(super) fn marks(span: AddressSpan, granularity: Bytes) -> impl Iterator<Item = DeviceAddress> {
+    let at = move |offset| span.start().checked_add(Bytes::new(offset)).expect("it lies in the span");
+    (0..span.len().get()).step_by(granularity.get() as usize).map(at)
+}
+
+pub(super) fn in_words(error: DriverError) -> String {
+    chain(&error)
+}
+
+pub(super) fn memory_in_words(error: MemoryError) -> String {
+    chain(&error)
+}
+
+/// Marks every granule of a span.
+pub(super) fn mark(device: &Device, span: AddressSpan) -> Result<(), String> {
+    let bytes = [MARK; MARK_LEN];
+    marks(span, device.capabilities().granularity)
+        .try_for_each(|at| device.driver().write(at, &bytes))
+        .map_err(in_words)
+}
+
+/// Marks that are whole, and places in which there is anything at all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) places: u64,
+    pub(super) whole: u64,
+    pub(super) dirty: u64,
+}
+
+/// Looks at every granule of a span.
+pub(super) fn look(device: &Device, span: AddressSpan) -> Result<Seen, String> {
+    let mut seen = Seen::default();
+    let mut bytes = [0; MARK_LEN];
+    for at in marks(span, device.capabilities().granularity) {
+        device.driver().read(at, &mut bytes).map_err(in_words)?;
+        seen.places += 1;
+        seen.whole += u64::from(bytes.iter().all(|byte| *byte == MARK));
+        seen.dirty += u64::from(bytes.iter().any(|byte| *byte != 0));
+    }
+    Ok(seen)
+}
+
+pub(in crate::cli) fn run(args: &ProbeArgs) -> Outcome {
+    crate::cli::serve::raise_descriptor_limit();
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input").map_err(Failure::Other)?;
+    let channel = FdChannel::over(socket, true);
+    let driver = open(args.driver, args.device + 1)?;
+    let played = play(args, &channel, driver);
+    if let Err(error) = &played {
+        // If nobody listens any more, nobody cares.
+        let _ = helper::say(&channel, &json!({ "error": error }), &[]);
+    }
+    // Whoever started this process ends it, or has ended.
+    let _ = channel.receive::<String>();
+    DONE
+}
+
+fn play(args: &ProbeArgs, channel: &FdChannel, driver: Arc<dyn Driver>) -> Result<(), String> {
+    let id = DeviceId(args.device);
+    let stage = Stage { channel, device: Device::open(driver, id).map_err(in_words)?, len: args.len };
+    match args.role {
+        Role::Bare => stage.bare(),
+        Role::Hold => stage.hold(),
+        Role::Show => stage.show(),
+        Role::Fill => stage.fill(false),
+        Role::FillForked => stage.fill(true),
+        Role::UnmapBeside => stage.unmap(true),
+        Role::UnmapUnder => stage.unmap(false),
+        Role::Peers => stage.peers(),
+    }
+}
+
+/// What every role has.
+struct Stage<'a> {
+    channel: &'a FdChannel,
+    device: Arc<Device>,
+    len: Bytes,
+}
+
+impl Stage<'_> {
+    fn say(&self, what: &Value) -> Result<(), String> {
+        helper::say(self.channel, what, &[])
+    }
+
+    /// Waits until this process is told to go on; what came with it.
+    fn wait(&self) -> Result<Vec<OwnedFd>, String> {
+        self.channel.receive::<String>().map(|(_, fds)| fds).map_err(|error| chain(&error))
+    }
+
+    fn free(&self) -> Result<u64, String> {
+        Ok(self.device.driver().memory(self.device.id()).map_err(in_words)?.free.get())
+    }
+
+    fn chunk(&self) -> Result<Arc<Chunk>, String> {
+        Chunk::create(&self.device, ChunkId(0), self.len).map(Arc::new).map_err(memory_in_words)
+    }
+
+    fn bare(&self) -> Result<(), String> {
+        let before = self.free()?;
+        let chunk = self.chunk()?;
+        let export = chunk.export().map_err(memory_in_words)?;
+        let with_chunk = self.free()?;
+        let driver = self.device.driver();
+        let stream = driver.create_stream(self.device.id()).map_err(in_words)?;
+        let with_context = self.free()?;
+        driver.destroy_stream(stream).map_err(in_words)?;
+        self.say(&json!({ "before": before, "with_chunk": with_chunk, "with_context": with_context }))?;
+        drop(export);
+        self.wait().map(drop)
+    }
+
+    fn hold(&self) -> Result<(), String> {
+        let chunk = self.chunk()?;
+        let export = chunk.export().map_err(memory_in_words)?;
+        let mapping = Mapping::stitch(&[Arc::clone(&chunk)]).map_err(memory_in_words)?;
+        mark(&self.device, mapping.span())?;
+        helper::say(self.channel, &json!({}), &[export.as_fd()])?;
+        self.wait().map(drop)
+    }
+
+    fn show(&self) -> Result<(), String> {
+        let fd = self.wait()?.pop().ok_or("no descriptor came")?;
+        let chunk = Chunk::import(&self.device, ChunkId(0), fd, self.len).map(Arc::new).map_err(memory_in_words)?;
+        let mapping = Mapping::stitch(&[chunk]).map_err(memory_in_words)?;
+        self.say(&json!({}))?;
+        self.wait()?;
+        let seen = look(&self.device, mapping.span())?;
+        self.say(&json!({ "is_there": seen.whole == seen.places }))?;
+        self.wait().map(drop)
+    }
+
+    fn fill(&self, with_child: bool) -> Result<(), String> {
+        let (driver, id) = (self.device.driver(), self.device.id());
+        let chunk = self.chunk()?;
+        // Kept, as a daemon keeps one of each chunk.
+        let _export = chunk.export().map_err(memory_in_words)?;
+        let mapping = Mapping::stitch(&[chunk]).map_err(memory_in_words)?;
+        let stream = driver.create_stream(id).map_err(in_words)?;
+        let child = match with_child {
+            true => Some(fork::idle_child(std::io::stdin().as_fd()).ok_or("this process cannot be forked")?),
+            false => None,
+        };
+        let fill = || driver.fill(id, stream, mapping.span(), MARK).map_err(in_words);
+        fill()?;
+        self.say(&json!({ "child": child }))?;
+        let clock = SystemClock::new();
+        while clock.now() < WORK_MAX {
+            fill()?;
+        }
+        Ok(())
+    }
+
+    /// Queues work and unmaps at once: other memory, or what the work is on. A process of its own, because the second may cost it its context.
+    fn unmap(&self, is_beside: bool) -> Result<(), String> {
+        let (driver, id) = (self.device.driver(), self.device.id());
+        let half = Bytes::new(self.len.get() / 2);
+        let map = || {
+            let handle = driver.create(id, half)?;
+            let start = driver.reserve(id, half, self.device.capabilities().granularity)?;
+            driver.map(start, handle)?;
+            let span = Span::new(start, half).expect("a reserved span fits");
+            driver.set_access(span, id, Access::ReadWrite).map(|()| span)
+        };
+        let (used, other) = (map().map_err(in_words)?, map().map_err(in_words)?);
+        let stream = driver.create_stream(id).map_err(in_words)?;
+        let first = Span::new(used.start(), self.device.capabilities().granularity).expect("it lies in the span");
+        driver.fill(id, stream, first, 1).and_then(|()| driver.synchronize(id)).map_err(in_words)?;
+        let clock = SystemClock::new();
+        for _ in 0..QUEUE {
+            driver.fill(id, stream, used, MARK).map_err(in_words)?;
+            if clock.now() > QUEUE_TIME {
+                break;
+            }
+        }
+        let event = driver.record_event(id, stream).map_err(in_words)?;
+        let was_over = driver.query_event(event).map_err(in_words)?;
+        let begun = clock.now();
+        let unmapped = driver.unmap(if is_beside { other } else { used });
+        let unmap_took = clock.now() - begun;
+        let is_over = driver.query_event(event);
+        // The rest may be what a process sees whose context is lost.
+        let settled = driver.synchronize(id);
+        let queue_took = clock.now() - begun;
+        let words = |outcome: Result<(), DriverError>| outcome.err().map(in_words);
+        self.say(&json!({
+            "was_over": was_over,
+            "is_over": is_over.as_ref().ok(),
+            "unmap_us": unmap_took.as_micros() as u64,
+            "queue_us": queue_took.as_micros() as u64,
+            "unmap_error": words(unmapped),
+            "work_error": words(is_over.map(drop).and(settled)),
+        }))
+    }
+
+    /// What each other device of the machine does to a range of two chunks of this one.
+    fn peers(&self) -> Result<(), String> {
+        let (driver, id) = (self.device.driver(), self.device.id());
+        let half = Bytes::new(self.len.get() / 2);
+        let chunk = || Chunk::create(&self.device, ChunkId(0), half).map(Arc::new).map_err(memory_in_words);
+        let mapping = Mapping::stitch(&[chunk()?, chunk()?]).map_err(memory_in_words)?;
+        let mut told = serde_json::Map::new();
+        for peer in driver.devices().into_iter().filter(|peer| peer.id != id) {
+            let clock = SystemClock::new();
+            let written = driver
+                .create_stream(peer.id)
+                .and_then(|stream| driver.fill(peer.id, stream, mapping.span(), MARK))
+                .and_then(|()| driver.synchronize(peer.id));
+            let took = clock.now();
+            let said = match written.map_err(in_words).and_then(|()| look(&self.device, mapping.span())) {
+                Ok(seen) => json!({ "is_there": seen.whole == seen.places, "us": took.as_micros() as u64 }),
+                Err(error) => json!({ "error": error }),
+            };
+            told.insert(peer.id.0.to_string(), said);
+        }
+        self.say(&json!({ "peers": told }))
+    }
+}
