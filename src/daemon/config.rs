@@ -4,7 +4,7 @@
 //! driver = "auto"                 # auto, cuda, hip, host, sim
 //! runtime_dir = "/run/stitchd"    # sockets and lock
 //! http = "127.0.0.1:9464"         # /metrics, /livez, /readyz; off when absent
-//! ladder = ["2MiB", "32MiB", "256MiB"]
+//! ladder = ["2MiB", "32MiB", "256MiB"] # or "measured"
 //! drain = "2s"
 //! driver_deadline = "30s"         # a driver call that takes longer has failed
 //!
@@ -42,8 +42,10 @@ pub struct Config {
     pub http: Option<SocketAddr>,
     /// The devices to own; all that the driver has when empty.
     pub devices: Vec<DeviceConfig>,
-    /// Chunk sizes.
+    /// Chunk sizes; where they are to be measured, those for a machine on which that cannot be done.
     pub ladder: Ladder,
+    /// The daemon measures what calls cost when it starts, and takes the ladder that follows.
+    pub measures_ladder: bool,
     /// Bytes that a session may hold when it does not say; `None` for all there are.
     pub session_limit: Option<Bytes>,
     /// Bytes per device that are created ahead of need, in the chunks by which sessions grow.
@@ -109,7 +111,7 @@ struct File {
     driver: Option<String>,
     runtime_dir: Option<PathBuf>,
     http: Option<String>,
-    ladder: Option<Vec<String>>,
+    ladder: Option<FileLadder>,
     session_limit: Option<String>,
     warm: Option<String>,
     priority_max: Option<u32>,
@@ -119,6 +121,33 @@ struct File {
     plans: Option<PathBuf>,
     #[serde(default)]
     device: Vec<FileDevice>,
+}
+
+/// The word `measured`, or sizes.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(untagged, expecting = "ladder is a list of sizes such as [\"2MiB\", \"32MiB\"], or \"measured\"")]
+enum FileLadder {
+    Word(String),
+    Steps(Vec<String>),
+}
+
+/// The word by which the daemon is told to measure.
+const MEASURED: &str = "measured";
+
+impl FileLadder {
+    /// The steps, and whether they are to be measured.
+    fn read(&self) -> Result<(Ladder, bool), ConfigError> {
+        match self {
+            FileLadder::Steps(steps) => {
+                let steps = steps.iter().map(|step| size("ladder", step)).collect::<Result<_, _>>()?;
+                Ok((Ladder::new(steps)?, false))
+            }
+            FileLadder::Word(word) if word == MEASURED => Ok((Ladder::standard(), true)),
+            FileLadder::Word(word) => {
+                Err(value("ladder", format!("'{word}' is neither a list of sizes nor \"{MEASURED}\"")))
+            }
+        }
+    }
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -176,15 +205,15 @@ impl Config {
             }
         }
         let runtime_dir = flags.runtime_dir.clone().or(file.runtime_dir);
+        let ladder = file.ladder.as_ref().map_or_else(|| Ok((Ladder::standard(), false)), FileLadder::read);
+        let (ladder, measures_ladder) = ladder?;
         Ok(Config {
             driver: driver.parse().map_err(|error| value("driver", error))?,
             runtime_dir: runtime_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR)),
             http: http.map(|text| parse_address(text)).transpose()?,
             devices,
-            ladder: match file.ladder {
-                None => Ladder::standard(),
-                Some(steps) => Ladder::new(steps.iter().map(|step| size("ladder", step)).collect::<Result<_, _>>()?)?,
-            },
+            ladder,
+            measures_ladder,
             session_limit: file.session_limit.map(|text| size("session_limit", &text)).transpose()?,
             warm: file.warm.map_or(Ok(Bytes::ZERO), |text| text.parse().map_err(|error| value("warm", error)))?,
             priority_max: file.priority_max.unwrap_or(0),
@@ -206,7 +235,10 @@ impl Config {
             driver: Some(name.to_owned()),
             runtime_dir: Some(self.runtime_dir.clone()),
             http: self.http.map(|address| address.to_string()),
-            ladder: Some(self.ladder.steps().iter().copied().map(exact).collect()),
+            ladder: Some(match self.measures_ladder {
+                true => FileLadder::Word(MEASURED.to_owned()),
+                false => FileLadder::Steps(self.ladder.steps().iter().copied().map(exact).collect()),
+            }),
             session_limit: self.session_limit.map(exact),
             warm: Some(exact(self.warm)),
             priority_max: Some(self.priority_max),
@@ -342,6 +374,22 @@ mod tests {
     }
 
     #[test]
+    fn a_ladder_is_a_list_or_is_to_be_measured() {
+        let listed = load("ladder = ['2MiB', '64MiB']", &Flags::default()).unwrap();
+        assert_eq!((listed.ladder.steps(), listed.measures_ladder), (&[Bytes::mib(2), Bytes::mib(64)][..], false));
+        let measured = load("ladder = 'measured'", &Flags::default()).unwrap();
+        assert_eq!((&measured.ladder, measured.measures_ladder), (&Ladder::standard(), true));
+        // It stays an order: the next start measures anew.
+        assert!(measured.to_toml().contains("ladder = \"measured\""), "{}", measured.to_toml());
+        let measured = Config { plans: Some(measured.plan_dir()), ..measured };
+        assert_eq!(load(&measured.to_toml(), &Flags::default()).unwrap(), measured);
+        // What the selftest prints is what the file takes.
+        let ladder = Ladder::new(vec![Bytes::mib(2), Bytes::mib(16), Bytes::gib(1)]).unwrap();
+        let pasted = load(&format!("ladder = {}", ladder.to_toml()), &Flags::default()).unwrap();
+        assert_eq!(pasted.ladder, ladder);
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let cases = [
             ("driver = 'cudda'", "driver: there is no driver 'cudda'"),
@@ -352,6 +400,7 @@ mod tests {
             ("driver_deadline = '0s'", "driver_deadline: no call"),
             ("ladder = []", "ladder"),
             ("ladder = ['3MiB']", "ladder"),
+            ("ladder = 'guessed'", "ladder: 'guessed' is neither"),
             ("[[device]]\nordinal = 0\nbytes = '0'", "device.bytes: 0 bytes"),
             ("[[device]]\nordinal = 0\n[[device]]\nordinal = 0", "device: device 0 is there twice"),
         ];
@@ -360,6 +409,7 @@ mod tests {
             assert!(error.starts_with(expected), "{text} gives {error}");
         }
         assert!(load("colour = 1", &Flags::default()).unwrap_err().to_string().contains("unknown field"));
+        assert!(load("ladder = 3", &Flags::default()).unwrap_err().to_string().contains("ladder is a list of sizes"));
         for text in ["x", "0=", "0=x", "-1", "9999", "0=1", "0=1MiB", "0=99999TiB"] {
             assert!(load("", &flags(&[text])).is_err(), "{text}");
         }

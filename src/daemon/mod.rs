@@ -10,6 +10,7 @@
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
 //! | [`service`] | gRPC |
 //! | [`chunk_server`] | the chunk socket |
+//! | [`measured`] | the process that measures what calls cost, where the ladder is to follow from that |
 //! | [`scrubber`] | the process that clears new memory, where the driver does not |
 //! | [`plans`] | stored plans |
 //! | [`metrics`], [`http`] | what people watch |
@@ -18,6 +19,7 @@ mod chunk_server;
 pub mod config;
 mod http;
 mod listener;
+mod measured;
 mod metrics;
 mod plans;
 mod registry;
@@ -135,7 +137,7 @@ impl DaemonError {
 
 impl Daemon {
     /// Puts a daemon together over `driver`. Must be called inside a tokio runtime, which does its work.
-    pub fn build(config: Config, driver: Arc<dyn Driver>) -> Result<Arc<Daemon>, DaemonError> {
+    pub fn build(mut config: Config, driver: Arc<dyn Driver>) -> Result<Arc<Daemon>, DaemonError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let driver = Meter::around(Deadline::around(driver, config.driver_deadline), Arc::clone(&clock));
         let listed = driver.devices();
@@ -149,6 +151,9 @@ impl Daemon {
                 model: found.model.clone(),
                 total: config.cap_of(wanted).map_or(found.total, |cap| found.total.min(cap)),
             });
+        }
+        if config.measures_ladder {
+            config.ladder = measured::ladder(&*driver, &devices)?;
         }
         let open = |device: &NodeDevice| Device::open(Arc::clone(&driver) as Arc<dyn Driver>, device.id);
         let mut store = Store::new(devices.iter().map(open).collect::<Result<_, _>>()?);

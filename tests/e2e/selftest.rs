@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use stitchd::daemon::config::{Config, Flags};
 use stitchd::daemon::{Daemon, DaemonError};
+use stitchd::driver::Driver as _;
 use stitchd::driver::gpu::{GpuDriver, GpuKind};
 use stitchd::error::ErrorKind;
 
 use crate::standin::Machine;
-use crate::support::{run_json, run_on, stderr, stitchd};
+use crate::support::{TestDaemon, run_json, run_on, stderr, stitchd};
+
+const MIB: u64 = 1 << 20;
 
 #[test]
 fn selftest_shows_every_check_and_what_calls_cost() {
@@ -23,10 +26,151 @@ fn selftest_shows_every_check_and_what_calls_cost() {
             .all(|check| check["outcome"] == "passed" || check["why"] == "this driver cannot pretend a busy stream")
     );
     let costs = device["costs"].as_array().unwrap();
-    assert_eq!(costs.iter().map(|cost| cost["chunk_bytes"].as_u64().unwrap() >> 20).collect::<Vec<_>>(), [2, 32, 256]);
+    let sizes: Vec<_> = costs.iter().map(|cost| cost["chunk_bytes"].as_u64().unwrap() >> 20).collect();
+    assert_eq!(sizes, [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]);
     for call in ["create", "export", "import", "map", "set_access", "unmap", "release"] {
         assert!(costs.iter().all(|cost| cost["nanoseconds"][call].as_u64().unwrap() > 0), "{call}: {costs:?}");
     }
+    assert_eq!(device["run"]["chunks"], 64);
+    assert!(
+        device["run"]["nanoseconds"]["set_access_each"].as_u64()
+            > device["run"]["nanoseconds"]["set_access_once"].as_u64()
+    );
+    assert_eq!(device["ladder_bytes"][0], 2 * MIB);
+    assert!(device["questions"].is_null(), "nobody asked");
+}
+
+/// A machine on which a chunk costs the same, whatever its size: then each step is eight times the last, as far as the device is large enough.
+const CONSTANT: &str = "devices = 1073741824\nlatency_us = 300";
+
+#[test]
+fn the_ladder_that_follows_from_costs_can_be_pasted_into_a_configuration() {
+    let machine = Machine::new(GpuKind::Cuda, CONSTANT);
+    let output = run_on(&machine, &["selftest", "--driver", "cuda", "--only-costs"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find(|line| line.starts_with("ladder = ")).expect("a line for the configuration");
+    assert_eq!(line, r#"ladder = ["2MiB", "16MiB"]"#, "{text}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), line).unwrap();
+    let config = Config::load(Some(file.path()), &Flags::default()).unwrap();
+    assert_eq!(config.ladder.steps().iter().map(|step| step.get() / MIB).collect::<Vec<_>>(), [2, 16]);
+}
+
+#[test]
+fn a_daemon_that_is_told_to_measure_takes_the_ladder_that_follows() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("stitchd.toml");
+    std::fs::write(&config, "ladder = 'measured'\n").unwrap();
+    let machine = Machine::new(GpuKind::Cuda, &format!("{CONSTANT}\ncontext_bytes = 104857600"));
+    let daemon = TestDaemon::on(machine, &["--config", config.to_str().unwrap()]);
+    let session = daemon.session("looks at the ladder");
+    assert_eq!(session.ladder().steps().iter().map(|step| step.get() / MIB).collect::<Vec<_>>(), [2, 16]);
+    let log = daemon.log();
+    assert!(log.contains("measured what a chunk costs by size") && log.contains("2.0 MiB: "), "{log}");
+    // Whoever measured has ended, with its context: what is left is that of the process that clears memory.
+    daemon.wait_for_device("foreign_bytes", 100 * MIB);
+    assert_eq!(daemon.device("available_bytes"), 924 * MIB);
+}
+
+/// What the selftest of a machine answers to its questions, on its first device.
+fn answers(kind: GpuKind, conf: &str) -> std::collections::BTreeMap<String, serde_json::Value> {
+    let driver = if kind == GpuKind::Cuda { "cuda" } else { "hip" };
+    let machine = Machine::new(kind, conf);
+    let output = run_on(&machine, &["selftest", "--driver", driver, "--device", "0", "--questions", "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let driver = GpuDriver::open_library(kind, machine.library()).unwrap();
+    let id = driver.devices()[0].id;
+    let memory = driver.memory(id).unwrap();
+    assert_eq!(memory.free, memory.total, "something was left behind");
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let questions = shown["devices"][0]["questions"].as_array().unwrap();
+    questions.iter().map(|answered| (answered["question"].as_str().unwrap().to_owned(), answered.clone())).collect()
+}
+
+#[test]
+fn questions_are_answered_as_the_machine_foretells() {
+    for kind in [GpuKind::Cuda, GpuKind::Hip] {
+        let conf = "devices = 201326592, 67108864\ncontext_bytes = 10485760\ndirty = 1\nquirks = fd_per_handle";
+        let found = answers(kind, conf);
+        let answer = |question: &str| found[question]["answer"].as_str().unwrap().to_owned();
+        let figure = |question: &str, name: &str| found[question]["figures"][name].clone();
+        let has = "what_does_the_device_have";
+        assert_eq!(
+            (figure(has, "granularity_bytes"), figure(has, "total_bytes")),
+            ((2 * MIB).into(), (192 * MIB).into())
+        );
+        let overhead = "does_a_chunk_take_more_than_its_bytes";
+        assert_eq!((answer(overhead), figure(overhead, "opening_the_driver_bytes")), ("no".into(), 0.into()));
+        assert_eq!(figure(overhead, "taken_bytes"), figure(overhead, "chunk_bytes"));
+        // HIP has devices where CUDA has contexts.
+        assert_eq!(figure(overhead, "context_bytes"), if kind == GpuKind::Cuda { 10 * MIB } else { 0 });
+        let clearing = "is_new_memory_cleared";
+        assert_eq!(answer(clearing), "no");
+        for after in ["dirty_at_first", "dirty_after_own_release", "dirty_after_a_killed_process"] {
+            assert!(figure(clearing, after).as_u64().unwrap() > 60, "{after}: {}", found[clearing]);
+        }
+        let descriptors = "how_many_descriptors_do_chunks_take";
+        let per = |what: &str| figure(descriptors, what).as_f64().unwrap();
+        assert_eq!((per("per_handle"), per("per_export"), per("per_import")), (2.0, 1.0, 2.0));
+        for yes in [
+            "does_a_write_show_through_a_second_address",
+            "can_an_import_be_exported_again",
+            "does_a_descriptor_keep_memory_after_its_exporter_is_gone",
+            "does_released_memory_live_while_another_process_maps_it",
+            "do_bytes_of_a_process_killed_in_its_work_return",
+            "does_a_peer_reach_a_stitched_range",
+        ] {
+            assert_eq!(answer(yes), "yes", "{}", found[yes]);
+        }
+        assert_eq!(answer("can_less_than_a_chunk_be_mapped"), "no");
+        let exporter = "does_a_descriptor_keep_memory_after_its_exporter_is_gone";
+        assert_eq!(figure(exporter, "kept_bytes"), figure(exporter, "chunk_bytes"));
+        assert!(figure(exporter, "returned_after_the_last_descriptor_ms").is_f64());
+        assert_eq!(figure("does_released_memory_live_while_another_process_maps_it", "returned_at_release_bytes"), 0);
+        let killed = "do_bytes_of_a_process_killed_in_its_work_return";
+        assert!(figure(killed, "all_returned_after_that_ms").is_f64(), "{}", found[killed]);
+        // A forked child has the open files of its parent, and so what is behind them.
+        let with_child = "do_they_return_while_a_forked_child_lives";
+        assert_eq!(answer(with_child), "no", "{}", found[with_child]);
+        assert!(figure(with_child, "all_returned_after_the_child_ms").is_f64(), "{}", found[with_child]);
+        let misuse = &found["what_does_misuse_answer"]["figures"];
+        assert!(misuse["create_of_more_than_there_is"].as_str().unwrap().contains("of 192.0 MiB left"), "{misuse}");
+        assert!(
+            misuse["import_of_dev_null"].as_str().unwrap().contains("ImportFromShareableHandle answers 1"),
+            "{misuse}"
+        );
+        assert_eq!((misuse["map_of_a_chunk_twice"].as_str(), misuse.as_object().unwrap().len()), (Some("done"), 17));
+        // Work is done at once here: there is no queue that unmapping could wait for.
+        for unknown in ["does_unmap_wait_for_queued_work", "may_memory_be_unmapped_under_queued_work"] {
+            assert_eq!(found[unknown]["why"], "the work was over before there was a queue");
+        }
+    }
+}
+
+#[test]
+fn another_machine_has_other_answers() {
+    let found = answers(GpuKind::Cuda, "devices = 67108864, 67108864\npeers = none\nmps = 1");
+    let answer = |question: &str| found[question]["answer"].as_str().unwrap();
+    assert_eq!(answer("is_new_memory_cleared"), "yes");
+    assert_eq!(answer("does_a_peer_reach_a_stitched_range"), "no", "{}", found["does_a_peer_reach_a_stitched_range"]);
+    assert_eq!(found["does_a_chunk_take_more_than_its_bytes"]["figures"]["context_bytes"], 0);
+    assert_eq!(found["how_many_descriptors_do_chunks_take"]["figures"]["per_handle"], 1.0);
+    let why = found["may_memory_be_unmapped_under_queued_work"]["why"].as_str().unwrap();
+    assert!(why.contains("MPS"), "{why}");
+    assert_eq!(answers(GpuKind::Cuda, "")["does_a_peer_reach_a_stitched_range"]["why"], "one device");
+}
+
+#[test]
+fn every_question_has_an_answer_on_the_host_too() {
+    let shown = run_json(&["selftest", "--driver", "host", "--questions", "--json"]);
+    let questions = shown["devices"][0]["questions"].as_array().unwrap();
+    assert!(questions.len() >= 15, "{questions:?}");
+    for answered in questions {
+        let is_unknown = answered["answer"] == "unknown";
+        assert_eq!(is_unknown, answered["why"].as_str().is_some_and(|why| !why.is_empty()), "{answered}");
+    }
+    let text = String::from_utf8(stitchd().args(["selftest", "--driver=host", "--questions"]).output().unwrap().stdout);
+    assert!(text.unwrap().contains("is new memory cleared"));
 }
 
 #[test]
