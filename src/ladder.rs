@@ -14,7 +14,8 @@
 //!   size, that is eight times the size; where it takes as long as its bytes are many (a driver that clears them, say), larger chunks save nothing and there is
 //!   no further step. About eight, because a range is covered with fewer than eight chunks of a step before the next one takes over: less would add steps whose
 //!   savings nobody sees, more would make ranges of hundreds of chunks. A sixth and not an eighth, because sizes are powers of two: what costs the same at eight
-//!   times the size, give or take what a measurement errs by, must not lie on the edge.
+//!   times the size, give or take what a measurement errs by, must not lie on the edge. A larger chunk is taken to cost no less than any smaller one: where it seems to,
+//!   the smaller one's figure was disturbed.
 //! * The largest step is a [`SHARE`]th of the device at most, and at most [`limits::CHUNK_LEN_MAX`]. A chunk changes hands whole, so of every kind that is in use
 //!   one may be idle for want of somebody who needs all of it.
 
@@ -123,12 +124,15 @@ impl Ladder {
         let smallest = granularity.max(limits::CHUNK_LEN_MIN);
         let largest = Bytes::new(total.get() / SHARE).min(limits::CHUNK_LEN_MAX);
         let mut steps = vec![smallest];
-        let mut below = costs.iter().find(|cost| cost.len == smallest).copied();
-        for cost in costs.iter().filter(|cost| cost.len.get().is_power_of_two() && cost.len <= largest) {
-            if let Some(last) = below.filter(|last| cost.len > last.len && cost.is_worth_more_than(*last)) {
-                debug_assert!(last.len >= smallest, "the first step is the smallest");
+        let Some(mut below) = costs.iter().find(|cost| cost.len == smallest).copied() else { return Ladder { steps } };
+        let mut nanos = below.nanos;
+        let larger = costs.iter().filter(|cost| cost.len > smallest && cost.len <= largest);
+        for cost in larger.filter(|cost| cost.len.get().is_power_of_two()) {
+            nanos = nanos.max(cost.nanos);
+            let cost = ChunkCost { len: cost.len, nanos };
+            if cost.is_worth_more_than(below) {
                 steps.push(cost.len);
-                below = Some(*cost);
+                below = cost;
             }
         }
         Ladder::new(steps).unwrap_or_else(|_| Ladder::standard())
@@ -220,8 +224,14 @@ mod tests {
         assert_eq!(following(141, 2, |mib| 100 + mib), [2, 16, 512]);
         assert_eq!(following(141, 2, |mib| if mib < 64 { 10 * mib } else { 640 }), [2, 512]);
         // At a sixth it pays, a little above it does not.
-        assert_eq!(following(141, 2, |mib| if mib == 16 { 133 } else { 100 * mib / 2 }), [2, 16]);
-        assert_eq!(following(141, 2, |mib| if mib == 16 { 134 } else { 100 * mib / 2 }), [2]);
+        assert_eq!(following(141, 2, |mib| if mib < 16 { 100 } else { 133 * mib / 16 }), [2, 16]);
+        assert_eq!(following(141, 2, |mib| if mib < 16 { 100 } else { 134 * mib / 16 }), [2]);
+    }
+
+    #[test]
+    fn a_figure_that_is_too_high_does_not_make_the_next_size_look_cheap() {
+        assert_eq!(following(141, 2, |mib| if mib == 2 { 900 } else { 100 }), [2, 16, 128, 1024]);
+        assert_eq!(following(141, 2, |mib| if mib == 64 { 900 } else { 100 }), [2, 16, 1024]);
     }
 
     #[test]

@@ -23,17 +23,17 @@ pub const RUN: u64 = 64;
 /// How much time measuring may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Rounds for each size, at most.
+    /// Rounds over all sizes, at most.
     pub rounds: usize,
-    /// Time for each size; a third round is made in any case.
-    pub each: Duration,
+    /// Time for them; three rounds are made in any case.
+    pub time: Duration,
 }
 
 impl Effort {
-    /// For people who look: 21 rounds, two seconds for each size.
-    pub const THOROUGH: Effort = Effort { rounds: 21, each: Duration::from_secs(2) };
-    /// For a daemon that starts: half a second for all sizes.
-    pub const QUICK: Effort = Effort { rounds: 7, each: Duration::from_millis(50) };
+    /// For people who look.
+    pub const THOROUGH: Effort = Effort { rounds: 21, time: Duration::from_secs(20) };
+    /// For a daemon that starts.
+    pub const QUICK: Effort = Effort { rounds: 9, time: Duration::from_millis(500) };
 }
 
 /// Rounds that are made however long they take: a median needs them.
@@ -95,7 +95,8 @@ impl Costs {
 
 /// Measures the calls for chunks of 2 MiB, 4 MiB and so on to 1 GiB, as far as the device's free memory goes. `progress` hears what comes next.
 ///
-/// Nobody else should use the device: then the figures are of the calls, and not of who waits for whom.
+/// A round goes over all sizes: what disturbs the machine for a moment disturbs them all alike. Nobody else should use the device: then the figures are of the
+/// calls, and not of who waits for whom.
 pub fn measure(
     driver: &dyn Driver,
     device: DeviceId,
@@ -104,21 +105,30 @@ pub fn measure(
 ) -> Result<Costs, DriverError> {
     let smallest = driver.capabilities(device)?.granularity.max(limits::CHUNK_LEN_MIN);
     let free = driver.memory(device)?.free;
-    let mut chunks = Vec::new();
+    let mut sizes: Vec<(Bytes, Times)> = Vec::new();
     let mut len = smallest;
     while len <= free.min(LEN_MAX) {
-        progress(&format!("calls for chunks of {len}"));
-        match cost(driver, device, len, effort) {
-            Ok(cost) => chunks.push(cost),
-            // Somebody has taken what was free.
-            Err(error) if error.call == Call::Create && error.kind() == ErrorKind::Exhausted => break,
-            Err(error) => return Err(error),
-        }
+        sizes.push((len, Times::default()));
         len = len + len;
     }
-    let room = smallest.checked_mul(RUN).is_some_and(|bytes| bytes <= free);
+    if let Some((largest, _)) = sizes.last() {
+        progress(&format!("calls for chunks of {smallest} to {largest}"));
+        // What a process takes once, with its first use of a device, is no call's: a context, on GPUs.
+        measure_chunk(driver, device, smallest, &mut Times::default())?;
+    }
+    let rounds = rounds(effort, || {
+        let measured = |(len, times): &mut (Bytes, Times)| measure_chunk(driver, device, *len, times);
+        match sizes.iter_mut().try_for_each(measured) {
+            // Somebody has taken what was free; the smaller sizes have their figures.
+            Err(error) if error.call == Call::Create && error.kind() == ErrorKind::Exhausted => Ok(()),
+            outcome => outcome,
+        }
+    })?;
+    let costs = sizes.into_iter().filter(|(_, times)| !times.calls.is_empty());
+    let chunks = costs.map(|(len, times)| Cost { len, rounds, calls: times.medians() }).collect();
+    let has_room = smallest.checked_mul(RUN).is_some_and(|bytes| bytes <= free);
     progress(&format!("a run of {RUN} chunks"));
-    let run = if room { Some(run_cost(driver, device, smallest, effort)?) } else { None };
+    let run = if has_room { Some(run_cost(driver, device, smallest, effort)?) } else { None };
     Ok(Costs { chunks, run })
 }
 
@@ -126,32 +136,28 @@ pub fn measure(
 fn rounds(effort: Effort, mut round: impl FnMut() -> Result<(), DriverError>) -> Result<usize, DriverError> {
     let clock = SystemClock::new();
     let mut made = 0;
-    while made < ROUNDS_MIN || (made < effort.rounds && clock.now() < effort.each) {
+    while made < ROUNDS_MIN || (made < effort.rounds && clock.now() < effort.time) {
         round()?;
         made += 1;
     }
     Ok(made)
 }
 
-fn cost(driver: &dyn Driver, device: DeviceId, len: Bytes, effort: Effort) -> Result<Cost, DriverError> {
+fn measure_chunk(driver: &dyn Driver, device: DeviceId, len: Bytes, times: &mut Times) -> Result<(), DriverError> {
     let granularity = driver.capabilities(device)?.granularity;
-    let mut times = Times::default();
-    let rounds = rounds(effort, || {
-        times.at = 0;
-        let handle = times.of(Call::Create, || driver.create(device, len))?;
-        let fd = times.of(Call::Export, || driver.export(handle))?;
-        let imported = times.of(Call::Import, || driver.import(device, fd, len))?;
-        let start = times.of(Call::Reserve, || driver.reserve(device, len, granularity))?;
-        let span = span(start, len);
-        times.of(Call::Map, || driver.map(start, imported))?;
-        times.of(Call::SetAccess, || driver.set_access(span, device, Access::ReadWrite))?;
-        times.of(Call::Synchronize, || driver.synchronize(device))?;
-        times.of(Call::Unmap, || driver.unmap(span))?;
-        times.of(Call::Unreserve, || driver.unreserve(span))?;
-        driver.release(imported)?;
-        times.of(Call::Release, || driver.release(handle))
-    })?;
-    Ok(Cost { len, rounds, calls: times.medians() })
+    times.at = 0;
+    let handle = times.of(Call::Create, || driver.create(device, len))?;
+    let fd = times.of(Call::Export, || driver.export(handle))?;
+    let imported = times.of(Call::Import, || driver.import(device, fd, len))?;
+    let start = times.of(Call::Reserve, || driver.reserve(device, len, granularity))?;
+    let span = span(start, len);
+    times.of(Call::Map, || driver.map(start, imported))?;
+    times.of(Call::SetAccess, || driver.set_access(span, device, Access::ReadWrite))?;
+    times.of(Call::Synchronize, || driver.synchronize(device))?;
+    times.of(Call::Unmap, || driver.unmap(span))?;
+    times.of(Call::Unreserve, || driver.unreserve(span))?;
+    driver.release(imported)?;
+    times.of(Call::Release, || driver.release(handle))
 }
 
 fn run_cost(driver: &dyn Driver, device: DeviceId, len: Bytes, effort: Effort) -> Result<RunCost, DriverError> {
