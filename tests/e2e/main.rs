@@ -13,6 +13,7 @@ mod cli;
 mod crash;
 mod demo;
 mod gpu;
+mod gpu_script;
 mod isolation;
 mod lease;
 mod metrics;

@@ -345,6 +345,11 @@ fn machine_like(flags: &[&str]) -> String {
 /// The client library, the newest there is: `cargo build` leaves it beside the binary, `cargo test` in `deps`. `None` when only a part of the workspace was
 /// built.
 pub(crate) fn client_library() -> Option<PathBuf> {
+    client_library_for(vendor().is_some())
+}
+
+/// The same, for a pretended machine with GPUs or for the host.
+pub(crate) fn client_library_for(is_pretended_gpu: bool) -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_BIN_EXE_stitchd")).parent().unwrap();
     let places = [beside.join("libstitchd_client.so"), beside.join("deps/libstitchd_client.so")];
     let built = |path: &PathBuf| path.metadata().and_then(|metadata| metadata.modified()).ok();
@@ -352,7 +357,7 @@ pub(crate) fn client_library() -> Option<PathBuf> {
     let fits = |path: &PathBuf| {
         let hook = b"STITCHD_DRIVER_LIBRARY";
         let has_hook = |bytes: Vec<u8>| bytes.windows(hook.len()).any(|window| window == hook);
-        path.exists() && (vendor().is_none() || std::fs::read(path).is_ok_and(has_hook))
+        path.exists() && (!is_pretended_gpu || std::fs::read(path).is_ok_and(has_hook))
     };
     places.into_iter().filter(fits).max_by_key(built)
 }

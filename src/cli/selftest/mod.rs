@@ -136,6 +136,7 @@ impl Shown {
             "device": self.device.id.0,
             "uuid": self.device.uuid.to_string(),
             "model": self.device.model,
+            "total_bytes": self.device.total.get(),
             "checks": self.checks.iter().map(check).collect::<Vec<_>>(),
         });
         if let Some(costs) = &self.costs {
