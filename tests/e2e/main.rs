@@ -14,6 +14,7 @@ mod crash;
 mod demo;
 mod isolation;
 mod lease;
+mod memcheck;
 mod metrics;
 mod plans;
 mod raw;
