@@ -49,7 +49,13 @@ impl Bench {
 
     fn run(&self, program: &Path, words: &[&str], socket: &Path) -> Output {
         Command::new("valgrind")
-            .args(["--quiet", "--leak-check=full", "--show-leak-kinds=definite", "--errors-for-leak-kinds=definite", "--num-callers=30"])
+            .args([
+                "--quiet",
+                "--leak-check=full",
+                "--show-leak-kinds=definite",
+                "--errors-for-leak-kinds=definite",
+                "--num-callers=30",
+            ])
             // Threads take turns, or one that spins keeps the other from letting go.
             .arg("--fair-sched=yes")
             .arg(format!("--error-exitcode={FOUND}"))
@@ -78,7 +84,10 @@ fn the_checker_sees_what_is_wrong() {
     let output = bench.run(&bench.build("tests/e2e/exercise.c"), &["wrong"], Path::new(NOWHERE));
     assert_eq!(output.status.code(), Some(FOUND), "{}", stderr(&output));
     let said = stderr(&output);
-    assert!(said.contains("Invalid read of size 1") && said.contains("32 bytes in 1 blocks are definitely lost"), "{said}");
+    assert!(
+        said.contains("Invalid read of size 1") && said.contains("32 bytes in 1 blocks are definitely lost"),
+        "{said}"
+    );
 }
 
 #[test]

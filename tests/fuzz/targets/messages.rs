@@ -50,7 +50,9 @@ pub(crate) fn client_packet(bytes: &[u8]) {
                 assert!(ids.len() <= limits::RELEASE_CHUNKS_MAX);
             }
         }
-        Some(client_frame::What::Hello(v1::Hello { ticket, .. }) | client_frame::What::Claim(v1::Claim { ticket, .. })) => {
+        Some(
+            client_frame::What::Hello(v1::Hello { ticket, .. }) | client_frame::What::Claim(v1::Claim { ticket, .. }),
+        ) => {
             assert_eq!(convert::token("ticket", &ticket).is_ok(), ticket.len() == 16);
         }
         _ => {}
