@@ -20,31 +20,80 @@ pub(crate) use plain::*;
 #[cfg(feature = "model")]
 mod model {
     pub(crate) use shuttle::hint;
-    pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
+    pub(crate) use shuttle::sync::atomic;
     pub(crate) use shuttle::thread;
 
-    /// What is held while this is there.
+    use std::ops::{Deref, DerefMut};
+    use std::sync::{LockResult, PoisonError};
+
+    use atomic::{AtomicBool, Ordering};
+    use shuttle::sync as inner;
+
+    /// A lock behind whose end others may step in: shuttle's own goes on to the next thing that it knows, and what is done until then, to a driver say,
+    /// would look like a part of what was done under the lock.
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T> {
+        inner: inner::Mutex<T>,
+        ended: AtomicBool,
+    }
+
+    /// The lock of the runtime, which spins: its part that is one step, to take it or to find it taken.
+    pub(crate) type SpinMutex<T> = Mutex<T>;
     pub(crate) type SpinMutexGuard<'a, T> = MutexGuard<'a, T>;
 
-    /// The part of a spinning lock that is one step: to take it, or to find it taken.
     #[derive(Debug)]
-    pub(crate) struct SpinMutex<T>(Mutex<T>);
+    pub(crate) struct MutexGuard<'a, T> {
+        /// There until the end.
+        inner: Option<inner::MutexGuard<'a, T>>,
+        ended: &'a AtomicBool,
+    }
 
-    impl<T> SpinMutex<T> {
-        pub(crate) fn new(inner: T) -> SpinMutex<T> {
-            SpinMutex(Mutex::new(inner))
+    impl<T> Mutex<T> {
+        pub(crate) fn new(inner: T) -> Mutex<T> {
+            Mutex { inner: inner::Mutex::new(inner), ended: AtomicBool::new(false) }
         }
 
-        pub(crate) fn try_lock(&self) -> Option<SpinMutexGuard<'_, T>> {
-            self.0.try_lock().ok()
+        fn held<'a>(&'a self, inner: inner::MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+            MutexGuard { inner: Some(inner), ended: &self.ended }
+        }
+
+        pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+            let held = |inner| self.held(inner);
+            self.inner.lock().map(held).map_err(|poisoned| PoisonError::new(held(poisoned.into_inner())))
+        }
+
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.inner.try_lock().ok().map(|inner| self.held(inner))
         }
 
         pub(crate) fn is_locked(&self) -> bool {
-            self.try_lock().is_none()
+            self.inner.try_lock().is_err()
         }
 
         pub(crate) fn get_mut(&mut self) -> &mut T {
-            self.0.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner)
+            self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.inner.as_deref().expect("it is there until the end")
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.inner.as_deref_mut().expect("it is there until the end")
+        }
+    }
+
+    impl<T> Drop for MutexGuard<'_, T> {
+        fn drop(&mut self) {
+            self.inner = None;
+            // Here others may step in.
+            self.ended.load(Ordering::SeqCst);
         }
     }
 }

@@ -180,6 +180,8 @@ fn of_two_frees_of_one_allocation_one_is_told_that_it_is_not_live() {
         let bench = Bench::new(8);
         let address = bench.alloc(3 << 20, ONE).unwrap();
         bench.books.lock().unwrap().clear();
+        // Its event is not there for as long as this is, so that a free that knows of the other stream waits.
+        let busy = bench.sim.stall(DEVICE, TWO);
         let record = {
             let bench = Arc::clone(&bench);
             // Comes before, between or behind the frees.
@@ -192,6 +194,7 @@ fn of_two_frees_of_one_allocation_one_is_told_that_it_is_not_live() {
         let here = bench.runtime.free(address, ONE).is_ok();
         record.join().unwrap();
         assert_eq!(u32::from(here) + u32::from(other.join().unwrap()), 1);
+        drop(busy);
         bench.end();
     });
 }
