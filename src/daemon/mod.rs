@@ -10,12 +10,14 @@
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
 //! | [`service`] | gRPC |
 //! | [`chunk_server`] | the chunk socket |
+//! | [`deadline`] | driver calls that end in time |
 //! | [`scrubber`] | the process that clears new memory, where the driver does not |
 //! | [`plans`] | stored plans |
 //! | [`metrics`], [`http`] | what people watch |
 
 mod chunk_server;
 pub mod config;
+mod deadline;
 mod http;
 mod listener;
 mod metrics;
@@ -32,7 +34,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::clock::{Clock, SystemClock};
-use crate::driver::layers::deadline::Deadline;
 use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::{Driver, DriverError};
 use crate::error::ErrorKind;
@@ -43,6 +44,7 @@ use crate::steward::Steward;
 use crate::store::{ScrubError, Store, StoreError};
 use crate::units::Bytes;
 use config::Config;
+use deadline::Deadline;
 pub use listener::{ListenError, Listeners};
 use metrics::Metrics;
 use plans::{PlanStore, PlanStoreError};

@@ -15,6 +15,7 @@ mod demo;
 mod gpu;
 mod isolation;
 mod lease;
+mod memcheck;
 mod metrics;
 mod plans;
 mod raw;
