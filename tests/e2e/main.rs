@@ -21,3 +21,4 @@ mod plans;
 mod raw;
 mod selftest;
 mod serve;
+mod steps;

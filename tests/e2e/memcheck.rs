@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::support::{TestDaemon, client_library, stderr};
+use crate::support::{TestDaemon, client_library, needs_host, stderr};
 
 /// What valgrind ends with when it found something.
 const FOUND: i32 = 99;
@@ -18,6 +18,9 @@ struct Bench {
 
 impl Bench {
     fn new() -> Option<Bench> {
+        if needs_host("the programs write with the CPU") {
+            return None;
+        }
         let Some(library) = client_library() else {
             println!("SKIP: libstitchd_client.so was not built; build the whole workspace");
             return None;
