@@ -2,13 +2,14 @@
 //! tried again, and at the end nothing is left but what is counted as lost: no bytes, no chunk, no descriptor, no mapping. What the kernel says of
 //! this process is looked at, beside what the driver's books say.
 //!
-//! Once over a store of its own and once over the daemon's steward.
+//! Once over a store of its own and once over the daemon's steward; on the host driver, and on pretended machines with GPUs.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use stitchd::clock::ManualClock;
 use stitchd::driver::Driver;
+use stitchd::driver::gpu::{GpuDriver, GpuKind};
 use stitchd::driver::host::{HostDriver, HostOptions};
 use stitchd::driver::layers::faulty::{Faults, Faulty};
 use stitchd::error::ErrorKind;
@@ -26,6 +27,7 @@ use stitchd::store::Store;
 use stitchd::trace::ContextKey;
 use stitchd::units::{Bytes, DeviceAddress, Lifetime, PlanOffset, Span};
 
+use crate::standin::Machine;
 use crate::{At, alone};
 
 const DEVICE: DeviceId = DeviceId(0);
@@ -82,8 +84,52 @@ struct Seen {
     shown: usize,
 }
 
+/// What is under the faults.
+enum Under {
+    Host(Arc<HostDriver>),
+    Gpu(Arc<GpuDriver>, Machine),
+}
+
+impl Under {
+    fn new(vendor: Option<GpuKind>) -> Under {
+        let Some(kind) = vendor else {
+            return Under::Host(Arc::new(HostDriver::new(HostOptions::with_devices(&[TOTAL]))));
+        };
+        let machine = Machine::new(kind, &format!("devices = {}", TOTAL.get()));
+        Under::Gpu(Arc::new(GpuDriver::open_library(kind, machine.library()).unwrap()), machine)
+    }
+
+    fn driver(&self) -> Arc<dyn Driver> {
+        match self {
+            Under::Host(host) => host.clone(),
+            Under::Gpu(gpu, _) => gpu.clone(),
+        }
+    }
+
+    /// Chunks, mappings and reservations by the driver's books.
+    fn counts(&self) -> (usize, usize, usize) {
+        match self {
+            Under::Host(host) => host.counts(),
+            Under::Gpu(gpu, _) => gpu.counts(),
+        }
+    }
+
+    /// Descriptors and mappings of chunks that the kernel knows of in this process. A GPU's mappings are none of the kernel's.
+    fn of_the_kernel(&self) -> (usize, usize) {
+        let name = match self {
+            Under::Host(_) => "/memfd:stitchd-chunk".to_owned(),
+            Under::Gpu(_, machine) => format!("{}/chunk-", machine.library().parent().unwrap().display()),
+        };
+        let links = std::fs::read_dir("/proc/self/fd").unwrap();
+        let links = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        let descriptors = links.filter(|link| link.to_string_lossy().contains(&name)).count();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        (descriptors, maps.lines().filter(|line| line.contains(&name)).count())
+    }
+}
+
 struct Bench {
-    host: Arc<HostDriver>,
+    under: Under,
     faulty: Arc<Faulty>,
     device: Arc<Device>,
     clock: Arc<ManualClock>,
@@ -92,20 +138,10 @@ struct Bench {
     before: (usize, usize),
 }
 
-/// Descriptors and mappings of chunks that the kernel knows of in this process.
-fn of_the_kernel() -> (usize, usize) {
-    let is_chunk = |name: &str| name.contains("/memfd:stitchd-chunk");
-    let links = std::fs::read_dir("/proc/self/fd").unwrap();
-    let links = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-    let descriptors = links.filter(|link| is_chunk(&link.to_string_lossy())).count();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    (descriptors, maps.lines().filter(|line| is_chunk(line)).count())
-}
-
 impl Bench {
-    fn new(has_steward: bool) -> Bench {
-        let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[TOTAL])));
-        let faulty = Faults::around(host.clone());
+    fn new(vendor: Option<GpuKind>, has_steward: bool) -> Bench {
+        let under = Under::new(vendor);
+        let faulty = Faults::around(under.driver());
         let device = Device::open(faulty.clone(), DEVICE).unwrap();
         let clock = Arc::new(ManualClock::default());
         let store = Store::new(vec![Arc::clone(&device)]);
@@ -117,13 +153,14 @@ impl Bench {
             let source = PrivateSource::new(Arc::clone(&store), DEVICE, Ladder::standard());
             Owner::Store(store, Arc::new(source))
         };
-        Bench { host, faulty, device, clock, owner, before: of_the_kernel() }
+        let before = under.of_the_kernel();
+        Bench { under, faulty, device, clock, owner, before }
     }
 
     fn seen(&self) -> Seen {
-        let used = TOTAL - self.host.memory(DEVICE).unwrap().free;
-        let (chunks, mappings, reservations) = self.host.counts();
-        let (descriptors, shown) = of_the_kernel();
+        let used = TOTAL - self.under.driver().memory(DEVICE).unwrap().free;
+        let (chunks, mappings, reservations) = self.under.counts();
+        let (descriptors, shown) = self.under.of_the_kernel();
         let (descriptors, shown) = (descriptors - self.before.0, shown - self.before.1);
         Seen { chunks, mappings, reservations, used, descriptors, shown }
     }
@@ -145,7 +182,8 @@ impl Bench {
             Owner::Steward(steward) => steward.store().counts(),
         };
         let descriptors = seen.chunks + exported as usize;
-        assert_eq!((seen.descriptors, seen.shown), (descriptors, seen.mappings), "{seen:?}");
+        let shown = if matches!(self.under, Under::Host(_)) { seen.mappings } else { 0 };
+        assert_eq!((seen.descriptors, seen.shown), (descriptors, shown), "{seen:?}");
         if lost == Quarantine::default() {
             assert_eq!(stored as usize, seen.chunks, "{seen:?}");
         }
@@ -219,7 +257,7 @@ fn scenario(bench: &Bench) {
     let row: Vec<_> = (0..6).map(|_| alloc(Bytes::mib(2))).collect();
     row.iter().step_by(2).for_each(|address| free(*address));
     let stitched = alloc(Bytes::mib(6));
-    bench.host.fill(DEVICE, STREAM, Span::new(stitched, Bytes::mib(6)).unwrap(), 0x5a).unwrap();
+    bench.under.driver().fill(DEVICE, STREAM, Span::new(stitched, Bytes::mib(6)).unwrap(), 0x5a).unwrap();
     if is_whole() {
         let stats = runtime.stats();
         assert_eq!((stats.served.planned, stats.served.small, stats.served.stitching), (1, 1, 10), "{stats:?}");
@@ -258,12 +296,22 @@ fn scenario(bench: &Bench) {
 
 #[test]
 fn whatever_call_of_a_runtime_fails_the_next_try_works_and_nothing_is_left_that_is_not_counted() {
+    every_call_fails_once(None);
+}
+
+#[test]
+fn whatever_call_fails_on_a_gpu_the_next_try_works_and_nothing_is_left_that_is_not_counted() {
+    every_call_fails_once(Some(GpuKind::Cuda));
+    every_call_fails_once(Some(GpuKind::Hip));
+}
+
+fn every_call_fails_once(vendor: Option<GpuKind>) {
     let _alone = alone();
     for has_steward in [false, true] {
         let mut lossy = 0;
         for n in 1.. {
             let at = At::new(if has_steward { "runtime over a steward" } else { "runtime over a store" }, n);
-            let bench = Bench::new(has_steward);
+            let bench = Bench::new(vendor, has_steward);
             bench.check();
             bench.faulty.layer().fail_nth(n);
             scenario(&bench);
