@@ -64,7 +64,8 @@ impl PlanId {
 
     /// Reads what [`PlanId::to_hex`] wrote.
     pub fn from_hex(text: &str) -> Option<PlanId> {
-        (text.len() == 16).then(|| u64::from_str_radix(text, 16).ok()).flatten().map(PlanId)
+        // Whatever else a number may look like: each plan has one file.
+        u64::from_str_radix(text, 16).ok().map(PlanId).filter(|id| id.to_hex() == text)
     }
 }
 
@@ -73,17 +74,11 @@ impl PlanId {
 pub struct DeviceUuid(pub [u8; 16]);
 
 impl DeviceUuid {
-    /// The uuid that [`fmt::Display`] wrote, or `None`.
+    /// The uuid that [`fmt::Display`] wrote, or `None`. Capital letters are the same digits.
     pub fn parse(text: &str) -> Option<DeviceUuid> {
         let digits: String = text.strip_prefix("GPU-")?.chars().filter(|c| *c != '-').collect();
-        if digits.len() != 32 || !digits.is_ascii() {
-            return None;
-        }
-        let mut bytes = [0; 16];
-        for (at, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
-        }
-        Some(DeviceUuid(bytes))
+        let uuid = DeviceUuid(u128::from_str_radix(&digits, 16).ok()?.to_be_bytes());
+        uuid.to_string().eq_ignore_ascii_case(text).then_some(uuid)
     }
 }
 
@@ -116,9 +111,16 @@ mod tests {
         let uuid = DeviceUuid(*b"stitchd-host-002");
         assert_eq!(uuid.to_string().len(), "GPU-00000000-0000-0000-0000-000000000000".len());
         assert_eq!(DeviceUuid::parse(&uuid.to_string()), Some(uuid));
-        for text in
-            ["", "GPU-", "GPU-zz", "00000000-0000-0000-0000-000000000000", "GPU-é0000000000000000000000000000000"]
-        {
+        assert_eq!(DeviceUuid::parse(&uuid.to_string().replace("6f", "6F")), Some(uuid));
+        for text in [
+            "",
+            "GPU-",
+            "GPU-zz",
+            "00000000-0000-0000-0000-000000000000",
+            "GPU-é0000000000000000000000000000000",
+            "GPU-+3000000-0000-0000-0000-000000000000",
+            "GPU-00000000000000000000000000000000",
+        ] {
             assert_eq!(DeviceUuid::parse(text), None, "{text}");
         }
     }
@@ -126,6 +128,8 @@ mod tests {
     #[test]
     fn a_plan_id_survives_being_written_and_read() {
         assert_eq!(PlanId::from_hex(&PlanId(0x12ab).to_hex()), Some(PlanId(0x12ab)));
-        assert_eq!(PlanId::from_hex("12ab"), None);
+        for text in ["12ab", "+0000000000012ab", "00000000000012AB"] {
+            assert_eq!(PlanId::from_hex(text), None, "{text}");
+        }
     }
 }

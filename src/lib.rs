@@ -21,7 +21,7 @@
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`] | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes |
+//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`], [`mod@sync`] | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes, where threads meet |
 //! | [`driver`] | what hardware can do: chunks, addresses, mappings, streams. The `host` and `sim` drivers, those of the GPU vendors over libraries that are found at run time, and decorators over any |
 //! | [`memory`] | who owns what of it: `Chunk`, `Reservation`, `Mapping`, whole or not at all |
 //! | [`store`] | every chunk of a daemon, its handle and its one exported descriptor |
@@ -106,6 +106,7 @@ pub mod runtime;
 pub mod session;
 pub mod steward;
 pub mod store;
+mod sync;
 pub mod trace;
 pub mod units;
 pub mod wire;

@@ -22,6 +22,8 @@ pub const EXPORTS_MAX: u64 = 500_000;
 pub const SESSIONS_MAX: usize = 4096;
 /// Sessions of one process: a runtime needs one for each daemon, tests and tools some more.
 pub const PROCESS_SESSIONS_MAX: usize = 256;
+/// Connections of one process, on both sockets: two for each session that it may have, and as many that are on their way.
+pub const PROCESS_CONNECTIONS_MAX: usize = 4 * PROCESS_SESSIONS_MAX;
 /// Requests that wait for memory at one time, all sessions together.
 pub const WAITING_MAX: usize = 8192;
 /// Longest wait that an acquire may ask for, in milliseconds: an hour.

@@ -4,6 +4,30 @@
 #define STITCH_H
 
 #include <stddef.h>
+#include <stdint.h>
+
+/*
+ A part of an allocation that lies in one chunk of physical memory.
+ */
+typedef struct stitch_piece {
+  /*
+   Where it is visible.
+   */
+  void *address;
+  /*
+   Its bytes.
+   */
+  size_t size;
+  /*
+   Where it begins in the chunk, in bytes.
+   */
+  size_t offset;
+  /*
+   The chunk, as the driver calls it (CUmemGenericAllocationHandle, hipMemGenericAllocationHandle_t). Good as long as the allocation lives; whoever needs it
+   longer exports or retains it.
+   */
+  uint64_t handle;
+} stitch_piece;
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,6 +54,22 @@ void stitch_free(void *ptr,
                  size_t size,
                  int device,
                  void *stream);
+
+/*
+ What an allocation of `stitch_malloc` is made of, in the order of addresses, to the end of its block, which is whole chunks for large ones: for libraries that register memory with network cards, or open it in other
+ processes, and would see the first chunk only.
+
+ Writes up to `capacity` pieces to `pieces`, which may be NULL where capacity is 0, and returns how many there are; 0 when it fails: then
+ `stitch_last_error` says why.
+
+ # Safety
+
+ `pieces` has room for `capacity` of them.
+ */
+size_t stitch_range_manifest(const void *ptr,
+                             int device,
+                             struct stitch_piece *pieces,
+                             size_t capacity);
 
 /*
  Why the last call of this thread failed, as text in UTF-8; empty if none has failed yet.

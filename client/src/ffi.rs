@@ -61,6 +61,58 @@ pub extern "C" fn stitch_free(ptr: *mut c_void, size: usize, device: c_int, stre
     });
 }
 
+/// A part of an allocation that lies in one chunk of physical memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct stitch_piece {
+    /// Where it is visible.
+    pub address: *mut c_void,
+    /// Its bytes.
+    pub size: usize,
+    /// Where it begins in the chunk, in bytes.
+    pub offset: usize,
+    /// The chunk, as the driver calls it (CUmemGenericAllocationHandle, hipMemGenericAllocationHandle_t). Good as long as the allocation lives; whoever needs it
+    /// longer exports or retains it.
+    pub handle: u64,
+}
+
+/// What an allocation of `stitch_malloc` is made of, in the order of addresses, to the end of its block, which is whole chunks for large ones: for libraries that register memory with network cards, or open it in other
+/// processes, and would see the first chunk only.
+///
+/// Writes up to `capacity` pieces to `pieces`, which may be NULL where capacity is 0, and returns how many there are; 0 when it fails: then
+/// `stitch_last_error` says why.
+///
+/// # Safety
+///
+/// `pieces` has room for `capacity` of them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stitch_range_manifest(
+    ptr: *const c_void,
+    device: c_int,
+    pieces: *mut stitch_piece,
+    capacity: usize,
+) -> usize {
+    guarded(0, || {
+        let address = DeviceAddress::new(ptr.expose_provenance() as u64);
+        let not_live = || format!("{address} is not a live allocation's first byte");
+        let runtime = process::existing(device).filter(|_| !ptr.is_null()).ok_or_else(not_live)?;
+        let manifest = runtime.manifest(address).map_err(|error| chain(&error))?;
+        for (at, piece) in manifest.iter().enumerate().take(if pieces.is_null() { 0 } else { capacity }) {
+            let written = stitch_piece {
+                address: std::ptr::with_exposed_provenance_mut(piece.span.start().get() as usize),
+                size: piece.span.len().get() as usize,
+                offset: piece.offset.get() as usize,
+                handle: piece.handle,
+            };
+            // SAFETY: `at` is below `capacity`, for which the caller has room.
+            let place = unsafe { pieces.add(at) };
+            // SAFETY: the place is the caller's, and nobody else's while this runs.
+            unsafe { place.write(written) };
+        }
+        Ok(manifest.len())
+    })
+}
+
 /// Why the last call of this thread failed, as text in UTF-8; empty if none has failed yet.
 ///
 /// Never NULL. Good until this thread's next failure.
@@ -125,6 +177,9 @@ mod tests {
         assert_eq!(last_error(), "");
         stitch_free(std::ptr::null_mut(), 0, 0, std::ptr::null_mut());
         stitch_free(std::ptr::without_provenance_mut(4096), 1, -1, std::ptr::null_mut());
+        // SAFETY: there is no room, and it is said so.
+        assert_eq!(unsafe { stitch_range_manifest(std::ptr::without_provenance(4096), 0, std::ptr::null_mut(), 9) }, 0);
+        assert!(last_error().contains("not a live allocation"), "{}", last_error());
         assert!(stitch_malloc(1, -1, std::ptr::null_mut()).is_null());
         assert!(last_error().contains("device -1"), "{}", last_error());
         assert!(stitch_malloc(1, 1000, std::ptr::null_mut()).is_null());

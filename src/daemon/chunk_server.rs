@@ -138,6 +138,8 @@ impl Connection {
 
 async fn serve(daemon: Arc<Daemon>, socket: OwnedFd) {
     let peer = Peer::of(socket.as_fd());
+    // One too many is closed again.
+    let Some(_seat) = daemon.connections.enter(peer.identity) else { return };
     let connection = match watch(socket, Interest::READABLE) {
         Ok(socket) => Connection(socket),
         Err(error) => return tracing::warn!(%error, "a connection cannot be served"),

@@ -27,6 +27,8 @@ use crate::units::Bytes;
 
 /// Bytes of a pretended device that nobody gave a size.
 const PRETENDED_DEVICE: Bytes = Bytes::gib(16);
+/// Ordinals are below this: pretended devices are counted up to the highest.
+const ORDINAL_MAX: u32 = 1024;
 
 /// Driver calls take microseconds to milliseconds; one that takes so long will not come back soon.
 const DRIVER_DEADLINE: Duration = Duration::from_secs(30);
@@ -192,6 +194,9 @@ impl Config {
         let mut devices: Vec<DeviceConfig> = Vec::new();
         if flags.devices.is_empty() {
             for device in &file.device {
+                if device.ordinal >= ORDINAL_MAX {
+                    return Err(value("device.ordinal", format!("{} is above any machine's", device.ordinal)));
+                }
                 let bytes = device.bytes.as_ref().map(|text| device_size("device.bytes", text)).transpose()?;
                 devices.push(DeviceConfig { ordinal: device.ordinal, bytes });
             }
@@ -304,10 +309,9 @@ fn device_size(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
 
 /// `ORDINAL` or `ORDINAL=BYTES`.
 fn parse_device(text: &str) -> Result<DeviceConfig, ConfigError> {
-    const MAX: u32 = 1024;
     let (ordinal, bytes) = text.split_once('=').map_or((text, None), |(ordinal, bytes)| (ordinal, Some(bytes)));
     let expected = || value("device", format!("'{text}' is not ORDINAL or ORDINAL=BYTES, such as 0=80GiB"));
-    let ordinal = ordinal.trim().parse().ok().filter(|ordinal| *ordinal < MAX).ok_or_else(expected)?;
+    let ordinal = ordinal.trim().parse().ok().filter(|ordinal| *ordinal < ORDINAL_MAX).ok_or_else(expected)?;
     Ok(DeviceConfig { ordinal, bytes: bytes.map(|text| device_size("device", text)).transpose()? })
 }
 
@@ -319,12 +323,14 @@ fn parse_duration(key: &'static str, text: &str) -> Result<Duration, ConfigError
     let expected = || value(key, format!("'{text}' is not a time such as 2s or 500ms"));
     let (digits, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(expected)?);
     let number: u64 = digits.trim().parse().map_err(|_| expected())?;
-    match unit {
-        "ms" => Ok(Duration::from_millis(number)),
-        "s" => Ok(Duration::from_secs(number)),
-        "m" => number.checked_mul(60).map(Duration::from_secs).ok_or_else(expected),
-        _ => Err(expected()),
-    }
+    let millis = match unit {
+        "ms" => Some(1),
+        "s" => Some(1000),
+        "m" => Some(60_000),
+        _ => None,
+    };
+    // In milliseconds it is written again.
+    millis.and_then(|millis| number.checked_mul(millis)).map(Duration::from_millis).ok_or_else(expected)
 }
 
 fn parse_deadline(key: &'static str, text: &str) -> Result<Duration, ConfigError> {
@@ -396,6 +402,8 @@ mod tests {
             ("http = 'here'", "http: 'here' is not an address"),
             ("warm = 'hot'", "warm: 'hot'"),
             ("drain = '5'", "drain: '5' is not a time"),
+            ("drain = '18446744073709551615s'", "drain: '18446744073709551615s' is not a time"),
+            ("[[device]]\nordinal = 4294967295", "device.ordinal: 4294967295 is above any machine's"),
             ("socket_mode = '999'", "socket_mode"),
             ("driver_deadline = '0s'", "driver_deadline: no call"),
             ("ladder = []", "ladder"),

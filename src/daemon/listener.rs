@@ -17,6 +17,7 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tonic::transport::server::Connected;
 
 use super::config::Config;
+use super::connections::{Connections, Seat};
 use crate::error::ErrorKind;
 use crate::session::locate::SOCKET_NAME;
 use crate::wire::peer::Peer;
@@ -213,6 +214,7 @@ impl AcceptFailures {
 pub(super) struct PeerStream {
     stream: UnixStream,
     peer: PeerInfo,
+    _seat: Seat,
 }
 
 /// Who is at the other end of a gRPC connection.
@@ -220,9 +222,11 @@ pub(super) struct PeerStream {
 pub(super) struct PeerInfo(pub(super) Arc<Peer>);
 
 impl PeerStream {
-    pub(super) fn new(stream: UnixStream) -> PeerStream {
-        let peer = PeerInfo(Arc::new(Peer::of(stream.as_fd())));
-        PeerStream { stream, peer }
+    /// `None` where the process has as many connections as it may have.
+    pub(super) fn new(stream: UnixStream, connections: &Arc<Connections>) -> Option<PeerStream> {
+        let peer = Peer::of(stream.as_fd());
+        let seat = connections.enter(peer.identity)?;
+        Some(PeerStream { stream, peer: PeerInfo(Arc::new(peer)), _seat: seat })
     }
 }
 

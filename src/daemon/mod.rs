@@ -7,16 +7,20 @@
 //! |---|---|
 //! | [`config`] | flags and file to one typed configuration |
 //! | [`listener`] | the lock on the runtime directory, the sockets, who connected |
+//! | [`connections`] | how many connections a process may have |
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
 //! | [`service`] | gRPC |
 //! | [`chunk_server`] | the chunk socket |
 //! | [`measured`] | the process that measures what calls cost, where the ladder is to follow from that |
+//! | [`deadline`] | driver calls that end in time |
 //! | [`scrubber`] | the process that clears new memory, where the driver does not |
 //! | [`plans`] | stored plans |
 //! | [`metrics`], [`http`] | what people watch |
 
 mod chunk_server;
 pub mod config;
+mod connections;
+mod deadline;
 mod http;
 mod listener;
 mod measured;
@@ -34,7 +38,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::clock::{Clock, SystemClock};
-use crate::driver::layers::deadline::Deadline;
 use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::{Driver, DriverError};
 use crate::error::ErrorKind;
@@ -45,6 +48,8 @@ use crate::steward::Steward;
 use crate::store::{ScrubError, Store, StoreError};
 use crate::units::Bytes;
 use config::Config;
+use connections::Connections;
+use deadline::Deadline;
 pub use listener::{ListenError, Listeners};
 use metrics::Metrics;
 use plans::{PlanStore, PlanStoreError};
@@ -59,6 +64,7 @@ pub struct Daemon {
     ladder: Ladder,
     steward: Arc<Steward>,
     registry: Registry,
+    connections: Arc<Connections>,
     plans: PlanStore,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
@@ -184,6 +190,7 @@ impl Daemon {
             devices,
             steward,
             registry: Registry::default(),
+            connections: Connections::new(Daemon::fds_for_connections()),
             plans,
             metrics,
             clock,
@@ -306,12 +313,17 @@ impl Daemon {
         rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
     }
 
+    /// Descriptors that are kept for connections and sessions.
+    fn fds_for_connections() -> u64 {
+        const MIN: u64 = 128;
+        const MAX: u64 = 16_384;
+        (Daemon::open_fds_max() / 4).clamp(MIN, MAX)
+    }
+
     /// Descriptors that chunks may take: not those of connections, or nobody could connect to a daemon that has leased what it has.
     fn fds_for_chunks() -> u64 {
-        const RESERVE_MIN: u64 = 128;
-        const RESERVE_MAX: u64 = 16_384;
         let max = Daemon::open_fds_max();
-        max.saturating_sub(Daemon::open_fds()).saturating_sub((max / 4).clamp(RESERVE_MIN, RESERVE_MAX))
+        max.saturating_sub(Daemon::open_fds()).saturating_sub(Daemon::fds_for_connections())
     }
 }
 

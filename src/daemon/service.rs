@@ -11,6 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::chunk_server::give_back;
+use super::connections::Connections;
 use super::listener::{AcceptFailures, CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
 use super::{Daemon, DaemonError, NodeDevice};
@@ -47,7 +48,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
     let plans = PlansServer::new(service.clone())
         .max_decoding_message_size(limits::GRPC_MESSAGE_LEN_MAX)
         .max_encoding_message_size(limits::GRPC_MESSAGE_LEN_MAX);
-    let incoming = accept(listener);
+    let incoming = accept(Arc::clone(&daemon.connections), listener);
     tonic::transport::Server::builder()
         .add_service(health_service)
         .add_service(reflection)
@@ -61,7 +62,10 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
 }
 
 /// Connections, each with its peer. An accept that fails is tried again after a moment: descriptors may have run out.
-fn accept(listener: UnixListener) -> impl Stream<Item = Result<PeerStream, std::io::Error>> {
+fn accept(
+    connections: Arc<Connections>,
+    listener: UnixListener,
+) -> impl Stream<Item = Result<PeerStream, std::io::Error>> {
     let (send, receive) = mpsc::channel(16);
     tokio::spawn(async move {
         let mut failures = AcceptFailures::default();
@@ -71,7 +75,9 @@ fn accept(listener: UnixListener) -> impl Stream<Item = Result<PeerStream, std::
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => {
                         failures.reset();
-                        if send.send(Ok(PeerStream::new(stream))).await.is_err() {
+                        // One too many is closed again.
+                        let Some(stream) = PeerStream::new(stream, &connections) else { continue };
+                        if send.send(Ok(stream)).await.is_err() {
                             return;
                         }
                     }

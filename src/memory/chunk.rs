@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Device, MemoryError};
-use crate::driver::Handle;
+use crate::driver::{DriverError, Handle};
 use crate::ids::ChunkId;
 use crate::units::Bytes;
 
@@ -37,6 +37,11 @@ impl Chunk {
     /// A descriptor for another process. A bearer right: nobody can take it back.
     pub fn export(&self) -> Result<OwnedFd, MemoryError> {
         self.device.driver().export(self.handle()).map_err(MemoryError::of("export a chunk of", self.len))
+    }
+
+    /// The driver's own handle, for libraries that use the driver beside us. It is good as long as this chunk.
+    pub fn native_handle(&self) -> Result<u64, DriverError> {
+        self.device.driver().native_handle(self.handle())
     }
 
     /// Its name in the books of whoever owns it.

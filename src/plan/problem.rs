@@ -95,7 +95,8 @@ impl Problem {
         let is_first = iteration == 0;
         let iteration = iteration.max(1);
         let Seen { allocations, lens, dynamic } = Seen::collect(trace, iteration, is_first);
-        let (prologue_len, cycle_len) = (lens[0], lens[iteration as usize]);
+        let len = |iteration: u32| lens.get(&iteration).copied().unwrap_or(0);
+        let (prologue_len, cycle_len) = (len(0), len(iteration));
         let of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
         let habits = Habits::of(of(iteration - 1));
 
@@ -117,8 +118,9 @@ impl Problem {
             let freed = one.freed.or(habit);
             let start = prologue_len + one.at;
             match freed {
-                Some((freed_in, at)) if freed_in == iteration => {
-                    let lifetime = Lifetime::new(start, prologue_len + at);
+                // A habit may be older than this iteration's order and length.
+                Some((freed_in, at)) if freed_in == iteration && at > one.at => {
+                    let lifetime = Lifetime::new(start, prologue_len + at.min(cycle_len));
                     problem.push(one, lifetime, Some(later_pass(lifetime, cycle_len)))?;
                 }
                 // Freed in the next iteration, before it is asked for again.
@@ -188,8 +190,8 @@ impl Habits {
 struct Seen {
     /// Those that do not vary.
     allocations: Vec<Allocation>,
-    /// Events of each iteration.
-    lens: Vec<u64>,
+    /// Events of each iteration that has any: a number in a file is no reason to count up to it.
+    lens: HashMap<u32, u64>,
     /// Requests of the first and the last iteration that vary.
     dynamic: u64,
 }
@@ -197,7 +199,7 @@ struct Seen {
 impl Seen {
     /// Looks at the iterations up to `last`; `is_first` counts what comes before the first step as iteration 0 and the step as 1.
     fn collect(trace: &Trace, last: u32, is_first: bool) -> Seen {
-        let mut seen = Seen { allocations: Vec::new(), lens: vec![0; last as usize + 1], dynamic: 0 };
+        let mut seen = Seen { allocations: Vec::new(), lens: HashMap::new(), dynamic: 0 };
         let mut live: HashMap<u64, usize> = HashMap::new();
         let mut keys: HashMap<Context, ContextKey> = HashMap::new();
         for event in &trace.events {
@@ -206,7 +208,10 @@ impl Seen {
                 _ if is_first => continue,
                 iteration => iteration,
             };
-            let Some(place) = seen.lens.get_mut(iteration as usize) else { continue };
+            if iteration > last {
+                continue;
+            }
+            let place = seen.lens.entry(iteration).or_default();
             match event.kind {
                 EventKind::Alloc if event.is_dynamic => seen.dynamic += u64::from(iteration == 0 || iteration == last),
                 EventKind::Alloc => {

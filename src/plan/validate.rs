@@ -105,19 +105,18 @@ fn check_entry(plan: &Plan, entry: usize, of: &Entry) -> Result<(), Wrong> {
 fn check_streams(plan: &Plan) -> Result<(), Wrong> {
     let mut by_place: Vec<_> = plan.entries.iter().enumerate().collect();
     by_place.sort_by_key(|(number, entry)| (entry.offset, *number));
-    // For each stream seen so far, the entry that reaches furthest.
-    let mut furthest: BTreeMap<_, (u64, usize)> = BTreeMap::new();
+    // The entry that reaches furthest. Of all streams it is the only one that can reach beyond the start of the next: whoever changed the stream began
+    // behind all others.
+    let mut furthest: Option<(u64, usize)> = None;
     for (number, entry) in by_place {
         let (start, end) = (entry.span().start().get(), entry.span().end().get());
-        for (stream, (reach, other)) in &furthest {
-            if *stream != entry.stream && *reach > start {
-                return Err(Wrong::Streams { first: *other, second: number, offset: start });
-            }
+        if let Some((reach, other)) = furthest
+            && reach > start
+            && plan.entries[other].stream != entry.stream
+        {
+            return Err(Wrong::Streams { first: other, second: number, offset: start });
         }
-        let reach = furthest.entry(entry.stream).or_insert((end, number));
-        if end > reach.0 {
-            *reach = (end, number);
-        }
+        furthest = furthest.filter(|(reach, _)| *reach >= end).or(Some((end, number)));
     }
     Ok(())
 }

@@ -3,9 +3,8 @@
 //! Each has one writer: the runtime that holds its pools' lock, and for overdue calls the session's background thread. Anybody may read at any time and sees each number whole, though not all of one
 //! moment. Nobody decides anything by them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::limits::COUNTERS_MAX;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::Bytes;
 
 macro_rules! counters {

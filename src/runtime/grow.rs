@@ -23,6 +23,8 @@ impl Runtime {
         let served =
             if SmallPool::serves(request.bytes) { self.serve_small(request) } else { self.serve_block(request) };
         if served.is_err() {
+            // Under the lock, as every figure: of two threads that fail at once one would go uncounted.
+            let _pools = self.lock();
             self.counters.add(Counter::Failures, 1);
         }
         served

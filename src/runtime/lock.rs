@@ -6,10 +6,10 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use spin::mutex::{SpinMutex, SpinMutexGuard};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{SpinMutex, SpinMutexGuard, hint, thread};
 
 /// Looks before the first sleep.
 const LOOKS: u32 = 64;
@@ -74,14 +74,14 @@ impl<T> Lock<T> {
         loop {
             assert!(!self.is_broken.load(Ordering::Acquire), "no step of the pools panics");
             for _ in 0..LOOKS {
-                std::hint::spin_loop();
+                hint::spin_loop();
                 if !self.inner.is_locked()
                     && let Some(guard) = self.inner.try_lock()
                 {
                     return guard;
                 }
             }
-            std::thread::sleep(sleep);
+            thread::sleep(sleep);
             sleep = (sleep * 2).min(SLEEP_MAX);
         }
     }

@@ -14,12 +14,14 @@ mod counters;
 mod deferred;
 mod grow;
 mod lock;
+mod manifest;
 mod source;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use counters::{Counter, Counters};
+pub use manifest::{ManifestError, Piece};
 pub use source::{ChunkSource, SourceError, Want};
 
 use crate::clock::Clock;
@@ -33,7 +35,7 @@ use crate::pool::planned::{InstallError, PlannedCounts, PlannedPool, Served};
 use crate::pool::small::SmallPool;
 use crate::pool::stitching::{StitchConfig, StitchCounts, StitchUse, StitchingPool};
 use crate::pool::{AddressMap, Request};
-use crate::units::{Bytes, DeviceAddress, Span};
+use crate::units::{Bytes, DeviceAddress};
 use deferred::Deferred;
 use lock::{Held, Lock};
 
@@ -357,21 +359,7 @@ impl Runtime {
 
     /// The addresses inside a live allocation at which one chunk ends and the next begins.
     pub fn borders(&self, address: DeviceAddress) -> Vec<DeviceAddress> {
-        let pools = self.lock();
-        let Some(span) = pools.len_of(address).and_then(|len| Span::new(address, len)) else { return Vec::new() };
-        let inside = |border: &DeviceAddress| span.start() < *border && *border < span.end();
-        match &pools.planned {
-            Some(installed) if installed.mapping.span().contains(address) => {
-                let slots = 0..installed.mapping.slot_count();
-                slots.map(|slot| installed.mapping.slot_span(slot).start()).filter(inside).collect()
-            }
-            // Blocks of the stitching pool, slabs among them, begin where a chunk does.
-            _ => {
-                let Some(first) = pools.stitching.block_at(address) else { return Vec::new() };
-                let borders = (first.get()..span.end().get()).step_by(self.config.granule.get() as usize);
-                borders.map(DeviceAddress::new).filter(inside).collect()
-            }
-        }
+        self.lock().pieces(address).into_iter().skip(1).map(|(span, ..)| span.start()).collect()
     }
 
     /// Gives idle memory back to the daemon, `wanted` bytes of it or all there is; says how much it was.

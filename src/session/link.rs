@@ -96,7 +96,7 @@ impl Link {
                 Ok((daemon_frame::What::Refused(refused), _)) if refused.request == request || refused.request == 0 => {
                     return Err(refusal(&refused));
                 }
-                Ok((daemon_frame::What::Refused(_) | daemon_frame::What::Released(_), _)) => {}
+                Ok((daemon_frame::What::Refused(_), _)) => {}
                 Ok((daemon_frame::What::Welcome(_), _)) => {
                     return Err(malformed("frame", "a second welcome").into());
                 }

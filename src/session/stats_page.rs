@@ -3,16 +3,17 @@
 #![expect(unsafe_code, reason = "maps shared memory and counts in it")]
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicU64;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::limits::COUNTERS_MAX;
 use crate::runtime::Counters;
+use crate::sync::atomic::AtomicU64;
 use crate::wire::stats_page::{COUNTERS_AT, LEN, StatsPageError, check};
 
 /// Maps the page behind `fd`. It stays mapped as long as the process lives: a page per session, so that no thread can ever count into nothing.
 pub(super) fn map(fd: &OwnedFd) -> Result<Counters, StatsPageError> {
+    assert_eq!(size_of::<AtomicU64>(), size_of::<u64>(), "a model's cells are no memory to share");
     check(fd.as_fd())?;
     // SAFETY: without MAP_FIXED mmap disturbs nothing that exists.
     let page = unsafe {

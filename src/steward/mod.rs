@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use crate::clock::Clock;
 use crate::error::chain;
@@ -23,6 +23,7 @@ use crate::ledger::{
     AccountView, Command, Effect, EndReason, Holder, Ledger, LedgerError, Refusal, ReturnedBytes, SessionView,
 };
 use crate::store::{Store, StoreError};
+use crate::sync::{Mutex, MutexGuard};
 use crate::units::Bytes;
 
 /// Runs a piece of work, now or soon, on this thread or another.

@@ -1,10 +1,13 @@
 //! Reads trace CSV files, plain or compressed with zstd or gzip (told by their first bytes, not their names).
 //!
-//! Strict: whatever is not as CONTRACT says is refused with the line, the column and what was found there, and nothing is returned.
+//! Strict: whatever is not as CONTRACT says is refused with the line, the column and what was found there, and nothing is returned. A compressed file may
+//! not grow out of all proportion: a few kilobytes could fill any memory.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
+use std::rc::Rc;
 
 use super::{Context, Event, EventKind, Phase, Trace};
 use crate::error::ErrorKind;
@@ -100,15 +103,54 @@ pub fn read_file(path: &Path) -> Result<Trace, TraceError> {
 
 /// Reads a trace from a stream of bytes.
 pub fn read(bytes: impl Read) -> Result<Trace, TraceError> {
-    let mut bytes = BufReader::new(bytes);
+    let taken = Rc::new(Cell::new(0));
+    let mut bytes = BufReader::new(Counted { bytes, taken: Rc::clone(&taken) });
+    let grown = |bytes| Grown { bytes, taken, given: 0 };
     let read = |source| TraceError::Read { line: 1, source };
     let head = bytes.fill_buf().map_err(read)?;
     if head.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-        read_plain(zstd::stream::read::Decoder::with_buffer(bytes).map_err(read)?)
+        read_plain(grown(Box::new(zstd::stream::read::Decoder::with_buffer(bytes).map_err(read)?)))
     } else if head.starts_with(&[0x1f, 0x8b]) {
-        read_plain(flate2::bufread::MultiGzDecoder::new(bytes))
+        read_plain(grown(Box::new(flate2::bufread::MultiGzDecoder::new(bytes))))
     } else {
         read_plain(bytes)
+    }
+}
+
+/// Counts what is taken from it.
+struct Counted<R> {
+    bytes: R,
+    taken: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let len = self.bytes.read(into)?;
+        self.taken.set(self.taken.get() + len as u64);
+        Ok(len)
+    }
+}
+
+/// What a compressed file grows to, up to [`GROWTH_FREE`] and [`GROWTH_MAX`] times what was taken of it.
+struct Grown<'a> {
+    bytes: Box<dyn Read + 'a>,
+    taken: Rc<Cell<u64>>,
+    given: u64,
+}
+
+/// Traces of real jobs shrink to a tenth or so.
+const GROWTH_MAX: u64 = 100;
+const GROWTH_FREE: u64 = 16 << 20;
+
+impl Read for Grown<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let len = self.bytes.read(into)?;
+        self.given += len as u64;
+        if self.given > GROWTH_FREE + GROWTH_MAX * self.taken.get() {
+            let text = format!("it grows to more than {GROWTH_MAX} times its size; unpack it first if that is right");
+            return Err(std::io::Error::other(text));
+        }
+        Ok(len)
     }
 }
 

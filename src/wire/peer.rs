@@ -22,7 +22,7 @@ pub struct Peer {
 }
 
 /// A process, never another one with the same number.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Identity {
     /// By the inode of its pidfd.
     Pidfs(u64),

@@ -295,3 +295,41 @@ fn one_process_has_its_share_of_sessions_and_of_waiting_requests_and_no_more() {
     assert_eq!(too_many.count(), 3);
     assert!(answers.iter().all(Result::is_err), "the memory is another session's");
 }
+
+#[test]
+fn one_process_cannot_take_every_connection() {
+    // Both sockets of a daemon with few descriptors, held by one process that says nothing.
+    let daemon = TestDaemon::with_open_files(512, None, &["--device=0=64MiB"]);
+    let before = daemon.status()["open_fds"].as_u64().unwrap();
+    let mut held = Vec::new();
+    for _ in 0..300 {
+        // A connection that is closed at once is refused as well as one that is not accepted.
+        held.extend(std::os::unix::net::UnixStream::connect(daemon.socket()).ok());
+    }
+    let chunk_sockets: Vec<_> = (0..100).map(|_| raw::chunk_socket(&daemon)).collect();
+    // Another process is served, and sees that not all of it is taken.
+    let taken = daemon.status()["open_fds"].as_u64().unwrap() - before;
+    assert!(taken < 128, "{taken} descriptors are one process's");
+    drop((held, chunk_sockets));
+    eventually("all are closed", || (daemon.status()["open_fds"].as_u64().unwrap() <= before).then_some(()));
+    daemon.runtime("next").alloc(&stitchd::pool::Request::of(stitchd::units::Bytes::mib(64))).unwrap();
+}
+
+#[test]
+fn descriptors_that_nobody_asked_for_are_closed() {
+    let mut daemon = TestDaemon::start(64);
+    daemon.expect_complaint("broke the protocol");
+    let grpc = Grpc::connect(&daemon);
+    let before = daemon.status()["open_fds"].as_u64().unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for round in 0..20 {
+        let (session, channel) = raw::link(&daemon, &grpc, "sender");
+        let release = v1::ClientFrame {
+            what: Some(client_frame::What::Release(v1::Release { request: round, chunk_ids: Vec::new() })),
+        };
+        channel.send(&release, &[null.as_fd(); 253]).unwrap();
+        raw::expect_refusal(&channel, v1::ErrorKind::Invalid, "descriptors");
+        grpc.close(&session).unwrap();
+    }
+    eventually("all are closed", || (daemon.status()["open_fds"].as_u64().unwrap() <= before).then_some(()));
+}

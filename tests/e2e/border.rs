@@ -71,6 +71,55 @@ say('fine')
 }
 
 #[test]
+fn the_manifest_of_an_allocation_names_its_chunks_piece_by_piece() {
+    let daemon = TestDaemon::start(64);
+    let script = "\
+class Piece(ctypes.Structure):
+    _fields_ = [('address', ctypes.c_void_p), ('size', ctypes.c_size_t), ('offset', ctypes.c_size_t), ('handle', ctypes.c_uint64)]
+lib.stitch_range_manifest.restype = ctypes.c_size_t
+lib.stitch_range_manifest.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(Piece), ctypes.c_size_t]
+def manifest(p):
+    count = lib.stitch_range_manifest(p, 0, None, 0)
+    assert count, lib.stitch_last_error()
+    pieces = (Piece * (count + 1))()
+    assert lib.stitch_range_manifest(p, 0, pieces, count + 1) == count
+    assert pieces[count].size == 0
+    return pieces[:count]
+def check(p, size):
+    at = p
+    for number, piece in enumerate(manifest(p)):
+        assert piece.address == at and 0 < piece.size and piece.offset + piece.size <= 2 * MIB and piece.handle
+        mark = b'piece%03d' % number
+        poke(piece.address + piece.size - 8, mark)
+        # On the host driver a handle is a descriptor, and the chunk's bytes are what it reads.
+        if not gpu: assert os.pread(piece.handle, 8, piece.offset + piece.size - 8) == mark
+        at += piece.size
+    # To the end of its block, which is whole chunks for large ones.
+    assert p + size <= at < p + size + 2 * MIB, (at, p, size)
+# Side by side, an allocation that begins and ends inside of chunks, and a stitched one: of every second 4 MiB.
+small = malloc(1000 * 512), malloc(3 * MIB + 512)
+check(small[0], 1000 * 512)
+check(small[1], 3 * MIB + 512)
+for p, size in zip(small, (1000 * 512, 3 * MIB + 512)): free(p, size)
+blocks = [malloc(8 * MIB) for _ in range(7)]
+for p in blocks[::2]: free(p, 8 * MIB)
+stitched = malloc(30 * MIB)
+check(stitched, 30 * MIB)
+handles = [piece.handle for piece in manifest(stitched)]
+assert len(set(handles)) == len(handles) == 15
+one = (Piece * 2)()
+assert lib.stitch_range_manifest(stitched, 0, one, 1) == 15 and one[0].size == 2 * MIB and one[1].size == 0
+assert lib.stitch_range_manifest(stitched + 512, 0, None, 0) == 0
+assert 'not a live allocation' in lib.stitch_last_error().decode()
+say('fine')
+";
+    let Some(mut client) = python(&daemon, script) else { return };
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "fine");
+    assert!(client.wait().unwrap().success());
+}
+
+#[test]
 fn the_library_says_nothing_on_its_own_and_needs_no_driver() {
     let Some(library) = client_library() else { return println!("SKIP: libstitchd_client.so was not built") };
     let script = "\

@@ -4,11 +4,14 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal};
 
-use crate::support::{eventually, run, stderr, stitchd};
+use crate::standin::Machine;
+use crate::support::{driver_name, eventually, run, run_on, stderr, stitchd, vendor};
 
 #[test]
 fn the_demo_checks_every_byte_and_gets_all_of_them_back() {
-    let output = run(&["demo", "--repeat", "8", "--json"]);
+    let (driver, machine) = (driver_name(), vendor().map(|kind| Machine::new(kind, "devices = 137438953472")));
+    let args = ["demo", "--repeat", "8", "--json", "--driver", driver];
+    let output = machine.as_ref().map_or_else(|| run(&args), |machine| run_on(machine, &args));
     assert!(output.status.success(), "{}", stderr(&output));
     let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let processes = result["processes"].as_array().unwrap();

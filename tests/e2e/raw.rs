@@ -1,6 +1,7 @@
 //! The wire without the client's manners: single calls and packets, right and wrong.
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Duration;
 
 use stitchd::wire::fd_channel::{ChannelError, FdChannel};
@@ -21,8 +22,12 @@ pub(crate) struct Grpc {
 
 impl Grpc {
     pub(crate) fn connect(daemon: &TestDaemon) -> Grpc {
+        Grpc::at(&daemon.socket())
+    }
+
+    pub(crate) fn at(socket: &Path) -> Grpc {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let channel = runtime.block_on(stitchd::session::dial(&daemon.socket())).unwrap();
+        let channel = runtime.block_on(stitchd::session::dial(socket)).unwrap();
         Grpc { runtime, channel }
     }
 
@@ -109,8 +114,12 @@ pub(crate) fn hello(session: &v1::OpenReply) -> client_frame::What {
 
 /// A session with its chunk socket, welcomed.
 pub(crate) fn link(daemon: &TestDaemon, grpc: &Grpc, name: &str) -> (v1::OpenReply, FdChannel) {
+    link_at(&daemon.chunk_socket(), grpc, name)
+}
+
+pub(crate) fn link_at(chunk_socket: &Path, grpc: &Grpc, name: &str) -> (v1::OpenReply, FdChannel) {
     let session = grpc.open(name, 1).unwrap();
-    let channel = chunk_socket(daemon);
+    let channel = FdChannel::connect(chunk_socket, PATIENCE).unwrap();
     send(&channel, hello(&session));
     let (welcome, fds) = receive(&channel);
     assert!(matches!(welcome, daemon_frame::What::Welcome(_)) && fds.len() == 1);

@@ -8,6 +8,7 @@
 
 mod driver;
 mod exhaustive;
+mod faulty;
 mod ledger;
 mod memory;
 mod planned;

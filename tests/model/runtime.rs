@@ -23,6 +23,7 @@ use stitchd::runtime::{
 };
 use stitchd::units::{Bytes, DeviceAddress};
 
+use crate::alone;
 use crate::planned::{Act, Job};
 use crate::reference::{Physical, Spans, Trail};
 use crate::watch::{Piece, Watch, check_pattern, write_pattern};
@@ -578,6 +579,7 @@ fn work(runtime: &Runtime, host: &HostDriver, thread: u64) {
 
 #[test]
 fn four_threads_at_once_never_write_to_each_others_bytes() {
+    let _alone = alone();
     let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[Bytes::gib(1)])));
     let device = Device::open(host.clone(), DeviceId(0)).unwrap();
     let source = Source::new(&device, None, 96 * MIB, 1);

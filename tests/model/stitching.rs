@@ -14,6 +14,7 @@ use stitchd::pool::stitching::{Effort, StitchAllocation, StitchConfig, StitchCou
 use stitchd::rng::Rng;
 use stitchd::units::{Bytes, DeviceAddress};
 
+use crate::alone;
 use crate::reference::{Physical, Spans, Trail};
 use crate::watch::{Piece, Watch, check_pattern, write_pattern};
 
@@ -470,6 +471,7 @@ fn calls_that_fail_lose_nothing_and_show_no_chunk_to_two_owners() {
 
 #[test]
 fn real_bytes_stay_what_their_owner_wrote() {
+    let _alone = alone();
     for seed in SEEDS {
         for alias in [true, false] {
             let config = StitchConfig { stitch_limit: Bytes::mib(40), remembered_max: 30, ..SETUP.config };

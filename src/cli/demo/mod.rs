@@ -21,9 +21,7 @@ use crate::driver::DriverName;
 use crate::units::Bytes;
 
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  stitchd demo\n  stitchd demo --repeat 5 --json\n  stitchd demo --driver cuda      on a GPU with at least 112 GiB free"
-)]
+#[command(after_help = "Examples:\n  stitchd demo\n  stitchd demo --repeat 5 --json")]
 pub(super) struct DemoArgs {
     /// Which driver: cuda, hip or host
     #[arg(long, value_name = "NAME", default_value = "host")]

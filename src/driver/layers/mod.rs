@@ -1,11 +1,9 @@
-//! Decorators over any driver: [`metered`] counts and times, [`limited`] runs out early, [`faulty`] fails on purpose, [`deadline`] waits only so long.
+//! Decorators over any driver: [`metered`] counts and times, [`limited`] runs out early, [`faulty`] fails on purpose.
 //!
-//! Each but the last is an [`Intercept`], which sees every call as a [`Step`]; [`Layered`] is the one place that forwards them. A deadline makes calls on other threads, and
-//! so is a driver of its own.
+//! Each is an [`Intercept`], which sees every call as a [`Step`]; [`Layered`] is the one place that forwards them.
 //!
 //! Not for: rules of the drivers, which stay below.
 
-pub mod deadline;
 pub mod faulty;
 pub mod limited;
 pub mod metered;

@@ -429,12 +429,18 @@ impl StitchingPool {
         Some(self.len_on(self.cards.get(card)))
     }
 
-    /// Where the live block begins that `address` lies in, slabs among them. Walks over all that is live.
-    pub fn block_at(&self, address: DeviceAddress) -> Option<DeviceAddress> {
+    /// The chunks of the live block that `address` lies in, slabs among them, each with where it begins. Walks over all that is live.
+    pub fn chunks_at(&self, address: DeviceAddress) -> Vec<(DeviceAddress, Arc<Chunk>)> {
         let holds = |site: &Site, card| {
             Span::new(site.address, self.len_on(self.cards.get(card))).is_some_and(|span| span.contains(address))
         };
-        self.sites.live().find(|(site, card)| holds(site, *card)).map(|(site, _)| site.address)
+        let Some((site, card)) = self.sites.live().find(|(site, card)| holds(site, *card)) else { return Vec::new() };
+        let parts = match self.cards.block(card) {
+            BlockId::P(block) => vec![block],
+            BlockId::S(block) => self.sblocks[block].parts.clone(),
+        };
+        let starts = (site.address.get()..).step_by(self.granule.get() as usize).map(DeviceAddress::new);
+        starts.zip(parts.iter().flat_map(|part| self.chunks_of(*part)).cloned()).collect()
     }
 
     /// S4: maps chunks that were acquired as one idle block. On error nothing has changed, and the chunks are still the caller's.

@@ -81,7 +81,8 @@ impl StitchingPool {
         (parts, sum)
     }
 
-    fn chunks_of(&self, block: PBlockId) -> impl Iterator<Item = &Arc<Chunk>> {
+    /// The chunks of a block, in the order of addresses.
+    pub(super) fn chunks_of(&self, block: PBlockId) -> impl Iterator<Item = &Arc<Chunk>> {
         let block = self.pblock(block);
         let mapping = &self.ranges[block.range].mapping;
         block.slots.clone().map(|slot| mapping.chunk(slot as usize).expect("a block's chunks are there"))

@@ -1,6 +1,7 @@
 //! The ledger against a second one that is three lists ([`reference`]). After every step both say the same about everything, and nobody waits who could be
 //! served, whose time is up, or who waits for himself.
 
+mod checks;
 mod reference;
 
 use std::collections::BTreeMap;

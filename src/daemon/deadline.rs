@@ -4,7 +4,7 @@
 //! refused at once: threads that hang must not pile up. What an overdue call brings in the end is given back to the driver, for nobody knows of it any more.
 //!
 //! Not for: streams and copies, which a daemon does not use and whose time is the job's own; and not for clients, where two switches of threads for each call
-//! cost more than the calls ([`super::metered::Meter::overdue`] is theirs).
+//! cost more than the calls ([`crate::driver::layers::metered::Meter::overdue`] is theirs).
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ const IDLE_MAX: usize = 4;
 
 /// A driver whose calls end in time.
 #[derive(Debug)]
-pub struct Deadline {
+pub(super) struct Deadline {
     inner: Arc<dyn Driver>,
     limit: Duration,
     pool: Arc<Mutex<Pool>>,
@@ -42,7 +42,7 @@ struct Pool {
 
 impl Deadline {
     /// Puts a limit around `driver`.
-    pub fn around(driver: Arc<dyn Driver>, limit: Duration) -> Arc<Deadline> {
+    pub(super) fn around(driver: Arc<dyn Driver>, limit: Duration) -> Arc<Deadline> {
         Arc::new(Deadline { inner: driver, limit, pool: Arc::default() })
     }
 
@@ -276,8 +276,8 @@ impl Driver for Deadline {
 mod tests {
     use std::sync::Condvar;
 
-    use super::super::{Intercept, Layered, Step};
     use super::*;
+    use crate::driver::layers::{Intercept, Layered, Step};
     use crate::driver::sim::{SimDriver, SimOptions};
 
     const DEVICE: DeviceId = DeviceId(0);

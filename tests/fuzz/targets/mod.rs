@@ -1,0 +1,34 @@
+//! Every reader of bytes that come from outside, as a function that takes any bytes and asserts what must hold of them.
+//!
+//! What holds for all: a reader never panics, and what it has read writes back and reads as itself. Whoever runs a target adds that it does not take
+//! memory out of proportion to its input.
+
+mod config;
+mod messages;
+mod plan;
+mod stats_page;
+mod trace;
+mod words;
+
+/// A reader, and small inputs that lead into it.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    /// What people call it.
+    pub(crate) name: &'static str,
+    /// Reads the bytes and asserts what must hold.
+    pub(crate) run: fn(&[u8]),
+    /// Valid inputs, and some that are nearly so.
+    pub(crate) seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All of them.
+pub(crate) const ALL: [Target; 8] = [
+    Target { name: "trace", run: trace::read, seeds: trace::seeds },
+    Target { name: "plan", run: plan::read, seeds: plan::seeds },
+    Target { name: "config", run: config::read, seeds: config::seeds },
+    Target { name: "client-packet", run: messages::client_packet, seeds: messages::client_packets },
+    Target { name: "daemon-packet", run: messages::daemon_packet, seeds: messages::daemon_packets },
+    Target { name: "grpc", run: messages::grpc, seeds: messages::grpc_seeds },
+    Target { name: "stats-page", run: stats_page::read, seeds: stats_page::seeds },
+    Target { name: "words", run: words::read, seeds: words::seeds },
+];

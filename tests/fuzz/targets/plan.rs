@@ -1,0 +1,97 @@
+//! Plan files. Few changes survive their checksum, so the body of an input is also read with the header and the checksum that it should have.
+
+use stitchd::ids::StreamId;
+use stitchd::plan::{Entry, Plan, Provenance, ReuseOrder, format};
+use stitchd::pool::Request;
+use stitchd::pool::planned::{PlannedPool, Served};
+use stitchd::trace::ContextKey;
+use stitchd::units::{Bytes, DeviceAddress, Lifetime, PlanOffset, Span};
+
+/// Behind the name, the version and the length.
+const BODY_AT: usize = 16;
+const CHECKSUM_LEN: usize = 4;
+
+/// Larger pools are read and not served from: no device has so much.
+const POOL_MAX: Bytes = Bytes::gib(64);
+
+pub(crate) fn read(bytes: &[u8]) {
+    check(bytes);
+    let body = bytes.get(BODY_AT..bytes.len().saturating_sub(CHECKSUM_LEN)).unwrap_or(bytes);
+    check(&sealed(body));
+}
+
+fn check(bytes: &[u8]) {
+    let Ok(plan) = format::read(bytes) else { return };
+    // A plan has one form: its name is a checksum of it.
+    assert_eq!(format::write(&plan), bytes);
+    let order = ReuseOrder::of(&plan);
+    let count = plan.entries.len() as u32;
+    assert!((0..count).all(|entry| order.predecessors(entry).iter().all(|other| *other < count && *other != entry)));
+    if plan.pool_len <= POOL_MAX {
+        serve(&plan);
+    }
+}
+
+/// A job that goes by the plan, and one that frees nothing until the end.
+fn serve(plan: &Plan) {
+    let span = Span::new(DeviceAddress::new(1 << 40), plan.pool_len).expect("it lies far below the end");
+    let Ok(mut pool) = PlannedPool::new(plan, span) else { return };
+    for frees in [true, false] {
+        let mut live: Vec<DeviceAddress> = Vec::new();
+        for entry in &plan.entries {
+            let request = Request { context: entry.context, ..Request::of(entry.bytes) };
+            if let Served::At(address) = pool.alloc(&Request { stream: entry.stream, ..request }) {
+                assert!(span.contains(address));
+                live.push(address);
+            }
+            if frees && let Some(address) = live.pop() {
+                pool.free(address).expect("it is live");
+            }
+        }
+        pool.invariants().expect("served as planned");
+        live.into_iter().for_each(|address| assert!(pool.free(address).is_some()));
+        pool.mark_iteration();
+    }
+    assert_eq!(pool.live_allocations(), 0);
+}
+
+/// A body with all that belongs around it.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    let mut bytes = b"STPLAN".to_vec();
+    bytes.extend_from_slice(&format::VERSION.to_le_bytes());
+    bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(body);
+    let checksum = crc32fast::hash(&bytes);
+    bytes.extend_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+fn entry(bytes: u64, offset: u64, stream: u64, lifetime: Lifetime) -> Entry {
+    Entry {
+        bytes: Bytes::new(bytes),
+        offset: PlanOffset::new(offset),
+        stream: StreamId(stream),
+        context: ContextKey(offset | 1),
+        lifetime,
+        again: None,
+    }
+}
+
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let provenance =
+        Provenance { iteration: 1, solver: "by hand".into(), lower_bound: Bytes::new(2048), ..Provenance::default() };
+    let two_streams = [entry(0, 0, 0, Lifetime::new(0, 9)), entry(1000, 512, 5, Lifetime::new(1, 3))];
+    let mut again = entry(512, 1536, 0, Lifetime::new(2, 5));
+    again.again = Some(Lifetime::new(7, 9));
+    let same_place = [entry(3000, 2048, 0, Lifetime::new(3, 4)), entry(2048, 2048, 0, Lifetime::new(4, 5))];
+    let entries = [&two_streams[..], &[again], &same_place].concat();
+    let far = vec![entry(u64::MAX >> 2, 0, u64::MAX, Lifetime::new(u64::MAX - 2, u64::MAX))];
+    let plans = [
+        Plan { pool_len: Bytes::new(5120), entries, cycle_start: 2, provenance: provenance.clone() },
+        Plan { pool_len: Bytes::gib(1), entries: Vec::new(), cycle_start: 0, provenance: Provenance::default() },
+        Plan { pool_len: Bytes::MAX, entries: far, cycle_start: 1, provenance },
+    ];
+    let mut seeds: Vec<_> = plans.iter().map(format::write).collect();
+    seeds.extend([b"STPLAN".to_vec(), b"STPLAN\x02\x00".to_vec()]);
+    seeds
+}
