@@ -58,12 +58,18 @@ pub(crate) fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> 
 
 /// The driver under test, and the pretended machine's vendor where it is one of a GPU.
 pub(crate) fn vendor() -> Option<GpuKind> {
-    match std::env::var("STITCHD_TEST_DEVICE").as_deref() {
-        Err(_) | Ok("" | "host") => None,
-        Ok("cuda") => Some(GpuKind::Cuda),
-        Ok("hip") => Some(GpuKind::Hip),
-        Ok(other) => panic!("STITCHD_TEST_DEVICE is '{other}', and can be host, cuda or hip"),
+    match variable("STITCHD_TEST_DEVICE").as_deref().map(|name| name.to_str().unwrap_or_default()) {
+        None | Some("" | "host") => None,
+        Some("cuda") => Some(GpuKind::Cuda),
+        Some("hip") => Some(GpuKind::Hip),
+        Some(other) => panic!("STITCHD_TEST_DEVICE is '{other}', and can be host, cuda or hip"),
     }
+}
+
+/// What whoever started the tests, or a test that starts itself again, has to say.
+#[expect(clippy::disallowed_methods, reason = "the place of these tests that reads the environment")]
+pub(crate) fn variable(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name)
 }
 
 /// The name of the driver under test.
