@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use stitchd::clock::{Clock as _, SystemClock};
 use stitchd::driver::gpu::GpuKind;
 use stitchd::error::{ErrorKind, chain};
 use stitchd::pool::Request;
@@ -144,6 +145,21 @@ fn a_library_that_hangs_is_an_error_in_time_and_the_other_device_goes_on() {
     eventually("the device serves again", || first.alloc(&Request::of(Bytes::mib(62))).ok());
     drop((first, second, session));
     daemon.wait_for_device("available_bytes", 64 * MIB);
+}
+
+#[test]
+fn a_daemon_ends_when_it_is_told_also_while_its_library_hangs() {
+    // As long as nobody says otherwise a call may take half a minute.
+    let mut daemon = TestDaemon::on(Machine::new(GpuKind::Cuda, "devices = 67108864"), &[]);
+    let runtime = daemon.runtime("a job");
+    daemon.machine().hang("create");
+    let started = SystemClock::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| runtime.alloc(&Request::of(Bytes::mib(4))).unwrap_err());
+        daemon.wait_for_device("creating_bytes", 4 * MIB);
+        daemon.terminate();
+    });
+    assert!(started.now() < Duration::from_secs(15), "it took {:?}", started.now());
 }
 
 #[test]
