@@ -29,6 +29,7 @@ pub mod scrubber;
 mod service;
 mod watched;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -41,6 +42,7 @@ use crate::driver::{Driver, DriverError};
 use crate::error::ErrorKind;
 use crate::ids::{DeviceId, DeviceUuid};
 use crate::ladder::{Ladder, Part};
+use crate::ledger::AccountView;
 use crate::memory::Device;
 use crate::steward::Steward;
 use crate::store::{ScrubError, Store, StoreError};
@@ -260,23 +262,31 @@ impl Daemon {
         }
     }
 
-    /// Sees to it that the chunks by which sessions grow lie there before they are asked for.
-    fn keep_warm(&self) {
+    /// Sees to it that the chunks by which sessions grow lie there before they are asked for. `failures` is what it remembers of creates that failed, by device: after one it
+    /// lets the device be for a while, for nobody waits for these.
+    fn keep_warm(&self, accounts: &[AccountView], failures: &mut BTreeMap<DeviceId, (u64, Duration)>) {
+        const PAUSE: Duration = Duration::from_secs(5);
         let len = self.ladder.smallest();
         let part = Part { len, count: self.config.warm.get() / len.get() };
         if part.count == 0 || self.is_draining() {
             return;
         }
-        for device in &self.devices {
-            self.steward.warm(device.id, part).expect("the device is the ledger's own");
+        let now = self.clock.now();
+        for account in accounts {
+            let (known, until) = failures.entry(account.device).or_default();
+            if *known != account.refused_creates {
+                (*known, *until) = (account.refused_creates, now + PAUSE);
+            }
+            if now >= *until {
+                self.steward.warm(account.device, part).expect("the device is the ledger's own");
+            }
         }
     }
 
     /// Tells sessions of devices that are gone.
-    fn note_lost(&self) {
-        let is_lost = |device: &&NodeDevice| {
-            self.steward.devices().iter().any(|account| account.device == device.id && account.is_lost)
-        };
+    fn note_lost(&self, accounts: &[AccountView]) {
+        let is_lost =
+            |device: &&NodeDevice| accounts.iter().any(|account| account.device == device.id && account.is_lost);
         let lost: Vec<_> = self.devices.iter().filter(is_lost).map(|device| device.uuid).collect();
         self.lost.send_if_modified(|known| {
             // Appended, so that who has heard of some hears of the others.
@@ -340,11 +350,13 @@ async fn tick(daemon: Arc<Daemon>) {
     const TICK: Duration = Duration::from_millis(20);
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut failures = BTreeMap::new();
     loop {
         ticks.tick().await;
         daemon.steward.tick();
-        daemon.note_lost();
-        daemon.keep_warm();
+        let accounts = daemon.steward.devices();
+        daemon.note_lost(&accounts);
+        daemon.keep_warm(&accounts, &mut failures);
         for expired in daemon.registry.expired_claims(daemon.clock.now()) {
             chunk_server::give_back(&daemon, expired.session, &expired.chunks);
         }

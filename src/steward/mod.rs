@@ -188,9 +188,12 @@ impl Steward {
                 Ok(()) => Command::Created { chunk },
                 Err(error) => {
                     let exhausted = Store::is_exhaustion(&error);
-                    failures.push(error.clone());
-                    if !exhausted {
-                        tracing::error!(%chunk, %device, error = %chain(&error), "cannot create a chunk");
+                    // Of many chunks that fail alike the first is enough to read about.
+                    if !failures.contains(&error) {
+                        if !exhausted {
+                            tracing::error!(%chunk, %device, error = %chain(&error), "cannot create a chunk");
+                        }
+                        failures.push(error);
                     }
                     Command::CreateFailed { chunk, exhausted }
                 }

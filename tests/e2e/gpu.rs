@@ -163,6 +163,26 @@ fn a_daemon_ends_when_it_is_told_also_while_its_library_hangs() {
 }
 
 #[test]
+fn warm_chunks_that_cannot_be_created_are_not_asked_for_all_the_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("stitchd.toml");
+    std::fs::write(&config, "warm = '32MiB'\ndriver_deadline = '100ms'\n").unwrap();
+    let machine = Machine::new(GpuKind::Cuda, "devices = 67108864");
+    machine.hang("create");
+    let mut daemon = TestDaemon::on(machine, &["--config", config.to_str().unwrap()]);
+    for words in ["overdue", "cannot create a chunk"] {
+        daemon.expect_complaint(words);
+    }
+    let is_refused = || daemon.device("refused_creates") >= 16;
+    eventually("it is tried once", || is_refused().then_some(()));
+    std::thread::sleep(Duration::from_secs(1));
+    let said = daemon.log().lines().filter(|line| line.contains("cannot create a chunk")).count();
+    assert!((1..=4).contains(&said), "said {said} times of {} creates", daemon.device("refused_creates"));
+    daemon.machine().hang("");
+    daemon.wait_for_device("idle_bytes", 32 * MIB);
+}
+
+#[test]
 fn with_few_open_files_chunks_are_refused_and_people_can_still_connect() {
     for driver in [None, Some(Machine::new(GpuKind::Hip, "devices = 1073741824\nquirks = fd_per_handle"))] {
         let mut daemon = TestDaemon::with_open_files(256, driver, &["--device=0=1GiB"]);
