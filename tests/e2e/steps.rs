@@ -12,7 +12,7 @@ use stitchd::units::Bytes;
 use stitchd::wire::v1::{self, client_frame, daemon_frame};
 
 use crate::raw::{self, Grpc};
-use crate::support::{TestDaemon, eventually};
+use crate::support::{self, TestDaemon, eventually};
 
 const MIB: u64 = 1 << 20;
 /// More chunks of 2 MiB than one batch has descriptors.
@@ -42,8 +42,8 @@ const DIRECTORY: &str = "STITCHD_TEST_DIRECTORY";
 #[test]
 fn a_client_that_is_killed_at_any_step_leaves_nothing_behind() {
     // The other side: this very test, started by itself.
-    if let Some(step) = std::env::var_os(STEP) {
-        let directory = PathBuf::from(std::env::var_os(DIRECTORY).unwrap());
+    if let Some(step) = support::environment(STEP) {
+        let directory = PathBuf::from(support::environment(DIRECTORY).unwrap());
         go_until(step.to_str().unwrap(), &directory);
         panic!("the client should have been killed");
     }
@@ -102,9 +102,9 @@ fn a_client_that_is_killed_at_any_step_leaves_nothing_behind() {
     }
 }
 
+#[expect(clippy::explicit_write, reason = "println writes for the harness, which may keep it")]
 fn stop(here: &str, at: &str) {
     if here == at {
-        // Not println: it writes for the harness, which may keep it.
         writeln!(std::io::stdout(), "stopped").unwrap();
         loop {
             std::thread::park();
@@ -164,7 +164,7 @@ fn go_until(step: &str, directory: &std::path::Path) {
 
 /// With the real client: memory that is mapped and written to, and what the pools keep after a free.
 fn use_memory_until(step: &str, directory: &std::path::Path) {
-    let library = std::env::var_os("STITCHD_DRIVER_LIBRARY").map_or_else(LibraryPlace::default, LibraryPlace::at);
+    let library = support::environment("STITCHD_DRIVER_LIBRARY").map_or_else(LibraryPlace::default, LibraryPlace::at);
     let config = SessionConfig { library, ..SessionConfig::new(directory.join("stitchd.sock"), "doomed") };
     let runtime = Session::connect(&config).unwrap().runtime(0, RuntimeConfig::default()).unwrap();
     let address = runtime.alloc(&Request::of(Bytes::mib(64))).unwrap();

@@ -2,6 +2,7 @@
 //!
 //! `STITCHD_TEST_DEVICE` says on which driver: `host`, or `cuda` and `hip` on a pretended machine with GPUs (tests/standin-driver).
 
+use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -56,13 +57,23 @@ pub(crate) fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> 
     }
 }
 
+/// What whoever started this process has set.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "which driver is under test, and what a client is that a test started, come from outside"
+)]
+pub(crate) fn environment(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
+}
+
 /// The driver under test, and the pretended machine's vendor where it is one of a GPU.
 pub(crate) fn vendor() -> Option<GpuKind> {
-    match std::env::var("STITCHD_TEST_DEVICE").as_deref() {
-        Err(_) | Ok("" | "host") => None,
-        Ok("cuda") => Some(GpuKind::Cuda),
-        Ok("hip") => Some(GpuKind::Hip),
-        Ok(other) => panic!("STITCHD_TEST_DEVICE is '{other}', and can be host, cuda or hip"),
+    let named = environment("STITCHD_TEST_DEVICE").unwrap_or_default();
+    match named.to_str().unwrap() {
+        "" | "host" => None,
+        "cuda" => Some(GpuKind::Cuda),
+        "hip" => Some(GpuKind::Hip),
+        other => panic!("STITCHD_TEST_DEVICE is '{other}', and can be host, cuda or hip"),
     }
 }
 
