@@ -64,7 +64,7 @@ void stitch_free(void *ptr,
 
  # Safety
 
- `pieces` has room for `capacity` of them.
+ `pieces` is aligned for a `stitch_piece` and has room for `capacity` of them.
  */
 size_t stitch_range_manifest(const void *ptr,
                              int device,

@@ -84,7 +84,7 @@ pub struct stitch_piece {
 ///
 /// # Safety
 ///
-/// `pieces` has room for `capacity` of them.
+/// `pieces` is aligned for a `stitch_piece` and has room for `capacity` of them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stitch_range_manifest(
     ptr: *const c_void,

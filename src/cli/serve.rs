@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -12,6 +13,9 @@ use super::{DONE, Failure, Outcome, print_json};
 use crate::daemon::config::{Config, Flags};
 use crate::daemon::{Daemon, DaemonError, Listeners};
 use crate::session::locate::{Environment, SOCKET_NAME};
+
+/// How long work that was begun may take once the daemon has ended.
+const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 #[command(
@@ -72,7 +76,10 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("stitchd").build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
-    runtime.block_on(serve(config, args))?;
+    let served = runtime.block_on(serve(config, args));
+    // What is still being done for sessions nobody waits for; a call that hangs in the driver would keep this process from ending.
+    runtime.shutdown_timeout(GRACE);
+    served?;
     DONE
 }
 

@@ -1,4 +1,5 @@
-//! How many connections each process has. Without a limit one process could take every descriptor that the daemon keeps for connections, and nobody else could connect.
+//! How many connections and sessions each process has. Without a limit one process could take every descriptor that the daemon keeps for them, and nobody else could connect. A session counts
+//! by itself, because it outlives its connections.
 //!
 //! Not for: what a connection may ask for.
 
@@ -16,7 +17,7 @@ pub(super) struct Connections {
     of: Mutex<HashMap<Identity, usize>>,
 }
 
-/// A connection's place. It is free again when this goes.
+/// The place of a connection or a session. It is free again when this goes.
 #[derive(Debug)]
 pub(super) struct Seat {
     connections: Arc<Connections>,
@@ -24,7 +25,7 @@ pub(super) struct Seat {
 }
 
 impl Connections {
-    /// Where so many descriptors are kept for connections. Each takes two, and one process at most half of them all.
+    /// Where so many descriptors are kept. Each connection takes two (itself, and its process), as does each session (its page, and its process), and one process at most half of them all.
     pub(super) fn new(fds: u64) -> Arc<Connections> {
         let share = usize::try_from(fds / 4).unwrap_or(usize::MAX);
         Arc::new(Connections { max: share.min(limits::PROCESS_CONNECTIONS_MAX), of: Mutex::default() })
@@ -34,13 +35,13 @@ impl Connections {
         self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for one more connection of this process, if it may have one.
+    /// A place for one more connection or session of this process, if it may have one.
     pub(super) fn enter(self: &Arc<Self>, identity: Identity) -> Option<Seat> {
         let mut of = self.lock();
         let count = of.entry(identity).or_default();
         // Where the kernel cannot tell processes apart everybody is one.
         if *count >= self.max && identity != Identity::Unknown {
-            tracing::debug!(?identity, max = self.max, "a process has as many connections as it may have");
+            tracing::debug!(?identity, max = self.max, "a process has as many connections and sessions as it may have");
             return None;
         }
         *count += 1;

@@ -31,6 +31,7 @@ pub mod scrubber;
 mod service;
 mod watched;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -40,9 +41,10 @@ use tokio::sync::watch;
 use crate::clock::{Clock, SystemClock};
 use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::{Driver, DriverError};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, chain};
 use crate::ids::{DeviceId, DeviceUuid};
 use crate::ladder::{Ladder, Part};
+use crate::ledger::AccountView;
 use crate::memory::Device;
 use crate::steward::Steward;
 use crate::store::{ScrubError, Store, StoreError};
@@ -162,14 +164,11 @@ impl Daemon {
             config.ladder = measured::ladder(&*driver, &devices)?;
         }
         let open = |device: &NodeDevice| Device::open(Arc::clone(&driver) as Arc<dyn Driver>, device.id);
+        let (devices, scrubbers) = with_scrubbers(&driver, devices)?;
         let mut store = Store::new(devices.iter().map(open).collect::<Result<_, _>>()?);
-        for device in &devices {
+        for (device, scrubber) in devices.iter().zip(scrubbers) {
             store = store.with_cap(device.id, device.total);
-            let capabilities = driver.capabilities(device.id)?;
-            // Sim has no contents that could be seen.
-            if capabilities.contents && !capabilities.clears_memory {
-                let uncleared = |source| DaemonError::Uncleared { device: device.id.0, source };
-                let scrubber = Scrubber::start(driver.name(), device.uuid).map_err(uncleared)?;
+            if let Some(scrubber) = scrubber {
                 store = store.with_scrubber(device.id, Arc::new(scrubber));
             }
         }
@@ -265,23 +264,31 @@ impl Daemon {
         }
     }
 
-    /// Sees to it that the chunks by which sessions grow lie there before they are asked for.
-    fn keep_warm(&self) {
+    /// Sees to it that the chunks by which sessions grow lie there before they are asked for. `failures` is what it remembers of creates that failed, by device: after one it
+    /// lets the device be for a while, for nobody waits for these.
+    fn keep_warm(&self, accounts: &[AccountView], failures: &mut BTreeMap<DeviceId, (u64, Duration)>) {
+        const PAUSE: Duration = Duration::from_secs(5);
         let len = self.ladder.smallest();
         let part = Part { len, count: self.config.warm.get() / len.get() };
         if part.count == 0 || self.is_draining() {
             return;
         }
-        for device in &self.devices {
-            self.steward.warm(device.id, part).expect("the device is the ledger's own");
+        let now = self.clock.now();
+        for account in accounts {
+            let (known, until) = failures.entry(account.device).or_default();
+            if *known != account.refused_creates {
+                (*known, *until) = (account.refused_creates, now + PAUSE);
+            }
+            if now >= *until {
+                self.steward.warm(account.device, part).expect("the device is the ledger's own");
+            }
         }
     }
 
     /// Tells sessions of devices that are gone.
-    fn note_lost(&self) {
-        let is_lost = |device: &&NodeDevice| {
-            self.steward.devices().iter().any(|account| account.device == device.id && account.is_lost)
-        };
+    fn note_lost(&self, accounts: &[AccountView]) {
+        let is_lost =
+            |device: &&NodeDevice| accounts.iter().any(|account| account.device == device.id && account.is_lost);
         let lost: Vec<_> = self.devices.iter().filter(is_lost).map(|device| device.uuid).collect();
         self.lost.send_if_modified(|known| {
             // Appended, so that who has heard of some hears of the others.
@@ -327,6 +334,33 @@ impl Daemon {
     }
 }
 
+/// The devices whose new memory is clear, with who clears it where the driver does not. One that cannot be cleared (no context can be had, say) keeps nobody from
+/// the others.
+fn with_scrubbers(
+    driver: &Metered,
+    devices: Vec<NodeDevice>,
+) -> Result<(Vec<NodeDevice>, Vec<Option<Scrubber>>), DaemonError> {
+    let mut usable = Vec::new();
+    let mut refusal = None;
+    for device in devices {
+        let capabilities = driver.capabilities(device.id)?;
+        // Sim has no contents that could be seen.
+        let is_dirty = capabilities.contents && !capabilities.clears_memory;
+        match is_dirty.then(|| Scrubber::start(driver.name(), device.uuid)).transpose() {
+            Ok(scrubber) => usable.push((device, scrubber)),
+            Err(source) => {
+                let error = DaemonError::Uncleared { device: device.id.0, source };
+                tracing::error!(error = %chain(&error), "the device is left out");
+                refusal = refusal.or(Some(error));
+            }
+        }
+    }
+    match refusal {
+        Some(error) if usable.is_empty() => Err(error),
+        _ => Ok(usable.into_iter().unzip()),
+    }
+}
+
 /// Says so where not even the largest chunks could cover a device, as each takes descriptors.
 fn warn_of_few_chunks(device: &NodeDevice, chunks_max: u64, steps: &[Bytes]) {
     let largest = steps.last().map_or(0, |len| len.get());
@@ -345,11 +379,13 @@ async fn tick(daemon: Arc<Daemon>) {
     const TICK: Duration = Duration::from_millis(20);
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut failures = BTreeMap::new();
     loop {
         ticks.tick().await;
         daemon.steward.tick();
-        daemon.note_lost();
-        daemon.keep_warm();
+        let accounts = daemon.steward.devices();
+        daemon.note_lost(&accounts);
+        daemon.keep_warm(&accounts, &mut failures);
         for expired in daemon.registry.expired_claims(daemon.clock.now()) {
             chunk_server::give_back(&daemon, expired.session, &expired.chunks);
         }

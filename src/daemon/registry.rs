@@ -12,6 +12,7 @@ use tokio::io::Interest;
 use tokio::sync::{Semaphore, watch};
 
 use super::Daemon;
+use super::connections::Seat;
 use super::watched;
 use crate::error::chain;
 use crate::ids::{ChunkId, SessionId};
@@ -39,6 +40,7 @@ pub(super) struct Entry {
     pub(super) acquires: Semaphore,
     /// Becomes true when the session is over, whatever the reason.
     pub(super) ended: watch::Sender<bool>,
+    pub(super) _seat: Seat,
 }
 
 impl Entry {

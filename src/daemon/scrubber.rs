@@ -8,9 +8,10 @@
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::clock::{Clock as _, SystemClock};
 use crate::driver::{Driver, DriverError};
 use crate::error::chain;
 use crate::ids::{ChunkId, DeviceUuid, StreamId};
@@ -23,13 +24,27 @@ use crate::wire::v1::{ScrubReply, ScrubRequest};
 
 /// How long a helper may take to start, which is making a context, or to clear one batch: a hundred times what either should.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// After a helper could not be started so long none is: whoever waits for memory meanwhile is refused at once, and does not wait for one failure after the other.
+const PAUSE: Duration = Duration::from_secs(5);
+/// How long a helper that was killed may take to end. One that takes longer hangs in its driver.
+const DEATH: Duration = Duration::from_secs(1);
 
 /// A device's helper.
 #[derive(Debug)]
 pub(super) struct Scrubber {
     driver: &'static str,
     device: DeviceUuid,
-    helper: Mutex<Option<Helper>>,
+    post: Mutex<Post>,
+}
+
+/// Where there is one helper at most.
+#[derive(Debug, Default)]
+struct Post {
+    helper: Option<Helper>,
+    /// The last one, where it was killed and has not ended: its driver does not let it. There is no other before it has, or they would pile up.
+    killed: Option<Child>,
+    /// Why the last could not be started, and a clock that began then.
+    failed: Option<(SystemClock, ScrubError)>,
 }
 
 #[derive(Debug)]
@@ -41,22 +56,79 @@ struct Helper {
 impl Scrubber {
     /// For a device of this driver. The helper is started at once, so that what its context takes is known before memory is promised.
     pub(super) fn start(driver: &'static str, device: DeviceUuid) -> Result<Scrubber, ScrubError> {
-        let scrubber = Scrubber { driver, device, helper: Mutex::default() };
+        let scrubber = Scrubber { driver, device, post: Mutex::default() };
         scrubber.with_helper(|_| Ok(()))?;
         Ok(scrubber)
     }
 
+    fn lock(&self) -> MutexGuard<'_, Post> {
+        self.post.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Does something with the helper, which is started if there is none, and ended if that fails.
     fn with_helper(&self, what: impl FnOnce(&Helper) -> Result<(), ScrubError>) -> Result<(), ScrubError> {
-        let mut helper = self.helper.lock().unwrap_or_else(PoisonError::into_inner);
-        if helper.is_none() {
-            *helper = Some(Helper::start(self.driver, self.device)?);
+        let mut post = self.lock();
+        if post.helper.is_none() {
+            post.start(self.driver, self.device)?;
         }
-        let outcome = helper.as_ref().map_or(Ok(()), what);
+        let outcome = post.helper.as_ref().map_or(Ok(()), what);
         if outcome.is_err() {
-            *helper = None;
+            post.end();
         }
         outcome
+    }
+}
+
+impl Post {
+    fn start(&mut self, driver: &'static str, device: DeviceUuid) -> Result<(), ScrubError> {
+        if let Some((since, why)) = &self.failed
+            && since.now() < PAUSE
+        {
+            return Err(why.clone());
+        }
+        let started = self.try_start(driver, device);
+        self.failed = started.as_ref().err().map(|why| (SystemClock::new(), why.clone()));
+        started
+    }
+
+    fn try_start(&mut self, driver: &'static str, device: DeviceUuid) -> Result<(), ScrubError> {
+        if let Some(killed) = &mut self.killed {
+            if let Ok(None) = killed.try_wait() {
+                let text = format!("the process that clears memory (pid {}) was killed and does not end", killed.id());
+                return Err(ScrubError(text));
+            }
+            self.killed = None;
+        }
+        let helper = self.helper.insert(Helper::start(driver, device)?);
+        let heard = helper.hear();
+        match &heard {
+            Ok(()) => tracing::info!(%device, pid = helper.process.id(), "a process clears new chunks"),
+            Err(_) => self.end(),
+        }
+        heard
+    }
+
+    /// Ends the helper, if there is one, and waits a moment for it to be gone.
+    fn end(&mut self) {
+        const LOOK: Duration = Duration::from_millis(5);
+        let Some(Helper { mut process, channel }) = self.helper.take() else { return };
+        drop(channel);
+        // It may have ended already.
+        let _ = process.kill();
+        let since_then = SystemClock::new();
+        while let Ok(None) = process.try_wait() {
+            if since_then.now() >= DEATH {
+                self.killed = Some(process);
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -78,6 +150,7 @@ fn lost(error: &ChannelError) -> ScrubError {
 }
 
 impl Helper {
+    /// One that has not said yet whether it can.
     fn start(driver: &'static str, device: DeviceUuid) -> Result<Helper, ScrubError> {
         let (ours, theirs) = FdChannel::pair().map_err(|error| lost(&error))?;
         ours.set_patience(PATIENCE).map_err(|error| lost(&error))?;
@@ -92,23 +165,12 @@ impl Helper {
             .spawn();
         let process =
             process.map_err(|error| ScrubError(format!("cannot start a process that clears memory: {error}")))?;
-        let helper = Helper { process, channel: ours };
-        helper.hear()?;
-        tracing::info!(%device, pid = helper.process.id(), "a process clears new chunks");
-        Ok(helper)
+        Ok(Helper { process, channel: ours })
     }
 
     fn hear(&self) -> Result<(), ScrubError> {
         let (reply, _) = self.channel.receive::<ScrubReply>().map_err(|error| lost(&error))?;
         if reply.is_done { Ok(()) } else { Err(ScrubError(reply.error)) }
-    }
-}
-
-impl Drop for Helper {
-    fn drop(&mut self) {
-        // It may have ended already; if it hangs in its driver it ends when the driver lets it.
-        let _ = self.process.kill();
-        let _ = self.process.try_wait();
     }
 }
 
@@ -160,6 +222,61 @@ impl Broom {
         let mapping = Mapping::stitch(&chunks).map_err(failed)?;
         let (driver, id) = (self.device.driver(), self.device.id());
         let cleared = driver.fill(id, self.stream, mapping.span(), 0).and_then(|()| driver.synchronize(id));
-        cleared.map_err(|error| ScrubError(chain(&error)))
+        drop((mapping, chunks));
+        cleared.map_err(|error| ScrubError(chain(&error)))?;
+        // What this process cannot let go of would not come back from whoever gets it; it does when another process takes this one's place.
+        let kept = self.device.quarantine();
+        if kept.count == 0 { Ok(()) } else { Err(ScrubError(format!("{} stay mapped in this process", kept.bytes))) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Call;
+    use crate::driver::host::{HostDriver, HostOptions};
+    use crate::driver::layers::faulty::Faults;
+
+    #[test]
+    fn a_helper_that_does_not_start_leaves_no_process_and_is_not_started_again_at_once() {
+        // What is started is this test's own file, which knows no such arguments and ends.
+        let scrubber = Scrubber { driver: "none", device: DeviceUuid([7; 16]), post: Mutex::default() };
+        let why = scrubber.with_helper(|_| panic!("there is none")).unwrap_err();
+        assert!(why.0.contains("does not answer"), "{why}");
+        assert!(scrubber.lock().helper.is_none() && scrubber.lock().killed.is_none(), "it was waited for");
+        let noted = ScrubError("as noted".into());
+        scrubber.lock().failed = Some((SystemClock::new(), noted.clone()));
+        assert_eq!(scrubber.with_helper(|_| panic!("there is none")), Err(noted));
+    }
+
+    #[test]
+    fn a_helper_that_cannot_let_go_of_a_chunk_says_so() {
+        let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[Bytes::mib(8)])));
+        let faulty = Faults::around(Arc::clone(&host) as Arc<dyn Driver>);
+        let broom = Broom::open(Arc::clone(&faulty) as Arc<dyn Driver>, host.devices()[0].uuid).unwrap();
+        let handle = host.create(broom.device.id(), Bytes::mib(2)).unwrap();
+        let sweep = || {
+            let request = ScrubRequest { len_bytes: vec![Bytes::mib(2).get()] };
+            broom.sweep(&request, vec![host.export(handle).unwrap()])
+        };
+        assert_eq!(sweep(), Ok(()));
+        faulty.layer().fail_always(&[Call::Unmap]);
+        assert!(sweep().unwrap_err().0.contains("stay mapped"));
+    }
+
+    #[test]
+    fn there_is_no_other_helper_before_the_one_that_was_killed_has_ended() {
+        let scrubber = Scrubber { driver: "none", device: DeviceUuid([7; 16]), post: Mutex::default() };
+        scrubber.lock().killed = Some(Command::new("sleep").arg("600").spawn().unwrap());
+        let why = scrubber.with_helper(|_| Ok(())).unwrap_err();
+        assert!(why.0.contains("does not end"), "{why}");
+        let mut post = scrubber.lock();
+        let killed = post.killed.as_mut().unwrap();
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        post.failed = None;
+        drop(post);
+        let why = scrubber.with_helper(|_| Ok(())).unwrap_err();
+        assert!(why.0.contains("does not answer"), "another was started: {why}");
     }
 }

@@ -233,6 +233,10 @@ impl Sessions for Service {
             let text = format!("this process has {} sessions, as many as one may have", limits::PROCESS_SESSIONS_MAX);
             return Err(status(ErrorKind::Exhausted, text));
         }
+        let seat = daemon.connections.enter(peer.identity).ok_or_else(|| {
+            let text = "this process has as many connections and sessions as the daemon's open files allow; raise its limit (LimitNOFILE)";
+            status(ErrorKind::Exhausted, text)
+        })?;
         let broken = |error: &dyn std::error::Error| status(ErrorKind::Broken, chain(error));
         let secret = random_token().map_err(|error| broken(&error))?;
         let id = daemon
@@ -260,6 +264,7 @@ impl Sessions for Service {
             opened: daemon.clock.now(),
             acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
             ended: tokio::sync::watch::Sender::new(false),
+            _seat: seat,
         });
         daemon.registry.add(Arc::clone(&entry));
         tracing::info!(session = %id, name = entry.name, pid = entry.pid, limit_bytes = limit.get(), "session opened");

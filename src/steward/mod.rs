@@ -169,7 +169,7 @@ impl Steward {
     fn work(self: Arc<Self>, work: Vec<Effect>) {
         let mut failures = Vec::new();
         let mut outcomes: Vec<_> = work.iter().filter_map(|effect| self.carry_out(effect, &mut failures)).collect();
-        self.scrub(&work, &mut outcomes);
+        self.scrub(&mut outcomes);
         // Before the answers: whoever is refused for it shall be told why.
         failures.iter().for_each(|error| self.note_failure(error));
         let mut todo = Todo::default();
@@ -188,9 +188,12 @@ impl Steward {
                 Ok(()) => Command::Created { chunk },
                 Err(error) => {
                     let exhausted = Store::is_exhaustion(&error);
-                    failures.push(error.clone());
-                    if !exhausted {
-                        tracing::error!(%chunk, %device, error = %chain(&error), "cannot create a chunk");
+                    // Of many chunks that fail alike the first is enough to read about.
+                    if !failures.contains(&error) {
+                        if !exhausted {
+                            tracing::error!(%chunk, %device, error = %chain(&error), "cannot create a chunk");
+                        }
+                        failures.push(error);
                     }
                     Command::CreateFailed { chunk, exhausted }
                 }
@@ -208,11 +211,12 @@ impl Steward {
     }
 
     /// Clears the chunks that were created, all of a device at once. Those that cannot be cleared were not created.
-    fn scrub(&self, work: &[Effect], outcomes: &mut [Command]) {
+    fn scrub(&self, outcomes: &mut [Command]) {
         let mut created: BTreeMap<DeviceId, Vec<ChunkId>> = BTreeMap::new();
-        for (effect, outcome) in work.iter().zip(&*outcomes) {
-            if let (Effect::Create { chunk, device, .. }, Command::Created { .. }) = (effect, outcome) {
-                created.entry(*device).or_default().push(*chunk);
+        for outcome in &*outcomes {
+            if let Command::Created { chunk } = outcome {
+                let stored = self.store.chunk(*chunk).expect("a chunk that was created is in the store");
+                created.entry(stored.device().id()).or_default().push(*chunk);
             }
         }
         for (device, chunks) in created {

@@ -8,8 +8,7 @@
 //!
 //! Not for: who may have a chunk. The ledger decides, the store does.
 //!
-//! Threads: every method may be called from any thread. Driver calls are made without the lock, so a slow create delays nobody else; but for
-//! exports, which are quick.
+//! Threads: every method may be called from any thread. Driver calls are made without the lock, so one that is slow, or hangs, delays nobody else.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -49,7 +48,7 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Shelf {
     chunks: HashMap<ChunkId, Stored>,
-    /// How many of them have an exported descriptor.
+    /// How many of them have an exported descriptor, or are being exported.
     exported: u64,
 }
 
@@ -205,19 +204,36 @@ impl Store {
 
     /// The descriptor of a chunk, to be sent to a process that it was leased to.
     pub fn descriptor(&self, id: ChunkId) -> Result<Arc<OwnedFd>, StoreError> {
+        let chunk = {
+            let mut shelf = self.lock();
+            let stored = shelf.chunks.get(&id).ok_or(StoreError::NoChunk(id))?;
+            if let Some(exported) = &stored.exported {
+                return Ok(Arc::clone(exported));
+            }
+            let chunk = Arc::clone(&stored.chunk);
+            if shelf.exported >= limits::EXPORTS_MAX {
+                return Err(StoreError::Exports { limit: limits::EXPORTS_MAX });
+            }
+            shelf.exported += 1;
+            chunk
+        };
+        let made = chunk.export();
         let mut shelf = self.lock();
         let Shelf { chunks, exported: count } = &mut *shelf;
+        // While it is exported it is in use, and is not destroyed.
         let stored = chunks.get_mut(&id).ok_or(StoreError::NoChunk(id))?;
-        let exported = match &stored.exported {
-            Some(exported) => exported,
-            None if *count >= limits::EXPORTS_MAX => return Err(StoreError::Exports { limit: limits::EXPORTS_MAX }),
-            None => {
-                let fd = stored.exported.insert(Arc::new(stored.chunk.export()?));
-                *count += 1;
-                fd
+        match (made, &stored.exported) {
+            (Ok(made), None) => Ok(Arc::clone(stored.exported.insert(Arc::new(made)))),
+            // Another thread was faster, and a chunk has one.
+            (_, Some(exported)) => {
+                *count -= 1;
+                Ok(Arc::clone(exported))
             }
-        };
-        Ok(Arc::clone(exported))
+            (Err(error), None) => {
+                *count -= 1;
+                Err(error.into())
+            }
+        }
     }
 
     /// A chunk, to be used inside this process.
@@ -248,5 +264,75 @@ impl Store {
             StoreError::Memory(error) => matches!(error.cause(), Some(Cause::Exhausted { .. } | Cause::TooMany { .. })),
             other => other.kind() == ErrorKind::Exhausted,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::driver::layers::{Intercept, Layered, Step};
+    use crate::driver::sim::{SimDriver, SimOptions};
+    use crate::driver::{Call, Driver, DriverError, Handle};
+
+    /// Says that an export has begun, and holds it up until it hears something.
+    #[derive(Debug)]
+    struct Gate {
+        began: Sender<()>,
+        may_go_on: Mutex<Receiver<()>>,
+    }
+
+    impl Intercept for Gate {
+        fn around<T>(
+            &self,
+            step: Step,
+            run: impl FnOnce() -> Result<T, DriverError>,
+            _handle: impl Fn(&T) -> Option<Handle>,
+        ) -> Result<T, DriverError> {
+            if step.call() == Call::Export {
+                self.began.send(()).unwrap();
+                self.may_go_on.lock().unwrap().recv().unwrap();
+            }
+            run()
+        }
+    }
+
+    #[test]
+    fn an_export_that_hangs_keeps_nobody_from_the_rest() {
+        let (began, has_begun) = channel();
+        let (go_on, may_go_on) = channel();
+        let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(8), Bytes::mib(8)])));
+        let gate = Gate { began, may_go_on: Mutex::new(may_go_on) };
+        let driver: Arc<dyn Driver> = Arc::new(Layered::new(sim, gate));
+        let open = |device| Device::open(Arc::clone(&driver), DeviceId(device)).unwrap();
+        let store = Arc::new(Store::new(vec![open(0), open(1)]));
+        store.create(ChunkId(1), DeviceId(0), Bytes::mib(2)).unwrap();
+        let export = || {
+            let store = Arc::clone(&store);
+            std::thread::spawn(move || store.descriptor(ChunkId(1)).unwrap())
+        };
+        let hanging = [export(), export()];
+        let patience = Duration::from_secs(20);
+        for _ in &hanging {
+            has_begun.recv_timeout(patience).unwrap();
+        }
+        let (done, is_done) = channel();
+        let other = Arc::clone(&store);
+        std::thread::spawn(move || {
+            other.create(ChunkId(2), DeviceId(1), Bytes::mib(2)).unwrap();
+            other.destroy(ChunkId(2)).unwrap();
+            done.send(other.destroy(ChunkId(1))).unwrap();
+        });
+        let destroyed = is_done.recv_timeout(patience);
+        go_on.send(()).unwrap();
+        go_on.send(()).unwrap();
+        let [one, same] = hanging.map(|hanging| hanging.join().unwrap());
+        assert_eq!(destroyed, Ok(Err(StoreError::InUse(ChunkId(1)))));
+        assert!(Arc::ptr_eq(&one, &same), "a chunk has one descriptor");
+        assert_eq!(store.counts(), (1, 1));
+        store.destroy(ChunkId(1)).unwrap();
+        assert_eq!(store.counts(), (0, 0));
     }
 }

@@ -58,7 +58,7 @@ impl Peer {
         let pidfd = peer_pidfd(socket);
         let identity = match &pidfd {
             Ok(Some(pidfd)) => identity_of(pidfd.as_fd(), pid),
-            Ok(None) => start_time(pid).map_or(Identity::Unknown, |start| Identity::Process { pid, start }),
+            Ok(None) => identity_by_start(pid, &stat_of(pid)),
             Err(_) => Identity::Unproven,
         };
         Peer { pidfd: pidfd.ok().flatten(), identity, pid }
@@ -89,17 +89,32 @@ fn identity_of(pidfd: BorrowedFd<'_>, pid: i32) -> Identity {
     let is_pidfs = rustix::fs::fstatfs(pidfd).is_ok_and(|fs| fs.f_type as u64 == PIDFS_MAGIC);
     match rustix::fs::fstat(pidfd) {
         Ok(stat) if is_pidfs => Identity::Pidfs(stat.st_ino),
-        Ok(_) => start_time(pid).map_or(Identity::Unknown, |start| Identity::Process { pid, start }),
+        Ok(_) => identity_by_start(pid, &stat_of(pid)),
         Err(_) => Identity::Unproven,
     }
 }
 
-/// When the process began: field 22 of /proc/PID/stat, counted behind the name, which may hold anything.
-fn start_time(pid: i32) -> Option<u64> {
+/// What the kernel tells about a process.
+fn stat_of(pid: i32) -> std::io::Result<String> {
     if pid <= 0 {
-        return None;
+        return Err(std::io::ErrorKind::NotFound.into());
     }
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+}
+
+/// Who that is. Where it could not be read for want of descriptors or memory it could be another time, so that is not a kernel that cannot tell.
+fn identity_by_start(pid: i32, stat: &std::io::Result<String>) -> Identity {
+    match stat {
+        Ok(stat) => start_time(stat).map_or(Identity::Unknown, |start| Identity::Process { pid, start }),
+        Err(error) => match Errno::from_io_error(error) {
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Identity::Unproven,
+            _ => Identity::Unknown,
+        },
+    }
+}
+
+/// When the process began: field 22 of /proc/PID/stat, counted behind the name, which may hold anything.
+fn start_time(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
@@ -124,6 +139,17 @@ mod tests {
         for other in [someone, Identity::Unknown, Identity::Unproven] {
             assert!(!Identity::Unproven.may_be(other) && !other.may_be(Identity::Unproven));
         }
+    }
+
+    #[test]
+    fn where_pidfds_have_no_inodes_a_process_is_its_start_and_want_of_descriptors_makes_nobody() {
+        let here = std::process::id() as i32;
+        assert!(
+            matches!(identity_by_start(here, &stat_of(here)), Identity::Process { pid, start } if pid == here && start > 0)
+        );
+        let failed = |errno: Errno| identity_by_start(here, &Err(errno.into()));
+        assert_eq!((failed(Errno::MFILE), failed(Errno::NFILE)), (Identity::Unproven, Identity::Unproven));
+        assert_eq!((failed(Errno::NOENT), identity_by_start(0, &stat_of(0))), (Identity::Unknown, Identity::Unknown));
     }
 
     #[test]

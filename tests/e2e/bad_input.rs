@@ -316,6 +316,25 @@ fn one_process_cannot_take_every_connection() {
 }
 
 #[test]
+fn one_process_cannot_take_every_descriptor_with_sessions() {
+    let daemon = TestDaemon::with_open_files(512, None, &["--device=0=64MiB"]);
+    let before = daemon.status()["open_fds"].as_u64().unwrap();
+    // They need no connection once they are open.
+    let grpc = Grpc::connect(&daemon);
+    let mut opened = 0;
+    let refused = loop {
+        match grpc.open("one of many", 1) {
+            Ok(_) => opened += 1,
+            Err(refused) => break refused,
+        }
+        assert!(opened < 64, "one process has {opened} sessions");
+    };
+    assert!(refused.message().contains("LimitNOFILE"), "{refused}");
+    let taken = daemon.status()["open_fds"].as_u64().unwrap() - before;
+    assert!(opened > 8 && taken < 128, "{opened} sessions of one process take {taken} descriptors");
+}
+
+#[test]
 fn descriptors_that_nobody_asked_for_are_closed() {
     let mut daemon = TestDaemon::start(64);
     daemon.expect_complaint("broke the protocol");

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use stitchd::clock::{Clock as _, SystemClock};
+use stitchd::driver::Driver as _;
 use stitchd::driver::gpu::GpuKind;
 use stitchd::error::{ErrorKind, chain};
 use stitchd::pool::Request;
@@ -147,6 +149,41 @@ fn a_library_that_hangs_is_an_error_in_time_and_the_other_device_goes_on() {
 }
 
 #[test]
+fn a_daemon_ends_when_it_is_told_also_while_its_library_hangs() {
+    // As long as nobody says otherwise a call may take half a minute.
+    let mut daemon = TestDaemon::on(Machine::new(GpuKind::Cuda, "devices = 67108864"), &[]);
+    let runtime = daemon.runtime("a job");
+    daemon.machine().hang("create");
+    let started = SystemClock::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| runtime.alloc(&Request::of(Bytes::mib(4))).unwrap_err());
+        daemon.wait_for_device("creating_bytes", 4 * MIB);
+        daemon.terminate();
+    });
+    assert!(started.now() < Duration::from_secs(15), "it took {:?}", started.now());
+}
+
+#[test]
+fn warm_chunks_that_cannot_be_created_are_not_asked_for_all_the_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("stitchd.toml");
+    std::fs::write(&config, "warm = '32MiB'\ndriver_deadline = '100ms'\n").unwrap();
+    let machine = Machine::new(GpuKind::Cuda, "devices = 67108864");
+    machine.hang("create");
+    let mut daemon = TestDaemon::on(machine, &["--config", config.to_str().unwrap()]);
+    for words in ["overdue", "cannot create a chunk"] {
+        daemon.expect_complaint(words);
+    }
+    let is_refused = || daemon.device("refused_creates") >= 16;
+    eventually("it is tried once", || is_refused().then_some(()));
+    std::thread::sleep(Duration::from_secs(1));
+    let said = daemon.log().lines().filter(|line| line.contains("cannot create a chunk")).count();
+    assert!((1..=4).contains(&said), "said {said} times of {} creates", daemon.device("refused_creates"));
+    daemon.machine().hang("");
+    daemon.wait_for_device("idle_bytes", 32 * MIB);
+}
+
+#[test]
 fn with_few_open_files_chunks_are_refused_and_people_can_still_connect() {
     for driver in [None, Some(Machine::new(GpuKind::Hip, "devices = 1073741824\nquirks = fd_per_handle"))] {
         let mut daemon = TestDaemon::with_open_files(256, driver, &["--device=0=1GiB"]);
@@ -169,4 +206,18 @@ fn with_few_open_files_chunks_are_refused_and_people_can_still_connect() {
         grpc.close(&session).unwrap();
         daemon.wait_for_device("chunks", 0);
     }
+}
+
+#[test]
+fn a_device_that_cannot_be_cleared_is_left_out_and_the_others_are_served() {
+    // There is no room for a second context on the first device, which somebody else has taken.
+    let machine = Machine::new(GpuKind::Cuda, "devices = 67108864, 268435456\ncontext_bytes = 52428800");
+    let neighbour = stitchd::driver::gpu::GpuDriver::open_library(GpuKind::Cuda, machine.library()).unwrap();
+    neighbour.synchronize(stitchd::ids::DeviceId(0)).unwrap();
+    let mut daemon = TestDaemon::on(machine, &[]);
+    daemon.expect_complaint("the device is left out");
+    let status = daemon.status();
+    assert_eq!((status["devices"].as_array().unwrap().len(), &status["devices"][0]["ordinal"]), (1, &1.into()));
+    let session = daemon.session("on the other");
+    session.runtime(1, RuntimeConfig::default()).unwrap().alloc(&Request::of(Bytes::mib(2))).unwrap();
 }

@@ -2,6 +2,7 @@
 //!
 //! `STITCHD_TEST_DEVICE` says on which driver: `host`, or `cuda` and `hip` on a pretended machine with GPUs (tests/standin-driver).
 
+use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -68,7 +69,7 @@ pub(crate) fn vendor() -> Option<GpuKind> {
 
 /// What whoever started the tests, or a test that starts itself again, has to say.
 #[expect(clippy::disallowed_methods, reason = "the place of these tests that reads the environment")]
-pub(crate) fn variable(name: &str) -> Option<std::ffi::OsString> {
+pub(crate) fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 
