@@ -116,6 +116,16 @@ pub enum DaemonError {
         #[source]
         source: ScrubError,
     },
+    /// Connections alone take all that may be open.
+    #[error(
+        "this process may have {limit} files open, and chunks need some beside the {reserve} that are kept for connections: raise the limit (LimitNOFILE, `ulimit -n`)"
+    )]
+    TooFewFiles {
+        /// How many.
+        limit: u64,
+        /// How many are kept.
+        reserve: u64,
+    },
     /// The stored plans cannot be read.
     #[error("cannot use the directory of plans")]
     Plans(#[from] PlanStoreError),
@@ -136,6 +146,7 @@ impl DaemonError {
             DaemonError::Store(error) => error.kind(),
             DaemonError::NoDevice { .. } => ErrorKind::NotFound,
             DaemonError::Uncleared { .. } => ErrorKind::Broken,
+            DaemonError::TooFewFiles { .. } => ErrorKind::Invalid,
             DaemonError::Plans(_) => ErrorKind::Invalid,
             DaemonError::Thread(_) => ErrorKind::Exhausted,
             DaemonError::Server(_) => ErrorKind::Broken,
@@ -173,6 +184,10 @@ impl Daemon {
             }
         }
         store = store.with_descriptors(Daemon::fds_for_chunks());
+        if devices.iter().any(|device| store.chunks_max(device.id) == 0) {
+            let (limit, reserve) = (Daemon::open_fds_max(), Daemon::fds_for_connections());
+            return Err(DaemonError::TooFewFiles { limit, reserve });
+        }
         for device in &devices {
             warn_of_few_chunks(device, store.chunks_max(device.id), config.ladder.steps());
         }

@@ -286,9 +286,7 @@ pub enum Refusal {
         cycle: Vec<Holding>,
     },
     /// The driver could not create a chunk for a reason other than memory.
-    #[error(
-        "the driver cannot create chunks on {device}; the daemon's log says why (too few open files, perhaps: raise LimitNOFILE, or make the ladder's sizes larger)"
-    )]
+    #[error("the driver cannot create chunks on {device}; the daemon's log says why")]
     Driver {
         /// Where.
         device: DeviceId,

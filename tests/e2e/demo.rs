@@ -62,3 +62,14 @@ fn a_demo_that_is_ended_or_killed_leaves_no_process_behind() {
         assert!(left == 0 || signal == Signal::KILL, "{left} directories are left");
     }
 }
+
+#[test]
+fn a_demo_on_a_driver_that_is_not_there_or_not_shared_is_refused_before_it_begins() {
+    let output = run(&["demo", "--driver", "sim"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("cannot share the memory of the sim driver"), "{}", stderr(&output));
+    let output = stitchd().args(["demo", "--driver", "hip"]).env("STITCHD_DRIVER_LIBRARY", "/nowhere.so").output();
+    let output = output.unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("there is no hip driver on this machine"), "{}", stderr(&output));
+}

@@ -33,7 +33,7 @@ fn stdout(output: &Output) -> String {
 
 #[test]
 fn the_script_for_gpus_finds_nothing_wrong_with_a_pretended_machine() {
-    for (kind, driver, skip) in [(GpuKind::Cuda, "cuda", "none"), (GpuKind::Hip, "hip", "selftest")] {
+    for (kind, driver, skip) in [(GpuKind::Cuda, "cuda", "demo"), (GpuKind::Hip, "hip", "selftest")] {
         let machine = Machine::new(kind, "devices = 268435456\ncontext_bytes = 10485760\ndirty = 1");
         let json = machine.library().with_file_name("report.json");
         let words = ["--driver", driver, "--json", json.to_str().unwrap(), "--bytes", "64MiB", "--skip", skip];
@@ -45,7 +45,7 @@ fn the_script_for_gpus_finds_nothing_wrong_with_a_pretended_machine() {
         for name in ["serve", "lease", "bytes", "two_processes", "killed", "killed_with_child", "end"] {
             assert_eq!(step(name)["outcome"], "ok", "{}", step(name));
         }
-        assert_eq!(step("selftest")["outcome"], if skip == "none" { "ok" } else { "SKIP" });
+        assert_eq!(step("selftest")["outcome"], if skip == "selftest" { "SKIP" } else { "ok" });
         for name in ["peers", "torch", "all_reduce", "demo"] {
             assert_eq!(step(name)["outcome"], "SKIP", "{}", step(name));
         }
@@ -67,6 +67,8 @@ fn the_script_for_gpus_says_what_fails_and_skips_a_machine_without_one() {
     // A client library that is none: the steps that need it fail, and the others are done.
     let machine = Machine::new(GpuKind::Cuda, "devices = 268435456");
     let library = machine.library().to_str().unwrap();
+    let output = script(machine.library(), &["--skip", "lunch"]).unwrap();
+    assert!(output.status.code() == Some(1) && stdout(&output).contains("no step lunch"), "{}", stdout(&output));
     let output = script(machine.library(), &["--skip", "selftest", "--client", library]).unwrap();
     let text = stdout(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");

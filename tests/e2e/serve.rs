@@ -157,3 +157,27 @@ fn connections_that_say_nothing_do_not_keep_a_daemon_from_ending() {
     daemon.terminate();
     drop((silent, silent_too));
 }
+
+#[test]
+fn a_daemon_whose_open_files_are_all_for_connections_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = std::process::Command::new("sh")
+        .args(["-c", "ulimit -n 64; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_stitchd")])
+        .args(["serve", "--driver", "host", "--runtime-dir", dir.path().to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("this process may have 64 files open"), "{}", stderr(&output));
+}
+
+#[test]
+fn what_is_printed_as_configuration_can_be_extended_and_moved() {
+    let dir = tempfile::tempdir().unwrap();
+    let printed = run(&["serve", "--print-config"]);
+    let text = String::from_utf8_lossy(&printed.stdout).into_owned() + "\n[[device]]\nordinal = 0\nbytes = \"1GiB\"\n";
+    let file = dir.path().join("stitchd.toml");
+    std::fs::write(&file, text).unwrap();
+    let moved = run(&["serve", "--config", file.to_str().unwrap(), "--runtime-dir", "/tmp/moved", "--print-config"]);
+    let text = String::from_utf8_lossy(&moved.stdout).into_owned();
+    assert!(moved.status.success() && !text.contains("/run/stitchd") && text.contains("ordinal = 0"), "{text}");
+}

@@ -17,7 +17,8 @@ use self::show::Show;
 use super::table::Table;
 use super::{Failure, Outcome, print_json};
 use crate::clock::{Clock as _, SystemClock};
-use crate::driver::DriverName;
+use crate::driver::{self, DriverName};
+use crate::session::locate::Environment;
 use crate::units::Bytes;
 
 #[derive(Debug, Args)]
@@ -51,6 +52,13 @@ struct Result {
 }
 
 pub(super) fn run(args: &DemoArgs) -> Outcome {
+    // Before anything is started: a driver that is not there is said as everywhere else.
+    if driver::open_shared(args.driver, &[], &Environment::read().library)?.is_none() {
+        return Err(Failure::Usage(format!(
+            "processes cannot share the memory of the {} driver",
+            args.driver.as_str()
+        )));
+    }
     let clock = SystemClock::new();
     let show = Show::new(args.json);
     let result = perform(args, &show, &clock).map_err(Failure::Other)?;

@@ -45,7 +45,7 @@ pub(super) struct SelftestArgs {
     /// Ask, by experiment, what is not written down: what memory holds, who keeps it, when it comes back
     #[arg(long)]
     questions: bool,
-    /// Checks, costs and questions; under five minutes on a GPU
+    /// Checks, costs and questions; each question has a time limit, all of a device 210 s
     #[arg(long)]
     all: bool,
     /// Measure in half a second, and nothing else: for a daemon that starts
