@@ -1,10 +1,8 @@
 //! Counts and times every call of a driver.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-use slab::Slab;
 
 use super::{Intercept, Layered, Step};
 use crate::clock::Clock;
@@ -55,8 +53,6 @@ impl CallCounts {
 #[derive(Debug)]
 pub struct Meter {
     clock: Arc<dyn Clock>,
-    /// Calls that are being made, and since when.
-    running: Mutex<Slab<(Call, Duration)>>,
     cells: [Cell; Call::ALL.len()],
 }
 
@@ -65,28 +61,31 @@ struct Cell {
     calls: AtomicU64,
     failures: AtomicU64,
     nanos: AtomicU64,
+    /// Calls that are under way.
+    running: AtomicU64,
+    /// When the first of them began, or the last one before them came back, in nanoseconds of the clock.
+    since: AtomicU64,
 }
 
 impl Meter {
     /// Puts a meter around `driver`.
     pub fn around(driver: Arc<dyn Driver>, clock: Arc<dyn Clock>) -> Arc<Metered> {
-        Arc::new(Layered::new(driver, Meter { clock, running: Mutex::default(), cells: Default::default() }))
+        Arc::new(Layered::new(driver, Meter { clock, cells: Default::default() }))
     }
 
-    fn running(&self) -> MutexGuard<'_, Slab<(Call, Duration)>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How many calls have not come back for longer than `limit`, and the oldest of them. Waiting for the job's own work does not count: that takes
-    /// as long as the work does.
+    /// How many calls are under way of a kind of which none has come back for longer than `limit`, and of which kind longest. Waiting for the job's own work does
+    /// not count: that takes as long as the work does.
     pub fn overdue(&self, limit: Duration) -> (u64, Option<(Call, Duration)>) {
         let now = self.clock.now();
-        let running = self.running();
-        let ages = running.iter().map(|(_, (call, since))| (*call, now.saturating_sub(*since)));
-        let late = ages.filter(|(call, age)| *age > limit && !matches!(call, Call::Synchronize | Call::Copy));
-        late.fold((0, None), |(count, oldest), (call, age)| {
-            let older = oldest.filter(|(_, oldest)| *oldest >= age).unwrap_or((call, age));
-            (count + 1, Some(older))
+        let kinds = Call::ALL.into_iter().filter(|call| !matches!(call, Call::Synchronize | Call::Copy));
+        kinds.fold((0, None), |(count, longest), call| {
+            let cell = &self.cells[call.index()];
+            let running = cell.running.load(Ordering::Relaxed);
+            let age = now.saturating_sub(Duration::from_nanos(cell.since.load(Ordering::Relaxed)));
+            if running == 0 || age <= limit {
+                return (count, longest);
+            }
+            (count + running, longest.filter(|(_, longest)| *longest >= age).or(Some((call, age))))
         })
     }
 
@@ -108,15 +107,20 @@ impl Intercept for Meter {
         run: impl FnOnce() -> Result<T, DriverError>,
         _handle: impl Fn(&T) -> Option<Handle>,
     ) -> Result<T, DriverError> {
-        let started = self.clock.now();
-        let key = self.running().insert((step.call(), started));
-        let outcome = run();
-        self.running().remove(key);
-        let nanos = self.clock.now().saturating_sub(started).as_nanos();
         let cell = &self.cells[step.call().index()];
+        let nanos_of = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let started = self.clock.now();
+        if cell.running.fetch_add(1, Ordering::Relaxed) == 0 {
+            cell.since.store(nanos_of(started), Ordering::Relaxed);
+        }
+        let outcome = run();
+        let ended = self.clock.now();
+        // One has come back: how long the others take counts from here.
+        cell.since.store(nanos_of(ended), Ordering::Relaxed);
+        cell.running.fetch_sub(1, Ordering::Relaxed);
         cell.calls.fetch_add(1, Ordering::Relaxed);
         cell.failures.fetch_add(u64::from(outcome.is_err()), Ordering::Relaxed);
-        cell.nanos.fetch_add(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
+        cell.nanos.fetch_add(nanos_of(ended.saturating_sub(started)), Ordering::Relaxed);
         outcome
     }
 }
