@@ -273,7 +273,7 @@ fn every_metric_and_configuration_key_is_documented() {
         keys.extend(device.as_table().unwrap().keys().map(|key| format!("device.{key}")));
     }
     // Not set by default, and so not printed.
-    keys.insert("session_limit".into());
+    keys.extend(["session_limit".into(), "plans".into()]);
     keys.remove("device");
     let table = docs.split("| key |").nth(1).expect("a table of keys").split("\n\n").next().unwrap();
     let documented: BTreeSet<String> =
