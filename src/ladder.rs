@@ -138,6 +138,15 @@ impl Ladder {
         Ladder::new(steps).unwrap_or_else(|_| Ladder::standard())
     }
 
+    /// The same for devices of this granularity: what is smaller cannot be made, and the granularity itself takes its place.
+    pub fn raised_to(self, granularity: Bytes) -> Result<Ladder, LadderError> {
+        if self.smallest() >= granularity {
+            return Ok(self);
+        }
+        let larger = self.steps.into_iter().filter(|step| *step > granularity);
+        Ladder::new([granularity].into_iter().chain(larger).collect())
+    }
+
     /// As the value of the configuration's key `ladder`.
     pub fn to_toml(&self) -> String {
         let steps: Vec<String> = self.steps.iter().map(|step| format!("\"{}\"", exact(*step))).collect();
@@ -292,5 +301,15 @@ mod tests {
         assert!(matches!(mib(&[2, 2]), Err(LadderError::NotAStep { .. })));
         assert!(matches!(mib(&[32, 2]), Err(LadderError::NotAStep { .. })));
         assert!(matches!(mib(&[2, 8192]), Err(LadderError::TooLarge(_))));
+    }
+
+    #[test]
+    fn steps_below_a_granularity_give_way_to_it() {
+        let raised = |mib| Ladder::standard().raised_to(Bytes::mib(mib)).map(|ladder| ladder.steps);
+        assert_eq!(raised(2), Ok([2, 32, 256].map(Bytes::mib).to_vec()));
+        assert_eq!(raised(4), Ok([4, 32, 256].map(Bytes::mib).to_vec()));
+        assert_eq!(raised(32), Ok([32, 256].map(Bytes::mib).to_vec()));
+        assert_eq!(raised(1024), Ok(vec![Bytes::gib(1)]));
+        assert!(matches!(raised(8192), Err(LadderError::TooLarge(_))));
     }
 }

@@ -4,10 +4,26 @@
 
 use crate::units::Bytes;
 
+/// Bytes of a page of this machine: 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64, as its kernel was built.
+///
+/// The rule: whatever is mapped, reserved or sized as a file is a multiple of it. Chunks and addresses are, because [`granularity_for`] makes every driver's granularity one; what is smaller
+/// than a page, as the stats page is, gets a whole one.
+pub fn page_size() -> Bytes {
+    Bytes::new(rustix::param::page_size() as u64)
+}
+
+/// The granularity of a device that can make chunks of multiples of `smallest`, on a machine with pages of this size: never below [`CHUNK_LEN_MIN`], and whole pages.
+pub fn granularity_for(smallest: Bytes, page: Bytes) -> Bytes {
+    let least = smallest.max(CHUNK_LEN_MIN);
+    least.round_up(page).unwrap_or(least)
+}
+
 /// Smallest chunk: the allocation granularity of today's data-centre GPUs. A driver with a larger one raises it.
 pub const CHUNK_LEN_MIN: Bytes = Bytes::mib(2);
 /// Largest chunk. Above this one refused create would move the budget in too large a step.
 pub const CHUNK_LEN_MAX: Bytes = Bytes::gib(4);
+/// Ordinals of devices are below this: pretended devices are counted up to the highest.
+pub const ORDINALS_MAX: u32 = 1024;
 /// Chunks that one daemon keeps books on: a node of eight 288 GB devices in the smallest chunks.
 pub const CHUNKS_MAX: usize = 1 << 21;
 /// Addresses that a process reserves on one device: half of what x86-64 gives a process, and hundreds of times the largest device.
@@ -45,11 +61,21 @@ pub const PLANS_MAX: usize = 1024;
 pub const PLAN_ENTRIES_MAX: usize = 1 << 22;
 /// Events in one trace.
 pub const TRACE_EVENTS_MAX: usize = 1 << 27;
+/// Bytes in one block of a binary trace: 64 times what the writer makes, in case another makes longer ones.
+pub const TRACE_BLOCK_LEN_MAX: u32 = 2 << 20;
+/// Bytes in the name of a module of a binary trace: hundreds of times the longest seen.
+pub const TRACE_MODULE_LEN_MAX: usize = 64 << 10;
 /// Figures in a stats page: eight times what there are, in half a kilobyte.
 pub const COUNTERS_MAX: usize = 64;
+/// Milliseconds between two words that a request is still worked on, at most; a client that has less patience hears more often, but not more often than [`WORD_MS_MIN`].
+pub const WORD_MS_MAX: u64 = 1_000;
+/// See [`WORD_MS_MAX`].
+pub const WORD_MS_MIN: u64 = 20;
 /// Acquires of one session that the daemon queues; a client sends one at a time.
 pub const ACQUIRES_QUEUED_MAX: usize = 16;
-/// Milliseconds that a ticket is good for.
+/// Milliseconds that a ticket for a session's chunk socket is good for: before it is used its process opens its driver, which may take two minutes.
+pub const LINK_TICKET_MS_MAX: u64 = 150_000;
+/// Milliseconds that a ticket for the chunks of a lease is good for.
 pub const TICKET_MS_MAX: u64 = 10_000;
 /// Smallest size that the stitching pool serves; below it the small pool does.
 pub const STITCH_LEN_MIN: Bytes = Bytes::mib(2);
@@ -61,3 +87,23 @@ const _: () = assert!(CHUNK_LEN_MIN.get() <= CHUNK_LEN_MAX.get());
 const _: () = assert!(STITCH_LEN_MIN.get() >= CHUNK_LEN_MIN.get());
 const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < CHUNK_MESSAGE_LEN_MAX);
 const _: () = assert!(FDS_PER_MESSAGE_MAX * 32 < CHUNK_MESSAGE_LEN_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_whole_pages_whatever_a_page_is() {
+        for page in [Bytes::kib(4), Bytes::kib(16), Bytes::kib(64)] {
+            for (smallest, granularity) in
+                [(Bytes::kib(4), Bytes::mib(2)), (Bytes::kib(64), Bytes::mib(2)), (Bytes::mib(4), Bytes::mib(4))]
+            {
+                assert_eq!(granularity_for(smallest, page), granularity);
+                assert!(granularity.is_multiple_of(page));
+            }
+        }
+        // No such machine is known; a chunk would be a page there.
+        assert_eq!(granularity_for(Bytes::kib(4), Bytes::mib(16)), Bytes::mib(16));
+        assert!(page_size().get().is_power_of_two() && page_size() >= Bytes::kib(4));
+    }
+}

@@ -17,8 +17,8 @@ use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, Span};
 /// The largest chunk that is timed. Larger ones cost no less for a byte that anybody would notice.
 const LEN_MAX: Bytes = Bytes::gib(1);
 
-/// Chunks in the run that is mapped as a whole.
-pub const RUN: u64 = 64;
+/// Chunks in the run that is mapped as a whole, where there is no room for more.
+const RUN_MIN: u64 = 64;
 
 /// How much time measuring may take.
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +27,15 @@ pub struct Effort {
     pub rounds: usize,
     /// Time for them; three rounds are made in any case.
     pub time: Duration,
+    /// Chunks in the run that is mapped as a whole.
+    pub run: u64,
 }
 
 impl Effort {
     /// For people who look.
-    pub const THOROUGH: Effort = Effort { rounds: 21, time: Duration::from_secs(20) };
+    pub const THOROUGH: Effort = Effort { rounds: 21, time: Duration::from_secs(20), run: 512 };
     /// For a daemon that starts.
-    pub const QUICK: Effort = Effort { rounds: 9, time: Duration::from_millis(500) };
+    pub const QUICK: Effort = Effort { rounds: 9, time: Duration::from_millis(500), run: RUN_MIN };
 }
 
 /// Rounds that are made however long they take: a median needs them.
@@ -126,9 +128,12 @@ pub fn measure(
     })?;
     let costs = sizes.into_iter().filter(|(_, times)| !times.calls.is_empty());
     let chunks = costs.map(|(len, times)| Cost { len, rounds, calls: times.medians() }).collect();
-    let has_room = smallest.checked_mul(RUN).is_some_and(|bytes| bytes <= free);
-    progress(&format!("a run of {RUN} chunks"));
-    let run = if has_room { Some(run_cost(driver, device, smallest, effort)?) } else { None };
+    let has_room = |count: &u64| smallest.checked_mul(*count).is_some_and(|bytes| bytes <= free);
+    let run = [effort.run, RUN_MIN].into_iter().find(has_room).map(|count| {
+        progress(&format!("a run of {count} chunks"));
+        run_cost(driver, device, (smallest, count), effort)
+    });
+    let run = run.transpose()?;
     Ok(Costs { chunks, run })
 }
 
@@ -160,12 +165,17 @@ fn measure_chunk(driver: &dyn Driver, device: DeviceId, len: Bytes, times: &mut 
     times.of(Call::Release, || driver.release(handle))
 }
 
-fn run_cost(driver: &dyn Driver, device: DeviceId, len: Bytes, effort: Effort) -> Result<RunCost, DriverError> {
-    let whole = Bytes::new(len.get() * RUN);
-    let handles: Vec<Handle> = (0..RUN).map(|_| driver.create(device, len)).collect::<Result<_, _>>()?;
+fn run_cost(
+    driver: &dyn Driver,
+    device: DeviceId,
+    (len, count): (Bytes, u64),
+    effort: Effort,
+) -> Result<RunCost, DriverError> {
+    let whole = Bytes::new(len.get() * count);
+    let handles: Vec<Handle> = (0..count).map(|_| driver.create(device, len)).collect::<Result<_, _>>()?;
     let start = driver.reserve(device, whole, len)?;
     let all = span(start, whole);
-    let parts: Vec<AddressSpan> = (0..RUN).map(|at| span(after(start, len.get() * at), len)).collect();
+    let parts: Vec<AddressSpan> = (0..count).map(|at| span(after(start, len.get() * at), len)).collect();
     let each = |call: &dyn Fn(AddressSpan) -> Result<(), DriverError>| parts.iter().try_for_each(|part| call(*part));
     let set = |span| driver.set_access(span, device, Access::ReadWrite);
     let unmap = |span| driver.unmap(span);
@@ -186,7 +196,7 @@ fn run_cost(driver: &dyn Driver, device: DeviceId, len: Bytes, effort: Effort) -
     let [set_access_once, unmap_once, set_access_each, unmap_each] = nanos[..] else {
         unreachable!("four calls are timed in every round");
     };
-    Ok(RunCost { len, count: RUN, set_access_once, set_access_each, unmap_once, unmap_each })
+    Ok(RunCost { len, count, set_access_once, set_access_each, unmap_once, unmap_each })
 }
 
 fn span(start: DeviceAddress, len: Bytes) -> AddressSpan {
@@ -229,11 +239,35 @@ impl Times {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+
     use crate::driver::host::{HostDriver, HostOptions};
+    use crate::driver::layers::{Intercept, Layered, Step};
+
+    /// Makes each call take so long that what else runs on this machine is little beside 64 of them.
+    #[derive(Debug)]
+    struct Slow;
+
+    impl Intercept for Slow {
+        fn around<T>(
+            &self,
+            step: Step,
+            run: impl FnOnce() -> Result<T, DriverError>,
+            _handle: impl Fn(&T) -> Option<Handle>,
+        ) -> Result<T, DriverError> {
+            const LATENCY: Duration = Duration::from_micros(500);
+            let clock = SystemClock::new();
+            while step.call() == Call::SetAccess && clock.now() < LATENCY {
+                std::hint::spin_loop();
+            }
+            run()
+        }
+    }
 
     #[test]
     fn sizes_go_as_far_as_the_memory_and_nothing_is_left_behind() {
-        let driver = HostDriver::new(HostOptions::with_devices(&[Bytes::mib(70), Bytes::mib(300)]));
+        let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[Bytes::mib(70), Bytes::mib(300)])));
+        let driver = Layered::new(Arc::clone(&host) as Arc<dyn Driver>, Slow);
         let quiet = |_: &str| ();
         let sizes = |costs: &Costs| costs.chunks.iter().map(|cost| cost.len.get() >> 20).collect::<Vec<_>>();
         let small = measure(&driver, DeviceId(0), Effort::QUICK, &quiet).unwrap();
@@ -241,11 +275,11 @@ mod tests {
         let large = measure(&driver, DeviceId(1), Effort::QUICK, &quiet).unwrap();
         assert_eq!(sizes(&large), [2, 4, 8, 16, 32, 64, 128, 256]);
         let run = large.run.unwrap();
-        assert_eq!((run.len, run.count), (Bytes::mib(2), RUN));
+        assert_eq!((run.len, run.count), (Bytes::mib(2), RUN_MIN));
         // Sixty-four calls are no quicker than one.
         assert!(run.set_access_each > run.set_access_once && run.set_access_once > 0, "{run:?}");
         assert!(large.chunks.iter().all(|cost| (ROUNDS_MIN..=Effort::QUICK.rounds).contains(&cost.rounds)));
-        assert_eq!(driver.counts(), (0, 0, 0));
+        assert_eq!(host.counts(), (0, 0, 0));
     }
 
     #[test]

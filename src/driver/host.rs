@@ -51,7 +51,8 @@ impl HostOptions {
     pub fn with_devices(totals: &[Bytes]) -> HostOptions {
         HostOptions {
             devices: totals.to_vec(),
-            granularity: limits::CHUNK_LEN_MIN,
+            // Chunks are mapped, and maps go by pages.
+            granularity: limits::granularity_for(limits::CHUNK_LEN_MIN, limits::page_size()),
             alias: true,
             mappings_max: mappings_max_of_system(),
         }
@@ -313,6 +314,7 @@ impl Driver for HostDriver {
             checks_imports: true,
             fds_per_chunk: 1,
             mappings_max: self.options.mappings_max,
+            memory_stays_with_addresses: false,
             copies_wait: false,
             rdma: false,
             fabric: false,
@@ -324,7 +326,7 @@ impl Driver for HostDriver {
         let total = self.total(device).map_err(|cause| DriverError::new(Call::Query, cause))?;
         let mut state = self.lock();
         state.sweep();
-        Ok(DeviceMemory { total, free: total.saturating_sub(state.charged[device.0 as usize]) })
+        Ok(DeviceMemory { total, free: total.saturating_sub(state.charged[device.0 as usize]), is_live: true })
     }
 
     fn create(&self, device: DeviceId, len: Bytes) -> Result<Handle, DriverError> {

@@ -18,6 +18,7 @@
 mod books;
 #[cfg(feature = "daemon")]
 pub mod conformance;
+pub mod cost_table;
 #[cfg(feature = "daemon")]
 pub mod costs;
 pub mod gpu;
@@ -68,6 +69,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     /// The vendor's own handle of the chunk, for libraries that register memory chunk by chunk. It stays the driver's: good until the handle is released, and never to be released by others.
     fn native_handle(&self, handle: Handle) -> Result<u64, DriverError>;
+
+    /// Misuses the vendor's library, past all checks, and tells what it answers to each misuse: what is written down about it is too little. Nothing where there is no such library. Only for a process
+    /// that does nothing else: it may end by it.
+    fn misuse(&self, _device: DeviceId, _tell: &mut dyn FnMut(&'static str, String)) -> Result<(), DriverError> {
+        Ok(())
+    }
 
     /// Sets aside `len` bytes of addresses, at a multiple of `alignment` (a power of two, at least the granularity).
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError>;
@@ -148,11 +155,13 @@ pub struct Capabilities {
     pub fds_per_chunk: u64,
     /// Mappings that this process can have at one time.
     pub mappings_max: u64,
+    /// What was mapped returns only once the addresses where it was are given back ([`Driver::unreserve`]): unmapping and releasing it is not enough.
+    pub memory_stays_with_addresses: bool,
     /// [`Driver::read`] and [`Driver::write`] wait for busy streams to their end, as GPUs do; else as far as they can go on.
     pub copies_wait: bool,
     /// Chunks are made so that network cards can read them (GPUDirect).
     pub rdma: bool,
-    /// The device has handles by which chunks can be passed to other nodes (FABRIC). Chunks here are passed as descriptors, on one node: this is only told.
+    /// Chunks are made so that they can be passed to other nodes (FABRIC), unless the first create shows that this process may not. Here they are passed as descriptors, on one node.
     pub fabric: bool,
     /// Processes share the device through MPS: a fatal fault of one takes all down, and limits may count what was created, so here the daemon, rather than what is used.
     pub mps: bool,
@@ -165,6 +174,8 @@ pub struct DeviceMemory {
     pub total: Bytes,
     /// What a create could still get: what nobody holds through a handle, a mapping or a descriptor.
     pub free: Bytes,
+    /// `free` is what the device says. Otherwise nobody tells, and it is all that this process has not taken, whoever else has.
+    pub is_live: bool,
 }
 
 /// A chunk inside its driver and process. The number means nothing elsewhere.

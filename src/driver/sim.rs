@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::books::{Books, ChunkKey};
+use super::cost_table::CostTable;
 use super::host::{Token, uuid_of};
 use super::streams::{Stall, Streams};
 use super::{
@@ -22,53 +23,6 @@ use crate::ids::{DeviceId, StreamId};
 use crate::limits;
 use crate::rng::Rng;
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
-
-/// What one call costs, in modelled seconds.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CostTable {
-    /// The name by which users choose it.
-    pub name: &'static str,
-    /// Where the figures come from.
-    pub source: &'static str,
-    seconds: [f64; Call::ALL.len()],
-}
-
-impl CostTable {
-    /// No call costs anything.
-    pub const FREE: CostTable =
-        CostTable { name: "free", source: "every call costs nothing", seconds: [0.0; Call::ALL.len()] };
-
-    /// One A100, 2 MiB chunks, one thread: reserve 19 µs, create 193 µs, map 1.45 µs, set access 36 µs, unmap 26 µs (kvcached,
-    /// benchmarks/bench_vmm). Export and import stand at the cost of a map, release at that of an unmap: nobody has
-    /// published them.
-    pub fn a100() -> CostTable {
-        let mut seconds = [0.0; Call::ALL.len()];
-        for (call, micros) in [
-            (Call::Reserve, 19.0),
-            (Call::Unreserve, 19.0),
-            (Call::Create, 193.0),
-            (Call::Release, 26.0),
-            (Call::Map, 1.45),
-            (Call::Unmap, 26.0),
-            (Call::SetAccess, 36.0),
-            (Call::Export, 1.45),
-            (Call::Import, 1.45),
-        ] {
-            seconds[call.index()] = micros * 1e-6;
-        }
-        CostTable { name: "a100", source: "kvcached, benchmarks/bench_vmm: A100, 2 MiB chunks", seconds }
-    }
-
-    /// The table called `name`.
-    pub fn named(name: &str) -> Option<CostTable> {
-        [CostTable::FREE, CostTable::a100()].into_iter().find(|table| table.name == name)
-    }
-
-    /// Modelled seconds of one call.
-    pub fn seconds(&self, call: Call) -> f64 {
-        self.seconds[call.index()]
-    }
-}
 
 /// Random failures of memory calls.
 #[derive(Clone, Debug)]
@@ -101,7 +55,7 @@ impl SimOptions {
             devices: totals.to_vec(),
             granularity: limits::CHUNK_LEN_MIN,
             alias: true,
-            costs: CostTable::a100(),
+            costs: CostTable::A100,
             faults: None,
         }
     }
@@ -125,6 +79,8 @@ struct State {
     lingering: Vec<(Token, SimChunk)>,
     charged: Vec<Bytes>,
     next_address: u64,
+    /// What this call costs, if not what one on the smallest chunk does.
+    charge: Option<f64>,
     seconds: f64,
     faults: Option<(Rng, u64, u64)>,
 }
@@ -150,6 +106,7 @@ impl SimDriver {
             lingering: Vec::new(),
             charged: vec![Bytes::ZERO; options.devices.len()],
             next_address: FIRST_ADDRESS,
+            charge: None,
             seconds: 0.0,
             faults: options.faults.as_ref().map(|faults| (Rng::new(faults.seed), faults.per_mille, 0)),
         };
@@ -164,6 +121,11 @@ impl SimDriver {
     /// What all calls until now would have cost.
     pub fn modelled_seconds(&self) -> f64 {
         self.lock().seconds
+    }
+
+    /// Bytes of a device that chunks take.
+    pub fn charged(&self, device: DeviceId) -> Bytes {
+        self.lock().charged.get(device.0 as usize).copied().unwrap_or(Bytes::ZERO)
     }
 
     /// Chunks, mappings and reservations that there are.
@@ -184,16 +146,23 @@ impl SimDriver {
     /// One step: counts its cost, perhaps lets it fail, then takes it.
     fn step<T>(&self, call: Call, take: impl FnOnce(&mut State) -> Result<T, Cause>) -> Result<T, DriverError> {
         let mut state = self.lock();
-        state.seconds += self.options.costs.seconds(call);
+        state.charge = None;
         let outcome = match state.injected(call) {
             Some(cause) => Err(cause),
             None => take(&mut state),
         };
+        let charge = state.charge.take();
+        state.seconds += charge.unwrap_or_else(|| self.options.costs.seconds(call, self.options.granularity));
         outcome.map_err(|cause| DriverError::new(call, cause))
     }
 }
 
 impl State {
+    /// The call is about chunks of these sizes.
+    fn charge(&mut self, costs: &CostTable, call: Call, lens: impl Iterator<Item = Bytes>) {
+        self.charge = Some(lens.map(|len| costs.seconds(call, len)).sum());
+    }
+
     fn injected(&mut self, call: Call) -> Option<Cause> {
         let (rng, per_mille, count) = self.faults.as_mut().filter(|_| call.is_memory())?;
         if !rng.chance(*per_mille) {
@@ -265,6 +234,7 @@ impl Driver for SimDriver {
             checks_imports: true,
             fds_per_chunk: 0,
             mappings_max: u64::MAX,
+            memory_stays_with_addresses: false,
             copies_wait: false,
             rdma: false,
             fabric: false,
@@ -276,12 +246,13 @@ impl Driver for SimDriver {
         self.step(Call::Query, |state| {
             let total = self.total(device)?;
             state.sweep();
-            Ok(DeviceMemory { total, free: total.saturating_sub(state.charged[device.0 as usize]) })
+            Ok(DeviceMemory { total, free: total.saturating_sub(state.charged[device.0 as usize]), is_live: true })
         })
     }
 
     fn create(&self, device: DeviceId, len: Bytes) -> Result<Handle, DriverError> {
         self.step(Call::Create, |state| {
+            state.charge(&self.options.costs, Call::Create, [len].into_iter());
             let total = self.total(device)?;
             state.books.check_len("chunk size", len)?;
             state.sweep();
@@ -298,6 +269,8 @@ impl Driver for SimDriver {
 
     fn release(&self, handle: Handle) -> Result<(), DriverError> {
         self.step(Call::Release, |state| {
+            let (_, len) = state.books.chunk(handle)?;
+            state.charge(&self.options.costs, Call::Release, [len].into_iter());
             let gone = state.books.release(handle)?;
             state.drop_chunks(gone.as_slice());
             Ok(())
@@ -306,7 +279,8 @@ impl Driver for SimDriver {
 
     fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError> {
         self.step(Call::Export, |state| {
-            let (key, _) = state.books.chunk(handle)?;
+            let (key, len) = state.books.chunk(handle)?;
+            state.charge(&self.options.costs, Call::Export, [len].into_iter());
             let chunk = state.chunks.get_mut(&key).expect("every chunk of the books is here");
             let token = match chunk.token.take() {
                 Some(token) => token,
@@ -321,6 +295,7 @@ impl Driver for SimDriver {
 
     fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
         self.step(Call::Import, |state| {
+            state.charge(&self.options.costs, Call::Import, [len].into_iter());
             self.total(device)?;
             state.books.check_len("chunk size", len)?;
             let not_a_chunk = |found: String| Cause::NotAChunk { expected: len, found };
@@ -373,6 +348,7 @@ impl Driver for SimDriver {
     fn map(&self, at: DeviceAddress, handle: Handle) -> Result<(), DriverError> {
         self.step(Call::Map, |state| {
             let (span, chunk) = state.books.check_map(at, handle)?;
+            state.charge(&self.options.costs, Call::Map, [span.len()].into_iter());
             state.books.map(span, chunk);
             Ok(())
         })
@@ -381,6 +357,7 @@ impl Driver for SimDriver {
     fn unmap(&self, span: AddressSpan) -> Result<(), DriverError> {
         self.step(Call::Unmap, |state| {
             let mapped = state.books.check_covered(span)?;
+            state.charge(&self.options.costs, Call::Unmap, mapped.iter().map(|part| part.len()));
             let gone = state.books.unmap(&mapped);
             state.drop_chunks(&gone);
             Ok(())
@@ -391,6 +368,7 @@ impl Driver for SimDriver {
         self.step(Call::SetAccess, |state| {
             self.total(device)?;
             let mapped = state.books.check_covered(span)?;
+            state.charge(&self.options.costs, Call::SetAccess, mapped.iter().map(|part| part.len()));
             state.books.set_access(&mapped, access);
             Ok(())
         })

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
 
 mod alone;
+mod mappings;
 mod stall;
 #[path = "../support/standin.rs"]
 mod standin;
@@ -111,6 +112,9 @@ fn gpu_drivers_conform_on_the_stand_in() {
         (GpuKind::Cuda, "context_bytes = 20971520"),
         (GpuKind::Cuda, "peers = none\nexport_slots = 4\nmappings = 8"),
         (GpuKind::Cuda, "rdma = 1\nfabric = 1\nmps = 1\nmig = 1"),
+        (GpuKind::Cuda, "granularity = 2097152, 4194304"),
+        (GpuKind::Hip, "granularity = 4096"),
+        (GpuKind::Hip, "granularity = 65536, 4096\nquirks = memory_stays_with_addresses"),
         (GpuKind::Hip, ""),
         (GpuKind::Hip, "peers = none"),
         (GpuKind::Hip, old),

@@ -228,6 +228,23 @@ fn memory_that_has_run_out_is_blamed_also_where_chunks_hold_descriptors() {
 }
 
 #[test]
+fn access_is_given_to_who_reaches_the_memory_and_not_to_whom_its_device_reaches() {
+    for kind in BOTH {
+        let machine = Machine::new(kind, &conf("peers = 0>1"));
+        let driver = open(&machine, kind);
+        let fill = |from: DeviceId, memory: AddressSpan| {
+            let stream = driver.create_stream(from)?;
+            driver.fill(from, stream, memory, 9).and_then(|()| driver.synchronize(from))
+        };
+        let (of_second, _) = mapped(&driver, SECOND, &[GRANULE]).unwrap();
+        fill(FIRST, of_second).unwrap();
+        // It would end all work of this process, so it comes last.
+        let (of_first, _) = mapped(&driver, FIRST, &[GRANULE]).unwrap();
+        fill(SECOND, of_first).unwrap_err();
+    }
+}
+
+#[test]
 fn a_device_reaches_what_the_machine_says_and_access_is_given_to_nobody_else() {
     for kind in BOTH {
         for peers in ["all", "none", "0-1"] {
@@ -267,6 +284,27 @@ fn what_a_device_can_do_is_told_and_chunks_ask_for_no_more() {
     assert_eq!(has(GpuKind::Cuda, "mps = 1"), (false, false, true));
     // HIP has attributes for none of them.
     assert_eq!(has(GpuKind::Hip, "rdma = 1\nfabric = 1\nmps = 1"), (false, false, false));
+}
+
+#[test]
+fn chunks_ask_for_handles_of_other_nodes_where_they_may_and_are_refused_once_where_they_may_not() {
+    for (more, made, refused) in [("fabric = 1", 3, 0), ("fabric = 1\nimex = 0", 0, 1), ("", 0, 0)] {
+        let machine = Machine::new(GpuKind::Cuda, &conf(more));
+        let driver = open(&machine, GpuKind::Cuda);
+        for _ in 0..3 {
+            let handle = driver.create(SECOND, GRANULE).unwrap();
+            // Passed on by descriptor all the same.
+            let import = driver.import(SECOND, driver.export(handle).unwrap(), GRANULE).unwrap();
+            driver.release(import).unwrap();
+            driver.release(handle).unwrap();
+        }
+        let noted = |file: &str| {
+            let text = std::fs::read_to_string(machine.library().with_file_name(file));
+            text.map_or(0, |text| text.lines().count())
+        };
+        assert_eq!((noted("fabric-made"), noted("fabric-refused")), (made, refused), "{more}");
+        assert_eq!(driver.capabilities(SECOND).unwrap().fabric, made > 0);
+    }
 }
 
 #[test]
@@ -432,5 +470,32 @@ fn a_fill_that_goes_where_it_must_not_ends_everything_for_its_process() {
         // No device is lost: it is the process that cannot go on.
         let is_told = matches!(error.cause, Cause::Library { code: 700, .. });
         assert!(is_told && error.kind() == ErrorKind::Broken, "{}", chain(&error));
+    }
+}
+
+#[test]
+fn chunks_are_as_large_as_the_coarsest_device_wants_and_never_below_2_mib() {
+    for (granularity, expected) in [
+        ("4096", Bytes::mib(2)),
+        ("65536", Bytes::mib(2)),
+        ("4096, 65536", Bytes::mib(2)),
+        ("2097152, 4194304", Bytes::mib(4)),
+        ("8388608, 4096", Bytes::mib(8)),
+    ] {
+        for kind in BOTH {
+            let machine = Machine::new(kind, &conf(&format!("granularity = {granularity}")));
+            let driver = open(&machine, kind);
+            for device in [FIRST, SECOND] {
+                assert_eq!(driver.capabilities(device).unwrap().granularity, expected, "{granularity}, {device}");
+                let half = Bytes::new(expected.get() / 2);
+                let error = driver.create(device, half).unwrap_err();
+                assert!(matches!(error.cause, Cause::Misaligned { unit, .. } if unit == expected), "{}", chain(&error));
+                let base = driver.reserve(device, expected, expected).unwrap();
+                let handle = driver.create(device, expected).unwrap();
+                driver.map(base, handle).unwrap();
+                driver.set_access(span(base, expected), device, Access::ReadWrite).unwrap();
+                driver.write(base, &[1]).unwrap();
+            }
+        }
     }
 }

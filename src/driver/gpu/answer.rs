@@ -27,6 +27,9 @@ pub(super) fn meaning(code: Code) -> &'static str {
         code::DRIVER_MISMATCH => {
             "the driver's kernel module and library are of different versions; restart after an update"
         }
+        code::MPS_CONNECTION_FAILED => {
+            "MPS shares the devices and cannot be reached: start it (nvidia-cuda-mps-control -d) as the same user, or unset CUDA_MPS_PIPE_DIRECTORY"
+        }
         _ => "see the vendor's list of codes",
     }
 }
@@ -41,9 +44,11 @@ pub(in crate::driver) fn kind_of(function: &str, code: Code) -> ErrorKind {
         code::NOT_SUPPORTED | code::NOT_PERMITTED => ErrorKind::Unsupported,
         code::INVALID_VALUE | code::INVALID_DEVICE | code::INVALID_HANDLE => ErrorKind::Invalid,
         code::ALREADY_MAPPED => ErrorKind::Conflict,
-        code::NOT_INITIALIZED | code::DEINITIALIZED | code::DEVICE_UNAVAILABLE | code::NO_DEVICE => {
-            ErrorKind::Unavailable
-        }
+        code::NOT_INITIALIZED
+        | code::DEINITIALIZED
+        | code::DEVICE_UNAVAILABLE
+        | code::NO_DEVICE
+        | code::MPS_CONNECTION_FAILED => ErrorKind::Unavailable,
         _ => ErrorKind::Broken,
     }
 }
@@ -110,6 +115,12 @@ fn open_files_at_limit() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_mps_that_cannot_be_reached_is_said_to_be_that() {
+        assert!(meaning(805).contains("nvidia-cuda-mps-control"), "{}", meaning(805));
+        assert_eq!(kind_of("cuInit", 805), ErrorKind::Unavailable);
+    }
 
     #[test]
     fn only_what_is_known_to_be_a_loss_is_one() {

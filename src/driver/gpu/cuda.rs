@@ -59,6 +59,7 @@ pub(super) const CUDA: Vendor = Vendor {
     nvml: Some("libnvidia-ml.so.1"),
     takes_runs: true,
     map_may_lie: false,
+    memory_stays_with_addresses: false,
     fds_per_chunk: 0,
     // A table of the kernel module, one for all devices; when it is full that answers "out of memory".
     exports_max: Some(crate::limits::EXPORTS_MAX),

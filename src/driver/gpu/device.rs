@@ -1,9 +1,11 @@
 //! A device as the library knows it: who it is, and what it can do.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::table::{self, Code, Location, Properties, Table};
 use super::{Bytes, DeviceDescription, DeviceId, DeviceUuid, Vendor};
+use crate::limits;
 
 /// A device. What is known of it is asked once, when the driver is opened.
 #[derive(Debug)]
@@ -11,8 +13,9 @@ pub(super) struct Gpu {
     pub(super) native: i32,
     pub(super) description: DeviceDescription,
     pub(super) granularity: Bytes,
-    pub(super) properties: Properties,
-    pub(super) fabric: bool,
+    properties: Properties,
+    /// Chunks ask for FABRIC handles beside descriptors, until the library refuses one for it.
+    fabric: AtomicBool,
     pub(super) mps: bool,
     /// Who may use its memory: itself, and the devices that reach it.
     pub(super) reachable_from: Vec<i32>,
@@ -23,6 +26,28 @@ impl Gpu {
     /// One call for the device's chunks at a time. Taken before the driver's lock, never under it.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What new chunks are asked for with.
+    pub(super) fn properties(&self) -> Properties {
+        let fabric = if self.has_fabric() { table::HANDLE_FABRIC } else { 0 };
+        Properties { handle_types: table::HANDLE_POSIX_FD | fabric, ..self.properties }
+    }
+
+    /// The same without what this process may not have: descriptors alone.
+    pub(super) fn modest_properties(&self) -> Properties {
+        Properties { handle_types: table::HANDLE_POSIX_FD, ..self.properties }
+    }
+
+    /// Chunks are made so that they can be passed to other nodes, as far as is known.
+    pub(super) fn has_fabric(&self) -> bool {
+        self.fabric.load(Ordering::Relaxed)
+    }
+
+    /// A create was refused, perhaps because it asked for what this process may not have: whether it should be tried without. That is found out once.
+    pub(super) fn gives_up_fabric(&self, code: Code) -> bool {
+        let may_be = matches!(code, table::code::NOT_PERMITTED | table::code::NOT_SUPPORTED);
+        may_be && self.fabric.swap(false, Ordering::Relaxed)
     }
 
     /// The device, or nothing where it cannot do what the driver needs.
@@ -46,7 +71,6 @@ impl Gpu {
         };
         let properties = Properties {
             kind: table::ALLOCATION_PINNED,
-            // Not FABRIC beside it: on one node a descriptor does all that such a handle does, and where the machine's channels are missing asking for one fails the create.
             handle_types: table::HANDLE_POSIX_FD,
             location: Location { kind: table::LOCATION_DEVICE, id: native },
             win32_metadata: 0,
@@ -69,10 +93,10 @@ impl Gpu {
                 model: table.device_name(native).map_err(|code| (names.device_name, code))?,
                 total: Bytes::new(total as u64),
             },
-            // Some HIP versions say 4 KiB, and are slow or wrong below 2 MiB.
-            granularity: Bytes::new(granularity as u64).max(crate::limits::CHUNK_LEN_MIN),
+            // Some HIP versions say 4 KiB, and are slow or wrong below 2 MiB. Addresses are reserved in whole pages of the host, which may be 64 KiB (aarch64).
+            granularity: limits::granularity_for(Bytes::new(granularity as u64), limits::page_size()),
             properties,
-            fabric: also_has(vendor.fabric_attribute),
+            fabric: AtomicBool::new(also_has(vendor.fabric_attribute)),
             mps: also_has(vendor.mps_attribute),
             reachable_from: natives.iter().copied().filter(reaches).collect(),
             turn: Mutex::new(()),

@@ -54,6 +54,8 @@ pub(super) const HIP: Vendor = Vendor {
     takes_runs: false,
     // HIP of 2024 logs a map that failed and answers 0.
     map_may_lie: true,
+    // ROCm before rocm-systems pull 4363 (March 2026) keeps what was mapped for as long as the addresses are reserved. No version number is known to have it: so for all.
+    memory_stays_with_addresses: true,
     // ROCm 7.14 holds a dma-buf descriptor for every hipMemCreate (rocm-systems issue 10604).
     fds_per_chunk: 1,
     exports_max: None,

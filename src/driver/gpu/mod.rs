@@ -33,15 +33,18 @@
 //! * When a device is gone each call says so in its own way: [`answer`] tells which, and [`Cause::Lost`] is one word for all.
 //!
 //! What HIP does differently is in [`hip`], as data: an import takes the descriptor's number or a pointer to it and is for the thread's *current* device; one call unmaps, or sets the
-//! access of, one mapping; a map may lie; the alignment of a reservation may be ignored; out of memory may mean out of descriptors.
+//! access of, one mapping; memory that was mapped returns only with the addresses where it was; a map may lie; the alignment of a reservation may be ignored; out of memory may mean out of descriptors.
 //!
-//! Not used: FABRIC handles (reported only: on one node a descriptor does it), multicast, compressible memory, host memory, dma-buf export (the range's chunks are told to who asks:
+//! Asked for and not used yet: FABRIC handles, where the device has them and the library lets this process; one refusal ends that ([`Gpu::gives_up_fabric`]). A chunk gets its kinds of handles when it is made, or never.
+//!
+//! Not used: multicast, compressible memory, host memory, dma-buf export (the range's chunks are told to who asks:
 //! [`Driver::native_handle`]).
 
 mod answer;
 mod cuda;
 mod device;
 mod hip;
+mod misuse;
 mod nvml;
 mod open;
 pub mod table;
@@ -98,6 +101,8 @@ struct Vendor {
     takes_runs: bool,
     /// A map that fails may say that it is done.
     map_may_lie: bool,
+    /// Memory that was mapped returns with the addresses where it was, and not before.
+    memory_stays_with_addresses: bool,
     /// Descriptors that the library holds for each chunk.
     fds_per_chunk: u64,
     /// Exports that can be open on the machine, where that is known; what is said then is that memory has run out.
@@ -429,7 +434,7 @@ impl GpuDriver {
                 self.for_memory(device, function, Table::free_bytes)?.map(|free| free as u64)
             }
         };
-        Ok(free.map(|free| DeviceMemory { total, free: Bytes::new(free).min(total) }))
+        Ok(free.map(|free| DeviceMemory { total, free: Bytes::new(free).min(total), is_live: true }))
     }
 
     /// Where nobody tells, all that is known is what this process has taken.
@@ -437,7 +442,7 @@ impl GpuDriver {
         let total = self.gpu(device)?.description.total;
         let state = self.lock();
         let created: Bytes = state.created.values().filter(|(on, _)| *on == device).map(|(_, len)| *len).sum();
-        Ok(DeviceMemory { total, free: total.saturating_sub(created) })
+        Ok(DeviceMemory { total, free: total.saturating_sub(created), is_live: false })
     }
 }
 
@@ -464,10 +469,11 @@ impl Driver for GpuDriver {
             checks_imports: false,
             fds_per_chunk: self.vendor.fds_per_chunk,
             mappings_max: MAPPINGS_MAX,
+            memory_stays_with_addresses: self.vendor.memory_stays_with_addresses,
             // They synchronize first: work of other streams is not ordered with a copy by itself.
             copies_wait: true,
-            rdma: gpu.properties.rdma != 0,
-            fabric: gpu.fabric,
+            rdma: gpu.properties().rdma != 0,
+            fabric: gpu.has_fabric(),
             mps: gpu.mps,
         })
     }
@@ -483,7 +489,17 @@ impl Driver for GpuDriver {
         self.lock().books.check_len("chunk size", len).map_err(fail)?;
         let _turn = gpu.turn();
         let function = self.vendor.names.create;
-        let made = self.for_memory(device, function, |table| table.create(len.get() as usize, &gpu.properties));
+        let make = |table: &Table| {
+            let create = || table.create(len.get() as usize, &gpu.properties());
+            create().or_else(|code| {
+                if !gpu.gives_up_fabric(code) {
+                    return Err(code);
+                }
+                tracing::info!(%device, code, "chunks that other nodes could import are refused (no IMEX channel, or no right to it): they are passed on this node alone");
+                create()
+            })
+        };
+        let made = self.for_memory(device, function, make);
         let number = made.map_err(|cause| match cause {
             Cause::Library { code: code::OUT_OF_MEMORY, .. } => fail(self.exhausted(device, len)),
             cause => fail(of_files(cause)),
@@ -551,6 +567,10 @@ impl Driver for GpuDriver {
     fn native_handle(&self, handle: Handle) -> Result<u64, DriverError> {
         let native = self.lock().native(handle).map_err(|cause| DriverError::new(Call::Query, cause))?;
         Ok(native.number)
+    }
+
+    fn misuse(&self, device: DeviceId, tell: &mut dyn FnMut(&'static str, String)) -> Result<(), DriverError> {
+        self.misuse_library(device, tell).map_err(|cause| DriverError::new(Call::Query, cause))
     }
 
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError> {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 #[cfg(feature = "testing")]
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use super::answer::{is_lost_at_open, meaning};
 use super::nvml::Nvml;
@@ -45,6 +46,24 @@ pub enum OpenError {
         code: i32,
         /// In words.
         meaning: &'static str,
+    },
+    /// The library does not come back.
+    #[error(
+        "the {driver} driver has not started within {limit:?}: some device of this machine does not answer; look for it in `dmesg` and with the vendor's tool (nvidia-smi, rocm-smi), reset it or leave it out (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES), and start this again"
+    )]
+    Overdue {
+        /// Which driver.
+        driver: String,
+        /// How long it had.
+        limit: Duration,
+    },
+    /// It could not be tried.
+    #[error("the {driver} driver cannot be opened: {reason}")]
+    Unopened {
+        /// Which driver.
+        driver: String,
+        /// Why.
+        reason: String,
     },
 }
 

@@ -64,6 +64,8 @@ pub const LOCATION_DEVICE: c_uint = 1;
 pub const ALLOCATION_PINNED: c_uint = 1;
 /// A handle that can be passed as a file descriptor.
 pub const HANDLE_POSIX_FD: c_uint = 1;
+/// A handle that other nodes can import, too.
+pub const HANDLE_FABRIC: c_uint = 8;
 /// No access.
 pub const ACCESS_NONE: c_uint = 0;
 /// Reads only.
@@ -139,6 +141,8 @@ pub mod code {
     pub const NOT_SUPPORTED: Code = 801;
     /// The kernel module and the library are of different versions.
     pub const DRIVER_MISMATCH: Code = 803;
+    /// The process that shares the devices among clients (MPS) cannot be reached.
+    pub const MPS_CONNECTION_FAILED: Code = 805;
     /// Nobody knows.
     pub const UNKNOWN: Code = 999;
 }

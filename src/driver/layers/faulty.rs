@@ -1,4 +1,4 @@
-//! Fails chosen calls of a driver, before they change anything: the n-th memory call, or every call of a kind.
+//! Fails chosen calls of a driver, before they change anything: the n-th call of whatever kind but questions, or every call of a kind.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ pub type Faulty = Layered<Faults>;
 /// Which calls fail. None, until told.
 #[derive(Debug, Default)]
 pub struct Faults {
-    /// Memory calls still to come before one fails; 0 for none.
+    /// Calls still to come before one fails; 0 for none.
     countdown: AtomicU64,
     kinds: Mutex<Vec<Call>>,
     injected: AtomicU64,
@@ -24,7 +24,7 @@ impl Faults {
         Arc::new(Layered::new(driver, Faults::default()))
     }
 
-    /// Lets the `n`-th memory call from now fail, once. 0 lets none fail.
+    /// Lets the `n`-th call from now fail, once: of memory, addresses, streams, events, copies, or waiting for the device. Questions do not count. 0 lets none fail.
     pub fn fail_nth(&self, n: u64) {
         self.countdown.store(n, Ordering::Relaxed);
     }
@@ -44,7 +44,7 @@ impl Faults {
             return true;
         }
         let count = |left: u64| left.checked_sub(1);
-        call.is_memory() && self.countdown.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count) == Ok(1)
+        call != Call::Query && self.countdown.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count) == Ok(1)
     }
 }
 

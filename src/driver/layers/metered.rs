@@ -89,6 +89,17 @@ impl Meter {
         })
     }
 
+    /// The call that is under way for longest, and how long.
+    pub fn longest(&self) -> Option<(Call, Duration)> {
+        let now = self.clock.now();
+        let running = Call::ALL.into_iter().filter_map(|call| {
+            let cell = &self.cells[call.index()];
+            let since = Duration::from_nanos(cell.since.load(Ordering::Relaxed));
+            (cell.running.load(Ordering::Relaxed) > 0).then(|| (call, now.saturating_sub(since)))
+        });
+        running.max_by_key(|(_, age)| *age)
+    }
+
     /// The counts now.
     pub fn counts(&self) -> CallCounts {
         let read = |cell: &Cell| CallCount {
@@ -169,6 +180,8 @@ mod tests {
         assert_eq!(hangs(create, 30), (0, None));
         assert_eq!(hangs(create, 31), (1, Some((Call::Create, Duration::from_secs(31)))));
         assert_eq!(hangs(Step::Other(Call::Synchronize), 1_000), (0, None));
+        let longest = meter.around(Step::Other(Call::Copy), || Ok(meter.longest()), |_| None);
+        assert_eq!((longest.unwrap(), meter.longest()), (Some((Call::Copy, Duration::ZERO)), None));
         assert_eq!(meter.overdue(limit), (0, None));
     }
 }

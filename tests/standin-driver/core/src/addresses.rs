@@ -12,7 +12,6 @@ use rustix::fs::FallocateFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::chunks::Chunk;
-use crate::machine::GRANULARITY;
 use crate::process::Process;
 use crate::streams::Fill;
 use crate::{Called, Quirk, code};
@@ -33,6 +32,8 @@ struct Reservation {
     len: u64,
     /// Several of its mappings were unmapped with one call.
     is_broken: bool,
+    /// Chunks that were mapped in it, where their memory stays as long as the addresses do.
+    kept: Vec<Arc<Chunk>>,
 }
 
 /// What is reserved and what is mapped.
@@ -43,13 +44,13 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    fn map(&mut self, at: u64, len: u64, chunk: &Arc<Chunk>) -> Called<()> {
+    fn map(&mut self, at: u64, len: u64, chunk: &Arc<Chunk>, granularity: u64) -> Called<()> {
         let end = at.checked_add(len).ok_or(code::INVALID_VALUE)?;
         let reserved = self.reservations.range(..=at).next_back();
         let is_inside = reserved.is_some_and(|(start, reserved)| end <= start + reserved.len);
         let before = self.mappings.range(..end).next_back();
         let is_free = before.is_none_or(|(start, mapping)| start + mapping.len <= at);
-        if !is_inside || !is_free || len != chunk.len || !at.is_multiple_of(GRANULARITY) {
+        if !is_inside || !is_free || len != chunk.len || !at.is_multiple_of(granularity) {
             return Err(code::INVALID_VALUE);
         }
         self.mappings.insert(at, Mapping { len, chunk: Arc::clone(chunk), access: HashMap::new() });
@@ -126,11 +127,12 @@ impl Process {
     /// Addresses.
     pub fn reserve(&self, len: u64, alignment: u64, flags: u64) -> Called<u64> {
         let mut state = self.begin_in_context("reserve")?;
+        let granularity = self.machine().conf.granularity_min();
         let alignment = match (alignment, self.machine().has(Quirk::IgnoresAlignment)) {
-            (0, _) | (_, true) => GRANULARITY,
-            (alignment, false) => alignment.max(GRANULARITY),
+            (0, _) | (_, true) => granularity,
+            (alignment, false) => alignment.max(granularity),
         };
-        if len == 0 || !len.is_multiple_of(GRANULARITY) || !alignment.is_power_of_two() || flags != 0 {
+        if len == 0 || !len.is_multiple_of(granularity) || !alignment.is_power_of_two() || flags != 0 {
             return Err(code::INVALID_VALUE);
         }
         let padded = len.checked_add(alignment).ok_or(code::INVALID_VALUE)?;
@@ -139,7 +141,7 @@ impl Process {
         let raw =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), padded as usize, ProtFlags::empty(), flags) };
         let start = (raw.map_err(|_| code::OUT_OF_MEMORY)?.addr() as u64).next_multiple_of(alignment);
-        state.addresses.reservations.insert(start, Reservation { len, is_broken: false });
+        state.addresses.reservations.insert(start, Reservation { len, is_broken: false, kept: Vec::new() });
         Ok(start)
     }
 
@@ -165,8 +167,11 @@ impl Process {
         if state.addresses.mappings.len() >= self.machine().conf.mappings {
             return Err(code::OUT_OF_MEMORY);
         }
-        let mapped =
-            if offset == 0 && flags == 0 { state.addresses.map(at, len, &chunk) } else { Err(code::INVALID_VALUE) };
+        let granularity = self.machine().conf.granularity_of(chunk.home);
+        let mapped = match (offset, flags) {
+            (0, 0) => state.addresses.map(at, len, &chunk, granularity),
+            _ => Err(code::INVALID_VALUE),
+        };
         if mapped.is_err() && self.machine().has(Quirk::MapLies) { Ok(()) } else { mapped }
     }
 
@@ -179,12 +184,14 @@ impl Process {
             Err(_) if self.machine().has(Quirk::MapLies) => std::process::abort(),
             covered => covered?,
         };
-        if covered.len() > 1 && self.machine().has(Quirk::UnmapRunBreaksFree) {
-            let reservation = addresses.reservations.range_mut(..=start).next_back();
-            reservation.ok_or(code::INVALID_VALUE)?.1.is_broken = true;
-        }
-        for at in covered {
-            addresses.mappings.remove(&at);
+        let reservation = addresses.reservations.range_mut(..=start).next_back();
+        let (_, reservation) = reservation.ok_or(code::INVALID_VALUE)?;
+        reservation.is_broken |= covered.len() > 1 && self.machine().has(Quirk::UnmapRunBreaksFree);
+        let gone = covered.iter().filter_map(|at| addresses.mappings.remove(at));
+        if self.machine().has(Quirk::MemoryStaysWithAddresses) {
+            reservation.kept.extend(gone.map(|mapping| mapping.chunk));
+        } else {
+            gone.for_each(drop);
         }
         Ok(())
     }
@@ -204,17 +211,15 @@ impl Process {
         {
             return Err(code::UNKNOWN);
         }
-        let conf = &self.machine().conf;
-        let reaches = |at: &u64, device: i32| {
-            let home = addresses.mappings[at].chunk.home;
-            usize::try_from(device).is_ok_and(|at| at < conf.devices.len() && conf.peers.reach(at, home))
-        };
-        if !covered.iter().all(|at| who.iter().all(|(_, device, _)| reaches(at, *device))) {
+        let who: Vec<(usize, u32)> =
+            who.iter().map(|(_, device, flags)| Ok((self.seen(*device)?, *flags))).collect::<Called<_>>()?;
+        let reaches = |at: &u64, device| self.machine().conf.peers.reach(device, addresses.mappings[at].chunk.home);
+        if !covered.iter().all(|at| who.iter().all(|(device, _)| reaches(at, *device))) {
             return Err(code::INVALID_DEVICE);
         }
         for at in covered {
             let mapping = addresses.mappings.get_mut(&at).expect("covered by it");
-            mapping.access.extend(who.iter().map(|(_, device, flags)| (*device as usize, *flags)));
+            mapping.access.extend(who.iter().copied());
         }
         Ok(())
     }

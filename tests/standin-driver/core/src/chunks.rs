@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::machine::GRANULARITY;
 use crate::process::{Process, Properties, State};
 use crate::{Called, Quirk, code};
 
@@ -24,17 +23,25 @@ pub(crate) struct Chunk {
 impl Process {
     /// A chunk.
     pub fn create(&self, len: u64, wanted: &Properties) -> Called<u64> {
-        let device = usize::try_from(wanted.device).map_err(|_| code::INVALID_DEVICE)?;
+        let device = self.seen(wanted.device)?;
         let mut state = self.begin("create", Some(device))?;
-        let is_known = wanted.kind == 1 && wanted.handle_types == 1 && wanted.location == 1;
-        if !is_known || len == 0 || !len.is_multiple_of(GRANULARITY) {
+        let asks_for_fabric = wanted.handle_types == 9;
+        let is_known = wanted.kind == 1 && (wanted.handle_types == 1 || asks_for_fabric) && wanted.location == 1;
+        if !is_known || len == 0 || !len.is_multiple_of(self.machine().conf.granularity_of(device)) {
             return Err(code::INVALID_VALUE);
-        }
-        if device >= self.machine().conf.devices.len() {
-            return Err(code::INVALID_DEVICE);
         }
         if wanted.rdma && !self.machine().conf.rdma {
             return Err(code::NOT_SUPPORTED);
+        }
+        if asks_for_fabric && !self.machine().conf.fabric {
+            return Err(code::NOT_SUPPORTED);
+        }
+        if asks_for_fabric && !self.machine().conf.imex {
+            self.machine().note("fabric-refused");
+            return Err(code::NOT_PERMITTED);
+        }
+        if asks_for_fabric {
+            self.machine().note("fabric-made");
         }
         let file = File::from(self.machine().create(device, len, wanted.rdma)?);
         self.keep(&mut state, file, (device, device), len)
@@ -77,6 +84,9 @@ impl Process {
         }
         let home = self.machine().device_of(fd)?;
         self.check(home)?;
+        if !self.sees(home) {
+            return Err(code::INVALID_DEVICE);
+        }
         let device = if self.has_contexts() { home } else { self.current_device() };
         // Not a copy of the descriptor: whoever has an import has no export open.
         let file = self.machine().reopen(fd)?;

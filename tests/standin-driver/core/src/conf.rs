@@ -16,48 +16,86 @@ pub enum Quirk {
     MapLies,
     /// Every handle holds a descriptor, and where none is left memory is said to have run out (ROCm 7.14, rocm-systems issue 10604).
     FdPerHandle,
+    /// What was mapped keeps its memory until the addresses where it was are given back, whatever is unmapped and released (ROCm before rocm-systems pull 4363).
+    MemoryStaysWithAddresses,
 }
 
 impl Quirk {
-    const ALL: [(&'static str, Quirk); 6] = [
+    const ALL: [(&'static str, Quirk); 7] = [
         ("unmap_run_breaks_free", Quirk::UnmapRunBreaksFree),
         ("access_run_fails", Quirk::AccessRunFails),
         ("access_sums_from_first", Quirk::AccessSumsFromFirst),
         ("ignores_alignment", Quirk::IgnoresAlignment),
         ("map_lies", Quirk::MapLies),
         ("fd_per_handle", Quirk::FdPerHandle),
+        ("memory_stays_with_addresses", Quirk::MemoryStaysWithAddresses),
     ];
 }
 
-/// Which devices reach each other's memory.
+/// Which devices reach others' memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Peers {
     All,
+    /// The first of each reaches the memory of the second.
     Pairs(Vec<(usize, usize)>),
 }
 
 impl Peers {
     fn of(text: &str) -> Peers {
         let ordinal = |text: &str| text.trim().parse().expect("machine.conf: an ordinal");
-        let pair = |pair: &str| {
-            let (one, other) = pair.split_once('-').expect("machine.conf: a pair of devices");
-            (ordinal(one), ordinal(other))
+        let pair = |pair: &str| match pair.split_once('>') {
+            Some((one, other)) => vec![(ordinal(one), ordinal(other))],
+            None => {
+                let (one, other) = pair.split_once('-').expect("machine.conf: a pair of devices");
+                vec![(ordinal(one), ordinal(other)), (ordinal(other), ordinal(one))]
+            }
         };
         match text {
             "all" => Peers::All,
             "none" => Peers::Pairs(Vec::new()),
-            pairs => Peers::Pairs(pairs.split(',').map(pair).collect()),
+            pairs => Peers::Pairs(pairs.split(',').flat_map(pair).collect()),
         }
     }
 
     /// Whether one device reaches the memory of another; each reaches its own.
     pub(crate) fn reach(&self, one: usize, other: usize) -> bool {
-        let is_pair = |pair: &(usize, usize)| *pair == (one, other) || *pair == (other, one);
         one == other
             || match self {
                 Peers::All => true,
-                Peers::Pairs(pairs) => pairs.iter().any(is_pair),
+                Peers::Pairs(pairs) => pairs.contains(&(one, other)),
             }
+    }
+}
+
+/// Which call fails.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Fail {
+    /// The how-manieth; 0 for none.
+    nth: u64,
+    /// Of which name; of all where there is none.
+    call: Option<String>,
+    /// In which process; in each where there is none.
+    pid: Option<u32>,
+}
+
+impl Fail {
+    fn of(text: &str) -> Fail {
+        let mut words = text.split_whitespace();
+        Fail {
+            nth: words.next().and_then(|nth| nth.parse().ok()).expect("machine.conf: a number"),
+            call: words.next().map(str::to_owned),
+            pid: words.next().map(|pid| pid.parse().expect("machine.conf: a process")),
+        }
+    }
+
+    /// This call is the one: the `nth` of this process, and the `nth_of_name` that is called so.
+    pub(crate) fn is_due(&self, call: &str, nth: u64, nth_of_name: u64) -> bool {
+        let counted = match &self.call {
+            None => nth,
+            Some(of) if of == call => nth_of_name,
+            Some(_) => return false,
+        };
+        counted == self.nth && self.pid.is_none_or(|pid| pid == std::process::id())
     }
 }
 
@@ -65,9 +103,11 @@ impl Peers {
 #[derive(Clone, Debug)]
 pub(crate) struct Conf {
     pub(crate) devices: Vec<u64>,
+    /// Of each device; the last stands for those that follow.
+    granularity: Vec<u64>,
     pub(crate) version: i32,
     pub(crate) latency_us: u64,
-    pub(crate) fail: u64,
+    pub(crate) fail: Fail,
     pub(crate) hang_after: u64,
     pub(crate) context_bytes: u64,
     pub(crate) mappings: usize,
@@ -76,8 +116,10 @@ pub(crate) struct Conf {
     pub(crate) peers: Peers,
     pub(crate) rdma: bool,
     pub(crate) fabric: bool,
+    pub(crate) imex: bool,
     pub(crate) mps: bool,
     pub(crate) mig: bool,
+    pub(crate) nvml: bool,
     pub(crate) quirks: Vec<Quirk>,
 }
 
@@ -86,9 +128,10 @@ impl Conf {
     pub(crate) fn of(text: &str, version: i32) -> Conf {
         let mut conf = Conf {
             devices: vec![1 << 30],
+            granularity: vec![2 << 20],
             version,
             latency_us: 0,
-            fail: 0,
+            fail: Fail::default(),
             hang_after: 0,
             context_bytes: 0,
             mappings: 30_000,
@@ -97,8 +140,10 @@ impl Conf {
             peers: Peers::All,
             rdma: false,
             fabric: false,
+            imex: true,
             mps: false,
             mig: false,
+            nvml: true,
             quirks: Vec::new(),
         };
         for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
@@ -107,15 +152,27 @@ impl Conf {
         conf
     }
 
+    /// The size of which every chunk of a device is a multiple, and every address of one.
+    pub(crate) fn granularity_of(&self, device: usize) -> u64 {
+        self.granularity.get(device).or(self.granularity.last()).copied().expect("machine.conf: a granularity")
+    }
+
+    /// The smallest of all devices': addresses are taken in multiples of it.
+    pub(crate) fn granularity_min(&self) -> u64 {
+        self.granularity.iter().copied().min().expect("machine.conf: a granularity")
+    }
+
     fn set(&mut self, key: &str, value: &str) {
         let number = || value.parse::<u64>().expect("machine.conf: a number");
         let list = || value.split(',').map(str::trim).filter(|word| !word.is_empty());
+        let sizes = || list().map(|bytes| bytes.parse().expect("machine.conf: bytes")).collect();
         let quirk = |word: &str| Quirk::ALL.iter().find(|(name, _)| *name == word).expect("machine.conf: a quirk").1;
         match key {
-            "devices" => self.devices = list().map(|bytes| bytes.parse().expect("machine.conf: bytes")).collect(),
+            "devices" => self.devices = sizes(),
+            "granularity" => self.granularity = sizes(),
             "version" => self.version = number() as i32,
             "latency_us" => self.latency_us = number(),
-            "fail" => self.fail = number(),
+            "fail" => self.fail = Fail::of(value),
             "hang_after" => self.hang_after = number(),
             "context_bytes" => self.context_bytes = number(),
             "mappings" => self.mappings = number() as usize,
@@ -124,7 +181,9 @@ impl Conf {
             "peers" => self.peers = Peers::of(value),
             "rdma" => self.rdma = number() != 0,
             "fabric" => self.fabric = number() != 0,
+            "imex" => self.imex = number() != 0,
             "mps" => self.mps = number() != 0,
+            "nvml" => self.nvml = number() != 0,
             "mig" => self.mig = number() != 0,
             "quirks" => self.quirks = list().map(quirk).collect(),
             _ => panic!("machine.conf: there is no key {key}"),

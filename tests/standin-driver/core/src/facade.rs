@@ -63,7 +63,7 @@ macro_rules! symbol {
     ($driver:ident, init, $name:ident) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(_flags: std::ffi::c_uint) -> std::ffi::c_int {
-            $crate::answer($driver().init(), |()| ())
+            $crate::answer($driver().start(), |()| ())
         }
     };
     ($driver:ident, version, $name:ident) => {
@@ -121,10 +121,12 @@ macro_rules! symbol {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             granularity: *mut usize,
-            _prop: *const $crate::NativeProperties,
+            prop: *const $crate::NativeProperties,
             _option: std::ffi::c_uint,
         ) -> std::ffi::c_int {
-            $crate::answer($driver().init().map(|()| 2 << 20), $crate::put(granularity))
+            // SAFETY: the caller gives properties of the vendor's layout.
+            let device = unsafe { prop.read() }.device;
+            $crate::answer($driver().granularity(device).map(|bytes| bytes as usize), $crate::put(granularity))
         }
     };
     ($driver:ident, create, $name:ident) => {

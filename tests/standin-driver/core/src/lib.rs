@@ -12,19 +12,22 @@
 //! | key | what it is | default |
 //! |---|---|---|
 //! | `devices` | bytes of each device, with commas | `1073741824` |
+//! | `granularity` | the size of which chunks of each device are multiples, with commas; the last stands for those that follow | `2097152` |
 //! | `version` | what the library says its version is | the vendor's newest |
 //! | `latency_us` | how long each memory call takes | 0 |
-//! | `fail` | the n-th memory call of a process fails with code 999 | none |
+//! | `fail` | `n`: the n-th memory call of a process fails with code 999; `n import`: its n-th import; `n import 1234`: that of the process 1234, and no other's | none |
 //! | `hang_after` | the n-th memory call of a process does not return until the machine has a file `resume` | none |
 //! | `context_bytes` | device memory that a process's context takes | 0 |
 //! | `mappings` | mappings that one process may have; then memory is said to have run out. Each is an entry of a table here and no mapping of the CPU's, so it may be as large as a test likes | 30000 |
 //! | `export_slots` | exports that may be open on the machine at one time, in whatever process. What is said then is what NVIDIA's kernel module says, whose table has 524,287 places: out of memory (2) | 0: as many as one likes |
 //! | `dirty` | 1: a new chunk has some of what its memory held before (0xa5, 64 bytes of every 2 MiB) | 0 |
-//! | `peers` | which devices reach each other's memory: `all`, `none`, or pairs as in `0-1, 2-3` | `all` |
+//! | `peers` | which devices reach each other's memory: `all`, `none`, or pairs as in `0-1, 2-3`; `0>1` is one that device 0 alone has: it reaches the memory of device 1, which does not reach its | `all` |
 //! | `rdma` | 1: network cards can read chunks that ask for it; else asking for it fails with code 801 | 0 |
-//! | `fabric` | 1: the device says that it has FABRIC handles | 0 |
+//! | `fabric` | 1: the device says that it has FABRIC handles; chunks that ask for them are noted in `fabric-made`, a line each | 0 |
+//! | `imex` | 0: processes may not use the channels that such handles take: a create that asks for one fails with code 800, and is noted in `fabric-refused` | 1 |
 //! | `mps` | 1: the devices are shared through MPS | 0 |
 //! | `mig` | 1: each device is a part of a GPU, and the management library knows it by its `MIG-` name only | 0 |
+//! | `nvml` | 0: the management library does not start, as in a container without it: nobody tells how much memory is free | 1 |
 //! | `quirks` | misbehaviour by name, with commas: [`Quirk`] | none |
 //!
 //! What happens while tests run is said by files of the directory, which every call looks at:
@@ -33,8 +36,11 @@
 //! |---|---|
 //! | `lost` | the devices whose ordinals it has, with commas, are gone: every call for them fails with code 46 (HIP: 100), in every process, and the management library says 15 |
 //! | `reset` | the devices whose ordinals it has need a reset: every call for them fails with code 999, which may mean anything, and the management library says 16 |
-//! | `hang` | calls whose names it has, with commas (`create`, `map`, … as [`symbols!`] has them; `memory_info`), do not return; `create@1` is for device 1 alone, where a call is told its device or has it by its thread's context |
+//! | `hang` | calls whose names it has, with commas (`create`, `map`, … as [`symbols!`] has them; `memory_info`, `init`), do not return; `create@1` is for device 1 alone, where a call is told its device or has it by its thread's context |
 //! | `resume` | what `hang_after` holds returns |
+//!
+//! A process sees the devices that `CUDA_VISIBLE_DEVICES` or `HIP_VISIBLE_DEVICES` names, by their ordinals on the machine or their uuids, in that order: their places in the list are its
+//! ordinals, and what names no device ends the list. The machine's management library sees all of them.
 //!
 //! A stream is busy while a test wants it to be: `standin_stall(device, stream, &stall)` queues something that runs until `standin_resume(stall)`. What is
 //! queued behind it runs then, in order; until then events are not complete, other streams that wait for them wait, and synchronizing waits. A copy runs
@@ -54,7 +60,7 @@ mod streams;
 pub use conf::Quirk;
 pub use facade::{NativeAccess, NativeProperties, put};
 pub use machine::Machine;
-pub use process::{Process, Properties, answer, driver_beside};
+pub use process::{Habits, Process, Properties, answer, driver_beside};
 
 /// Result codes, the same numbers in CUDA and HIP.
 pub mod code {
@@ -82,6 +88,8 @@ pub mod code {
     pub const NOT_READY: i32 = 600;
     /// A copy used addresses that it may not use: nothing works after that.
     pub const ILLEGAL_ADDRESS: i32 = 700;
+    /// The process may not do this.
+    pub const NOT_PERMITTED: i32 = 800;
     /// The device cannot do this.
     pub const NOT_SUPPORTED: i32 = 801;
     /// A failure that the test asked for.

@@ -13,8 +13,8 @@ use rustix::fs::FlockOperation;
 use crate::conf::Conf;
 use crate::{Called, Quirk, code};
 
-/// The size of which every chunk is a multiple.
-pub(crate) const GRANULARITY: u64 = 2 << 20;
+/// How far apart a new chunk has some of what its memory held before.
+const STRETCH: u64 = 2 << 20;
 
 /// A machine, as its directory says.
 #[derive(Debug)]
@@ -40,6 +40,11 @@ impl Machine {
         self.conf.mig
     }
 
+    /// Devices of the machine, whichever a process may see.
+    pub fn device_count(&self) -> usize {
+        self.conf.devices.len()
+    }
+
     /// Network cards can read chunks that ask for it; there are FABRIC handles; the devices are shared through MPS.
     pub fn features(&self) -> (bool, bool, bool) {
         (self.conf.rdma, self.conf.fabric, self.conf.mps)
@@ -63,6 +68,18 @@ impl Machine {
     /// The device is there and does nothing until it is reset.
     pub fn needs_reset(&self, device: usize) -> bool {
         self.says("reset", &device.to_string())
+    }
+
+    /// Writes down that something has happened, for the test to count.
+    pub(crate) fn note(&self, file: &str) {
+        use std::io::Write as _;
+        let noted = File::options().create(true).append(true).open(self.directory.join(file));
+        noted.and_then(|mut file| file.write_all(b"1\n")).expect("the machine's directory can be written to");
+    }
+
+    /// The management library starts.
+    pub fn has_nvml(&self) -> bool {
+        self.conf.nvml
     }
 
     /// Such calls do not return now, for any device or for this one.
@@ -157,7 +174,7 @@ impl Machine {
         file.set_len(len).map_err(|_| code::OPERATING_SYSTEM)?;
         self.note_used(device, self.used_at_most(device).saturating_add(len))?;
         if self.conf.dirty {
-            for at in (0..len).step_by(GRANULARITY as usize) {
+            for at in (0..len).step_by(STRETCH as usize) {
                 file.write_all_at(&[0xa5; 64], at).map_err(|_| code::OPERATING_SYSTEM)?;
             }
         }

@@ -35,6 +35,7 @@ pub struct Properties {
 pub(crate) struct State {
     numbers: u64,
     calls: u64,
+    calls_by_name: HashMap<String, u64>,
     pub(crate) handles: HashMap<u64, Arc<Chunk>>,
     pub(crate) addresses: Addresses,
     streams: Streams,
@@ -74,6 +75,8 @@ pub struct Process {
     machine: Machine,
     /// A thread must choose a context; else it has the first device.
     has_contexts: bool,
+    /// The machine's devices that the process may see, in its order: their places here are its ordinals.
+    visible: Vec<usize>,
     pid: u32,
     state: Mutex<State>,
 }
@@ -94,8 +97,22 @@ pub fn answer<T>(outcome: Called<T>, put: impl FnOnce(T)) -> i32 {
     }
 }
 
+/// What a vendor's library is to its process.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// What it says its version is where the machine says nothing.
+    pub version: i32,
+    /// A thread must choose a context; else it has the first device.
+    pub has_contexts: bool,
+    /// What a device's name everywhere begins with; its number follows.
+    pub uuid: &'static [u8; 13],
+    /// The variable of the environment that hides and orders devices.
+    pub visible_devices: &'static str,
+}
+
 /// The process's driver: its machine is the directory of the library that the code at `symbol` is of.
-pub fn driver_beside(symbol: usize, version: i32, has_contexts: bool) -> Process {
+#[expect(clippy::disallowed_methods, reason = "what the vendors' libraries read, as they do it: once, when they begin")]
+pub fn driver_beside(symbol: usize, habits: Habits) -> Process {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
         dli_fbase: std::ptr::null_mut(),
@@ -109,13 +126,50 @@ pub fn driver_beside(symbol: usize, version: i32, has_contexts: bool) -> Process
     let path = unsafe { std::ffi::CStr::from_ptr(info.dli_fname) };
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(path.to_bytes()));
     let directory = path.parent().and_then(|parent| parent.canonicalize().ok());
-    Process::new(Machine::of(&directory.expect("a library lies in a directory"), version), has_contexts)
+    let machine = Machine::of(&directory.expect("a library lies in a directory"), habits.version);
+    let visible = std::env::var_os(habits.visible_devices).map(|list| list.to_string_lossy().into_owned());
+    Process::new(machine, habits, visible.as_deref())
+}
+
+/// A device's name everywhere.
+fn uuid_of(prefix: &[u8; 13], device: usize) -> [u8; 16] {
+    let mut uuid = [0; 16];
+    uuid[..13].copy_from_slice(prefix);
+    uuid[13..].copy_from_slice(format!("{:03}", device % 1000).as_bytes());
+    uuid
+}
+
+/// The devices that a list of ordinals and uuids (`GPU-` or `MIG-`, as much of it as is nobody else's) names, in its order. What names no device, or one that was named
+/// before, ends it.
+fn named_by(list: &str, prefix: &[u8; 13], count: usize) -> Vec<usize> {
+    let mut visible = Vec::new();
+    for word in list.split(',').map(str::trim) {
+        let device = match word.strip_prefix("GPU-").or(word.strip_prefix("MIG-")) {
+            None => word.parse().ok().filter(|device| *device < count),
+            Some(digits) => {
+                let digits = digits.replace('-', "").to_ascii_lowercase();
+                let begins_so = |device: &usize| {
+                    uuid_of(prefix, *device).map(|byte| format!("{byte:02x}")).concat().starts_with(&digits)
+                };
+                let mut found = (0..count).filter(begins_so);
+                found.next().filter(|_| found.next().is_none())
+            }
+        };
+        match device.filter(|device| !visible.contains(device)) {
+            Some(device) => visible.push(device),
+            None => break,
+        }
+    }
+    visible
 }
 
 impl Process {
-    /// The process that calls, on `machine`.
-    pub fn new(machine: Machine, has_contexts: bool) -> Process {
-        Process { machine, has_contexts, pid: std::process::id(), state: Mutex::default() }
+    /// The process that calls, on `machine`, of whose devices it sees those that a list names, or all.
+    pub fn new(machine: Machine, habits: Habits, visible: Option<&str>) -> Process {
+        let Habits { has_contexts, uuid, .. } = habits;
+        let count = machine.device_count();
+        let visible = visible.map_or_else(|| (0..count).collect(), |list| named_by(list, uuid, count));
+        Process { machine, has_contexts, visible, pid: std::process::id(), state: Mutex::default() }
     }
 
     /// The machine.
@@ -135,8 +189,22 @@ impl Process {
         if state.is_poisoned { Err(code::ILLEGAL_ADDRESS) } else { Ok(state) }
     }
 
+    /// The machine's device that is this one in the process.
+    pub(crate) fn seen(&self, ordinal: i32) -> Called<usize> {
+        let at = usize::try_from(ordinal).ok();
+        at.and_then(|at| self.visible.get(at)).copied().ok_or(code::INVALID_DEVICE)
+    }
+
+    /// The process may see this device of the machine.
+    pub(crate) fn sees(&self, device: usize) -> bool {
+        self.visible.contains(&device)
+    }
+
     /// The device is there.
     pub(crate) fn check(&self, device: usize) -> Called<()> {
+        if device >= self.machine.device_count() {
+            return Err(code::INVALID_DEVICE);
+        }
         match (self.machine.is_lost(device), self.has_contexts) {
             (false, _) if self.machine.needs_reset(device) => Err(code::UNKNOWN),
             (false, _) => Ok(()),
@@ -154,6 +222,9 @@ impl Process {
         let mut state = self.lock()?;
         state.calls += 1;
         let number = state.calls;
+        let of_name = state.calls_by_name.entry(call.to_owned()).or_default();
+        *of_name += 1;
+        let is_to_fail = self.machine.conf.fail.is_due(call, number, *of_name);
         // Other threads' calls go on meanwhile.
         drop(state);
         while self.machine.hangs(call, device) || number == self.machine.conf.hang_after && !self.machine.is_resumed() {
@@ -162,7 +233,7 @@ impl Process {
         if let Some(device) = device {
             self.check(device)?;
         }
-        if number == self.machine.conf.fail { Err(code::UNKNOWN) } else { self.lock() }
+        if is_to_fail { Err(code::UNKNOWN) } else { self.lock() }
     }
 
     /// The same for calls that need a context.
@@ -177,7 +248,17 @@ impl Process {
 
     /// Whose calls the thread's are. A thread that has chosen none has the first.
     pub(crate) fn current_device(&self) -> usize {
-        CURRENT.get().saturating_sub(1) as usize
+        let ordinal = CURRENT.get().saturating_sub(1) as usize;
+        // Where nothing may be seen: a device that is none.
+        self.visible.get(ordinal).copied().unwrap_or(usize::MAX)
+    }
+
+    /// The library starts, and looks at every device: it may hang.
+    pub fn start(&self) -> Called<()> {
+        while self.machine.hangs("init", None) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.init()
     }
 
     /// Whether calls are taken at all.
@@ -188,47 +269,65 @@ impl Process {
     /// Bytes of each device.
     pub fn device(&self, ordinal: i32) -> Called<u64> {
         self.init()?;
-        let device = usize::try_from(ordinal).map_err(|_| code::INVALID_DEVICE)?;
-        let bytes = self.machine.conf.devices.get(device).copied().ok_or(code::INVALID_DEVICE)?;
-        self.check(device).map(|()| bytes)
+        self.bytes_of(self.seen(ordinal)?)
     }
 
-    /// The name of a device everywhere: what comes before the ordinal is the vendor's.
+    /// Bytes of a device of the machine, whether the process sees it or not.
+    pub fn bytes_of(&self, device: usize) -> Called<u64> {
+        self.init()?;
+        self.check(device).map(|()| self.machine.conf.devices[device])
+    }
+
+    /// The name of a device everywhere: what comes before its number is the vendor's.
     pub fn uuid(&self, prefix: &[u8; 13], ordinal: i32) -> Called<[u8; 16]> {
-        self.device(ordinal)?;
-        let mut uuid = [0; 16];
-        uuid[..13].copy_from_slice(prefix);
-        uuid[13..].copy_from_slice(format!("{:03}", ordinal % 1000).as_bytes());
-        Ok(uuid)
+        self.init()?;
+        self.name_of(prefix, self.seen(ordinal)?)
     }
 
-    /// How many devices there are.
+    /// The same of a device of the machine, whether the process sees it or not.
+    pub fn name_of(&self, prefix: &[u8; 13], device: usize) -> Called<[u8; 16]> {
+        self.bytes_of(device).map(|_| uuid_of(prefix, device))
+    }
+
+    /// How many devices the process sees.
     pub fn device_count(&self) -> Called<i32> {
         self.init()?;
-        Ok(self.machine.conf.devices.len() as i32)
+        Ok(self.visible.len() as i32)
+    }
+
+    /// The size of which every chunk of a device is a multiple.
+    pub fn granularity(&self, ordinal: i32) -> Called<u64> {
+        self.init()?;
+        Ok(self.machine.conf.granularity_of(self.seen(ordinal)?))
     }
 
     /// One device reaches the memory of another.
     pub fn can_access_peer(&self, device: i32, peer: i32) -> Called<bool> {
         self.device(device)?;
         self.device(peer)?;
-        Ok(device != peer && self.machine.conf.peers.reach(device as usize, peer as usize))
+        let (device, peer) = (self.seen(device)?, self.seen(peer)?);
+        Ok(device != peer && self.machine.conf.peers.reach(device, peer))
     }
 
     /// Bytes of a device that nobody holds, in whatever process.
     pub fn free(&self, ordinal: i32) -> Called<u64> {
-        self.device(ordinal)?;
-        while self.machine.hangs("memory_info", Some(ordinal as usize)) {
+        self.free_of(self.seen(ordinal)?)
+    }
+
+    /// The same of a device of the machine, whether the process sees it or not.
+    pub fn free_of(&self, device: usize) -> Called<u64> {
+        self.bytes_of(device)?;
+        while self.machine.hangs("memory_info", Some(device)) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.machine.free(ordinal as usize)
+        self.machine.free(device)
     }
 
     /// A device's context: its memory is taken when the first is retained.
     pub fn retain(&self, ordinal: i32) -> Called<u64> {
         self.device(ordinal)?;
         let mut state = self.lock()?;
-        let device = ordinal as usize;
+        let device = self.seen(ordinal)?;
         let context = match state.contexts.entry(device) {
             Entry::Occupied(there) => there.into_mut(),
             Entry::Vacant(place) => {
@@ -237,13 +336,13 @@ impl Process {
             }
         };
         context.0 += 1;
-        Ok(device as u64 + 1)
+        Ok(ordinal as u64 + 1)
     }
 
     /// Lets go of it once.
     pub fn let_go(&self, ordinal: i32) -> Called<()> {
         let mut state = self.lock()?;
-        let device = usize::try_from(ordinal).map_err(|_| code::INVALID_DEVICE)?;
+        let device = self.seen(ordinal)?;
         let context = state.contexts.get_mut(&device).filter(|context| context.0 > 0).ok_or(code::INVALID_CONTEXT)?;
         context.0 -= 1;
         if context.0 == 0 {
@@ -261,7 +360,7 @@ impl Process {
     /// Chooses it.
     pub fn set_current(&self, current: u64) -> Called<()> {
         self.init()?;
-        if current > self.machine.conf.devices.len() as u64 {
+        if current > self.visible.len() as u64 {
             return Err(code::INVALID_CONTEXT);
         }
         CURRENT.set(current);
@@ -303,7 +402,8 @@ impl Process {
     /// Makes a stream busy until the answer is given to [`Process::resume`].
     pub fn stall(&self, device: i32, stream: u64) -> Called<u64> {
         self.device(device)?;
-        self.lock()?.streams.stall(device as usize, stream)
+        let device = self.seen(device)?;
+        self.lock()?.streams.stall(device, stream)
     }
 
     /// What made a stream busy ends, and what waited for it runs.

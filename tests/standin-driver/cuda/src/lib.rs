@@ -8,14 +8,16 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 
-use standin_core::{Called, Process, answer, code, driver_beside, put};
+use standin_core::{Called, Habits, Process, answer, code, driver_beside, put};
 
 fn driver() -> &'static Process {
     static DRIVER: OnceLock<Process> = OnceLock::new();
-    DRIVER.get_or_init(|| driver_beside(cuInit as *const () as usize, 13_000, true))
+    DRIVER.get_or_init(|| driver_beside(cuInit as *const () as usize, HABITS))
 }
 
 const UUID: &[u8; 13] = b"standin-cuda-";
+const HABITS: Habits =
+    Habits { version: 13_000, has_contexts: true, uuid: UUID, visible_devices: "CUDA_VISIBLE_DEVICES" };
 
 /// Of the GPU that a device is a part of, where it is one.
 const WHOLE_UUID: &[u8; 13] = b"standin-whole";
@@ -124,15 +126,19 @@ fn nvml<T>(outcome: Called<T>) -> Called<T> {
 }
 
 const NOT_FOUND: i32 = 6;
+const DRIVER_NOT_LOADED: i32 = 9;
 const GPU_IS_LOST: i32 = 15;
 const RESET_REQUIRED: i32 = 16;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlInit_v2() -> c_int {
+    if !driver().machine().has_nvml() {
+        return DRIVER_NOT_LOADED;
+    }
     answer(nvml(driver().init()), |()| ())
 }
 
-/// Bits of a device's handle: the ordinal plus one, and whether the GPU is meant that it is a part of.
+/// Bits of a device's handle: its number on the machine plus one, and whether the GPU is meant that it is a part of.
 const WHOLE: usize = 1 << 16;
 
 #[unsafe(no_mangle)]
@@ -140,18 +146,18 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: 
     // SAFETY: the caller gives a C string.
     let wanted = unsafe { CStr::from_ptr(uuid) }.to_string_lossy().replace('-', "").to_ascii_lowercase();
     let is_mig = driver().machine().is_mig();
-    let named = |kind: &str, prefix, ordinal| {
-        let uuid: [u8; 16] = driver().uuid(prefix, ordinal)?;
+    let named = |kind: &str, prefix, device| {
+        let uuid: [u8; 16] = driver().name_of(prefix, device)?;
         Ok::<bool, i32>(wanted == format!("{kind}{}", uuid.map(|byte| format!("{byte:02x}")).concat()))
     };
     let find = || {
         // It looks at every GPU on the way, and fails where one of them is gone (nvml.h).
-        for ordinal in 0..driver().device_count()? {
-            if named(if is_mig { "mig" } else { "gpu" }, UUID, ordinal)? {
-                return Ok(ordinal as usize + 1);
+        for device in 0..driver().machine().device_count() {
+            if named(if is_mig { "mig" } else { "gpu" }, UUID, device)? {
+                return Ok(device + 1);
             }
-            if is_mig && named("gpu", WHOLE_UUID, ordinal)? {
-                return Ok(ordinal as usize + 1 + WHOLE);
+            if is_mig && named("gpu", WHOLE_UUID, device)? {
+                return Ok(device + 1 + WHOLE);
             }
         }
         Err(code::INVALID_DEVICE)
@@ -161,10 +167,10 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: *mut c_void, info: *mut [u64; 3]) -> c_int {
-    let (ordinal, parts) = ((device.addr() % WHOLE) as c_int - 1, if device.addr() > WHOLE { PARTS } else { 1 });
-    if driver().machine().needs_reset(ordinal as usize) {
+    let (device, parts) = (device.addr() % WHOLE - 1, if device.addr() > WHOLE { PARTS } else { 1 });
+    if driver().machine().needs_reset(device) {
         return RESET_REQUIRED;
     }
-    let both = driver().device(ordinal).and_then(|total| Ok((total, driver().free(ordinal)?)));
+    let both = driver().bytes_of(device).and_then(|total| Ok((total, driver().free_of(device)?)));
     answer(nvml(both).map(|(total, free)| [total * parts, free * parts, (total - free) * parts]), put(info))
 }

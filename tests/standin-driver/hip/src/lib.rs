@@ -8,14 +8,16 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 
-use standin_core::{Process, answer, code, driver_beside, put};
+use standin_core::{Habits, Process, answer, code, driver_beside, put};
 
 fn driver() -> &'static Process {
     static DRIVER: OnceLock<Process> = OnceLock::new();
-    DRIVER.get_or_init(|| driver_beside(hipInit as *const () as usize, 70_200_000, false))
+    DRIVER.get_or_init(|| driver_beside(hipInit as *const () as usize, HABITS))
 }
 
 const UUID: &[u8; 13] = b"standin-hip--";
+const HABITS: Habits =
+    Habits { version: 70_200_000, has_contexts: false, uuid: UUID, visible_devices: "HIP_VISIBLE_DEVICES" };
 
 standin_core::symbols!(driver:
     init = hipInit,
