@@ -24,7 +24,7 @@ pub struct DeviceBytes {
     pub leased: Bytes,
     /// On the way back to the driver.
     pub destroying: Bytes,
-    /// In quarantine for good: the driver did not take them back.
+    /// In quarantine: the driver did not take them back when it was asked.
     pub quarantined: Bytes,
 }
 
@@ -66,7 +66,7 @@ pub struct AccountView {
     pub refused_creates: u64,
     /// Most bytes that were leased at one time.
     pub peak_leased: Bytes,
-    /// Chunks in quarantine for good.
+    /// Chunks that the driver did not take back when it was asked.
     pub quarantined_chunks: u64,
     /// Chunks in whatever state.
     pub chunks: u64,

@@ -130,12 +130,12 @@ pub enum Command {
         /// The device has no more memory, rather than being broken.
         exhausted: bool,
     },
-    /// An [`Effect::Destroy`] was carried out.
+    /// An [`Effect::Destroy`] was carried out, perhaps after it had failed.
     Destroyed {
         /// Which.
         chunk: ChunkId,
     },
-    /// An [`Effect::Destroy`] failed: the chunk stays in quarantine.
+    /// An [`Effect::Destroy`] failed: the chunk stays in quarantine, and nobody waits for its bytes, until it is [`Command::Destroyed`] after all.
     DestroyFailed {
         /// Which.
         chunk: ChunkId,
@@ -656,9 +656,7 @@ impl Ledger {
 
     fn destroyed(&mut self, chunk: ChunkId, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
         let record = self.chunks.get(&chunk).ok_or(LedgerError::Unasked(chunk))?;
-        if record.state != (State::Quarantined { failed: false }) {
-            return Err(LedgerError::Unasked(chunk));
-        }
+        let State::Quarantined { .. } = record.state else { return Err(LedgerError::Unasked(chunk)) };
         let device = record.device;
         self.forget(chunk);
         self.serve(device, effects);
@@ -757,6 +755,11 @@ impl Ledger {
             is_attached: held.is_attached,
         };
         self.sessions.iter().map(view).collect()
+    }
+
+    /// Chunks of a request that are there, and how many it wants. `None` once it is answered.
+    pub fn progress(&self, request: RequestId) -> Option<(u64, u64)> {
+        self.requests.get(&request).map(Request::progress)
     }
 
     /// Requests that wait or are being created.

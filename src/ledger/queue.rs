@@ -17,11 +17,14 @@ pub(super) struct Request {
     pub(super) device: DeviceId,
     parts: Vec<Part>,
     pub(super) bytes: Bytes,
+    /// How many chunks the parts are together.
+    chunks: u64,
     plan: Option<PlanId>,
     asked_ms: u64,
     deadline_ms: u64,
-    /// Times that the driver refused to create its chunks.
+    /// Times that the driver refused to create its chunks, each soon after the last.
     refused_creates: u32,
+    refused_ms: u64,
     pub(super) phase: Phase,
 }
 
@@ -47,9 +50,10 @@ pub(super) struct QueueKey {
     pub(super) request: RequestId,
 }
 
-/// Creates of one request that the driver may refuse before the request is: the budget was corrected each time, so a third refusal
-/// means that it cannot be known.
+/// Creates of one request that the driver may refuse, one soon after the other, before the request is: the budget was corrected each time, so a third refusal
+/// means that it cannot be known. One that comes later is the first again: others may have taken and given back what they like.
 const REFUSED_CREATES_MAX: u32 = 3;
+const SOON_MS: u64 = 1_000;
 
 impl Request {
     pub(super) fn new(
@@ -74,7 +78,27 @@ impl Request {
         }
         let deadline_ms = now_ms.saturating_add(wait_ms.min(limits::WAIT_MS_MAX));
         let phase = Phase::Creating { missing: 0, ready: Vec::new(), failure: None };
-        Ok(Request { holder, device, parts, bytes, plan, asked_ms: now_ms, deadline_ms, refused_creates: 0, phase })
+        Ok(Request {
+            holder,
+            device,
+            parts,
+            bytes,
+            chunks,
+            plan,
+            asked_ms: now_ms,
+            deadline_ms,
+            refused_creates: 0,
+            refused_ms: 0,
+            phase,
+        })
+    }
+
+    /// Chunks that are there, and how many are wanted.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        match &self.phase {
+            Phase::Waiting(_) => (0, self.chunks),
+            Phase::Creating { ready, .. } => (ready.len() as u64, self.chunks),
+        }
     }
 
     /// The shelves that its chunks may come from, in the order in which they are used.
@@ -98,7 +122,7 @@ impl Ledger {
             return Err(LedgerError::RequestExists(request));
         }
         let account = self.devices.get(&wanted.device).ok_or(LedgerError::NoDevice(wanted.device))?;
-        let (holder, device, bytes) = (wanted.holder, wanted.device, wanted.bytes);
+        let (holder, device, bytes, chunks) = (wanted.holder, wanted.device, wanted.bytes, wanted.chunks);
         if let Holder::Session(session) = holder {
             let asking = self.sessions.get(&session).ok_or(LedgerError::NoSession(session))?;
             if !asking.is_attached {
@@ -108,7 +132,6 @@ impl Ledger {
         if self.requests.len() >= limits::WAITING_MAX {
             return Err(LedgerError::TooMany { what: "waiting requests", limit: limits::WAITING_MAX });
         }
-        let chunks: u64 = wanted.parts.iter().map(|part| part.count).sum();
         if self.chunks.len() as u64 + chunks > limits::CHUNKS_MAX as u64 {
             return Err(LedgerError::TooMany { what: "chunks of this daemon", limit: limits::CHUNKS_MAX });
         }
@@ -372,7 +395,9 @@ impl Ledger {
         };
         self.take_back(request, &ready);
         let failed = self.requests.get_mut(&request).expect("looked up above");
-        failed.refused_creates += 1;
+        let is_soon = self.now_ms < failed.refused_ms.saturating_add(SOON_MS);
+        failed.refused_creates = if is_soon { failed.refused_creates + 1 } else { 1 };
+        failed.refused_ms = self.now_ms;
         if failure == Failure::Exhausted && failed.refused_creates < REFUSED_CREATES_MAX {
             // The budget is corrected by now: back to the queue, and to whoever stands before it.
             self.enqueue(request);
@@ -449,7 +474,7 @@ impl Ledger {
         let account = &self.devices[&waiting.device];
         let view = account.view(waiting.device);
         let of_plan = waiting.plan.map(|plan| account.reserved_of(plan)).unwrap_or_default();
-        let requested: u64 = waiting.parts.iter().map(|part| part.count).sum();
+        let requested = waiting.chunks;
         let available = account.chunks_free() + account.chunks_coming() + (account.aged() + of_plan.len()) as u64;
         if view.available() >= waiting.bytes && requested > available {
             return Refusal::Chunks { device: waiting.device, requested, available, limit: account.chunks_max() };

@@ -235,7 +235,7 @@ fn what_others_hold_is_not_promised() {
 }
 
 #[test]
-fn a_chunk_that_cannot_be_destroyed_stays_in_quarantine() {
+fn a_chunk_that_cannot_be_destroyed_stays_in_quarantine_until_it_can() {
     let mut ledger = Ledger::new();
     ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4), chunks_max: 1_000 }).unwrap();
     let session = SessionId(1);
@@ -255,9 +255,14 @@ fn a_chunk_that_cannot_be_destroyed_stays_in_quarantine() {
     ledger.step(Command::End { session, reason: EndReason::Died }).unwrap();
     ledger.step(Command::DestroyFailed { chunk }).unwrap();
     ledger.invariants().unwrap();
-    assert_eq!(ledger.step(Command::Destroyed { chunk }), Err(LedgerError::Unasked(chunk)));
+    assert_eq!(ledger.step(Command::DestroyFailed { chunk }), Err(LedgerError::Unasked(chunk)));
     let view = ledger.device(DEVICE).unwrap();
     assert_eq!((view.bytes.quarantined, view.quarantined_chunks, view.available()), (Bytes::mib(2), 1, Bytes::mib(2)));
+    ledger.step(Command::Destroyed { chunk }).unwrap();
+    ledger.invariants().unwrap();
+    assert_eq!(ledger.step(Command::Destroyed { chunk }), Err(LedgerError::Unasked(chunk)));
+    let view = ledger.device(DEVICE).unwrap();
+    assert_eq!((view.bytes.quarantined, view.quarantined_chunks, view.available()), (Bytes::ZERO, 0, Bytes::mib(4)));
 }
 
 #[test]

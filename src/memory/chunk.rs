@@ -77,23 +77,27 @@ impl Chunk {
         self.handle.expect("a chunk has its handle until it is released")
     }
 
-    /// Lets go of the handle and says whether the driver took it back. A chunk that it did not take back is quarantined.
-    pub fn release(mut self) -> Result<(), MemoryError> {
-        self.let_go()
-    }
-
-    fn let_go(&mut self) -> Result<(), MemoryError> {
-        let Some(handle) = self.handle.take() else { return Ok(()) };
-        self.device.driver().release(handle).map_err(|error| {
-            self.device.note_quarantined(self.len, &error);
-            MemoryError::of("release a chunk of", self.len)(error)
-        })
+    /// Gives the handle back to the driver. If that does not take it, here is the chunk again: it can be tried later.
+    pub fn release(mut self) -> Result<(), (Box<Chunk>, MemoryError)> {
+        match self.device.driver().release(self.handle()) {
+            Ok(()) => {
+                self.handle = None;
+                Ok(())
+            }
+            Err(error) => {
+                let len = self.len;
+                Err((Box::new(self), MemoryError::of("release a chunk of", len)(error)))
+            }
+        }
     }
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // Counted and logged inside; there is nobody to return it to.
-        let _ = self.let_go();
+        let Some(handle) = self.handle.take() else { return };
+        // There is nobody to return it to: counted and logged.
+        if let Err(error) = self.device.driver().release(handle) {
+            self.device.note_quarantined(self.len, &error);
+        }
     }
 }

@@ -84,7 +84,9 @@ fn a_chunk_that_cannot_be_released_is_quarantined_once() {
     let (sim, faulty, device) = faulty_device();
     let chunk = Chunk::create(&device, ChunkId(1), Bytes::mib(2)).unwrap();
     faulty.layer().fail_always(&[Call::Release]);
-    chunk.release().unwrap_err();
+    let (chunk, _) = chunk.release().unwrap_err();
+    assert_eq!(device.quarantine(), Quarantine::default(), "it may be tried again");
+    drop(chunk);
     faulty.layer().fail_always(&[]);
     assert_eq!(device.quarantine(), Quarantine { count: 1, bytes: Bytes::mib(2) });
     assert_eq!(sim.counts(), (1, 0, 0));

@@ -1,6 +1,7 @@
 //! Frees that wait for streams: an allocation that other streams use, too, is taken back only when those have passed the free.
 
 use super::{NotLive, Pools, Runtime};
+use crate::driver::Driver;
 use crate::driver::EventId;
 use crate::ids::StreamId;
 use crate::units::DeviceAddress;
@@ -8,6 +9,8 @@ use crate::units::DeviceAddress;
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
     waiting: Vec<Waiting>,
+    /// Events that nobody asks about, and that the driver has not taken back.
+    spent: Vec<EventId>,
 }
 
 #[derive(Debug)]
@@ -15,11 +18,33 @@ struct Waiting {
     address: DeviceAddress,
     stream: StreamId,
     events: Vec<EventId>,
+    /// Streams of which no event could be had, while the device could not be waited for either. It is tried again.
+    unknown: Vec<StreamId>,
 }
 
 impl Deferred {
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// Nobody asks about an event any more. One that the driver does not take back now is given back later.
+    fn forget(&mut self, driver: &dyn Driver, event: EventId) {
+        if driver.destroy_event(event).is_err() {
+            self.spent.push(event);
+        }
+    }
+
+    fn forget_spent(&mut self, driver: &dyn Driver) {
+        for event in std::mem::take(&mut self.spent) {
+            self.forget(driver, event);
+        }
+    }
+
+    /// Gives every event back, at the end.
+    pub(super) fn end(&mut self, driver: &dyn Driver) {
+        let waiting = self.waiting.drain(..).flat_map(|waiting| waiting.events);
+        self.spent.extend(waiting);
+        self.forget_spent(driver);
     }
 
     /// The allocation was freed, and waits.
@@ -43,40 +68,47 @@ impl Runtime {
         let Some(streams) = pools.recorded.remove(&address) else {
             return pools.free(address, stream, self.counters);
         };
-        let driver = self.device.driver();
-        let record = |of: StreamId| driver.record_event(self.device.id(), of);
-        let mut events = Vec::with_capacity(streams.len());
-        match streams.iter().try_for_each(|of| record(*of).map(|event| events.push(event))) {
-            Ok(()) => pools.deferred.waiting.push(Waiting { address, stream, events }),
-            // Without an event nobody can know when the streams have passed; waiting for all of them is slow and right. If not even that works, the
-            // device is lost, and with it whoever could be disturbed.
-            Err(_) => {
-                for event in events {
-                    // It is forgotten either way.
-                    let _ = driver.destroy_event(event);
-                }
-                let _ = driver.synchronize(self.device.id());
-                return pools.free(address, stream, self.counters);
+        let mut waiting = Waiting { address, stream, events: Vec::with_capacity(streams.len()), unknown: streams };
+        self.record(&mut waiting);
+        // Without an event nobody can know when a stream has passed; waiting for all of them is slow and right.
+        if !waiting.unknown.is_empty() && self.device.driver().synchronize(self.device.id()).is_ok() {
+            for event in waiting.events {
+                pools.deferred.forget(self.device.driver(), event);
             }
+            return pools.free(address, stream, self.counters);
         }
+        pools.deferred.waiting.push(waiting);
         self.finish_deferred(pools);
         Ok(())
+    }
+
+    /// Records an event on each stream that has none yet. What it stands for is later than the free then, and so covers it.
+    fn record(&self, waiting: &mut Waiting) {
+        let Waiting { events, unknown, .. } = waiting;
+        unknown.retain(|stream| match self.device.driver().record_event(self.device.id(), *stream) {
+            Ok(event) => {
+                events.push(event);
+                false
+            }
+            Err(_) => true,
+        });
     }
 
     /// Takes back whatever its streams have passed.
     pub(super) fn finish_deferred(&self, pools: &mut Pools) {
         let driver = self.device.driver();
+        pools.deferred.forget_spent(driver);
         let waiting = std::mem::take(&mut pools.deferred.waiting);
         for mut one in waiting {
+            self.record(&mut one);
             one.events.retain(|event| {
                 let is_complete = driver.query_event(*event).unwrap_or(false);
                 if is_complete {
-                    // It is forgotten either way.
-                    let _ = driver.destroy_event(*event);
+                    pools.deferred.forget(driver, *event);
                 }
                 !is_complete
             });
-            if one.events.is_empty() {
+            if one.events.is_empty() && one.unknown.is_empty() {
                 pools.free(one.address, one.stream, self.counters).expect("it was live when its free came");
             } else {
                 pools.deferred.waiting.push(one);
@@ -95,7 +127,7 @@ impl Runtime {
                 pools.stitching.note_passed(other, moment);
                 any = true;
             }
-            let _ = driver.destroy_event(event);
+            pools.deferred.forget(driver, event);
         }
         any
     }

@@ -66,8 +66,10 @@ impl Pools {
         let chunks: Vec<(DeviceAddress, Arc<Chunk>)> = match &self.planned {
             Some(installed) if installed.mapping.span().contains(address) => {
                 let mapping = &installed.mapping;
+                // A pool has hundreds of slots, and an allocation most often one.
+                let slots = (0..mapping.slot_count()).filter(|slot| mapping.slot_span(*slot).overlaps(span));
                 let slot = |slot| Some((mapping.slot_span(slot).start(), Arc::clone(mapping.chunk(slot)?)));
-                (0..mapping.slot_count()).filter_map(slot).collect()
+                slots.filter_map(slot).collect()
             }
             _ => self.stitching.chunks_at(address),
         };

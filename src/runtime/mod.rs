@@ -454,6 +454,7 @@ impl Drop for Runtime {
     fn drop(&mut self) {
         // Mappings first, then the handles, then the word to whoever owns the chunks.
         let Some(pools) = self.pools.get_mut() else { return };
+        pools.deferred.end(self.device.driver());
         let mut chunks = Vec::new();
         if let Some(installed) = pools.planned.take() {
             let count = installed.mapping.slot_count();

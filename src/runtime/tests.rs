@@ -238,6 +238,30 @@ fn bytes_recorded_on_a_busy_stream_wait_for_it() {
     });
 }
 
+#[test]
+fn bytes_of_a_stream_that_cannot_be_asked_nor_waited_for_are_nobodys_until_it_can() {
+    let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[Bytes::mib(64)])));
+    let faulty = Faults::around(host.clone());
+    let device = Device::open(faulty.clone(), DeviceId(0)).unwrap();
+    let state = Mutex::new(SourceState { left: Bytes::mib(4), ..SourceState::default() });
+    let source = Arc::new(TestSource { device: Arc::clone(&device), state });
+    let clock = Arc::new(ManualClock::default());
+    let runtime = Runtime::new(device, source, clock, RuntimeConfig::default(), Counters::private());
+    let busy = host.create_stream(DeviceId(0)).unwrap();
+    let block = runtime.alloc(&Request::of(Bytes::mib(4))).unwrap();
+    runtime.record_stream(block, busy);
+    let stall = host.stall(DeviceId(0), busy);
+    faulty.layer().fail_always(&[Call::Event, Call::Synchronize]);
+    runtime.free(block, STREAM).unwrap();
+    assert_eq!(runtime.free(block, STREAM), Err(NotLive(block)));
+    runtime.alloc(&Request::of(Bytes::mib(4))).unwrap_err();
+    faulty.layer().fail_always(&[Call::Synchronize]);
+    // Now the stream can be asked, and has not passed.
+    runtime.alloc(&Request::of(Bytes::mib(4))).unwrap_err();
+    drop(stall);
+    assert_eq!(runtime.alloc(&Request::of(Bytes::mib(4))).unwrap(), block);
+}
+
 /// Found by `tests/model`: the record outlived the allocation, and a second free of it was believed.
 #[test]
 fn a_stream_that_is_recorded_after_the_free_is_ignored() {

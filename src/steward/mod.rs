@@ -22,6 +22,7 @@ use crate::ladder::Part;
 use crate::ledger::{
     AccountView, Command, Effect, EndReason, Holder, Ledger, LedgerError, Refusal, ReturnedBytes, SessionView,
 };
+use crate::limits;
 use crate::store::{Store, StoreError};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::Bytes;
@@ -39,6 +40,12 @@ pub enum Answer {
 }
 
 type Reply = Box<dyn FnOnce(Answer) + Send>;
+
+/// Where nobody tells how much is free, a budget that a refused create has lowered holds so long; then whoever asks may try.
+const TRY_MS: u64 = 1_000;
+
+/// A driver that did not take a chunk back is asked again after so long.
+const RETRY_MS: u64 = 1_000;
 
 /// What to ask for.
 #[derive(Clone, Debug)]
@@ -73,8 +80,20 @@ struct Core {
     next_request: u64,
     /// Devices whose driver is being asked how much is free.
     asked: BTreeSet<DeviceId>,
+    /// Devices whose driver is being asked again to take chunks back, and when each was asked last, in milliseconds.
+    retried: BTreeMap<DeviceId, Retry>,
+    /// Devices of which nobody tells how much is free.
+    blind: BTreeSet<DeviceId>,
+    /// When the driver last refused to create for want of memory, in milliseconds, since its device's budget was last lifted.
+    refused: BTreeMap<DeviceId, u64>,
     /// Chunks that began to come or go: while that changes the driver and the ledger speak of different moments.
     transfers: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Retry {
+    Asking,
+    Asked { at_ms: u64 },
 }
 
 /// What a step wants done, sorted by who does it.
@@ -82,6 +101,14 @@ struct Core {
 struct Todo {
     work: Vec<Effect>,
     answers: Vec<(Reply, Answer)>,
+}
+
+/// Where a chunk was to be created.
+fn device_of(work: &[Effect], wanted: ChunkId) -> Option<DeviceId> {
+    work.iter().find_map(|effect| match effect {
+        Effect::Create { chunk, device, .. } if *chunk == wanted => Some(*device),
+        _ => None,
+    })
 }
 
 impl std::fmt::Debug for Steward {
@@ -114,6 +141,35 @@ impl Core {
         let reply = self.replies.remove(&request).expect("every request has somebody who waits for its answer");
         todo.answers.push((reply, answer));
     }
+
+    /// Whether the driver told how much is free.
+    fn note_source(&mut self, device: DeviceId, is_live: bool) {
+        if is_live {
+            self.blind.remove(&device);
+        } else if self.blind.insert(device) {
+            // What was last heard of others may have been true a moment ago: whoever asks may find out.
+            self.refused.entry(device).or_insert(0);
+            tracing::info!(%device, "nobody tells how much of this device is free: what others hold of it shows when a create is refused");
+        }
+    }
+
+    /// Nobody tells how much is free, and what the driver refused is so long ago that somebody may try again: the budget is what it would be had it
+    /// refused nothing.
+    fn lift(&mut self, device: DeviceId, now_ms: u64, todo: &mut Todo) {
+        let is_due = |at_ms: &u64| now_ms >= at_ms.saturating_add(TRY_MS);
+        if !self.blind.contains(&device) || !self.refused.get(&device).is_some_and(is_due) {
+            return;
+        }
+        let Some(view) = self.ledger.device(device).filter(is_still) else { return };
+        self.refused.remove(&device);
+        let free = view.total.saturating_sub(view.bytes.promised());
+        self.step(Command::Observe { device, free }, todo).expect("the device is the ledger's own");
+    }
+}
+
+/// Nothing is on its way in or out.
+fn is_still(view: &AccountView) -> bool {
+    view.bytes.creating.is_zero() && view.bytes.destroying.is_zero()
 }
 
 impl Steward {
@@ -132,6 +188,7 @@ impl Steward {
         for device in steward.store.devices() {
             let memory = steward.store.memory(device.id())?;
             let mut core = steward.lock();
+            core.note_source(device.id(), memory.is_live);
             let chunks_max = steward.store.chunks_max(device.id());
             let add = Command::AddDevice { device: device.id(), total: memory.total, chunks_max };
             core.step(add, &mut Todo::default()).map_err(|_| StoreError::NoDevice(device.id()))?;
@@ -166,20 +223,35 @@ impl Steward {
         }
     }
 
+    /// Does what takes time, as many chunks at a time as are cleared at once: what is done is in the ledger while the rest is not, for whoever asks how far a request has come.
     fn work(self: Arc<Self>, work: Vec<Effect>) {
         let mut failures = Vec::new();
-        let mut outcomes: Vec<_> = work.iter().filter_map(|effect| self.carry_out(effect, &mut failures)).collect();
-        self.scrub(&mut outcomes);
-        // Before the answers: whoever is refused for it shall be told why.
-        failures.iter().for_each(|error| self.note_failure(error));
-        let mut todo = Todo::default();
-        {
-            let mut core = self.lock();
-            for outcome in outcomes {
-                core.step(outcome, &mut todo).expect("the answer to an effect is always taken");
+        for some in work.chunks(limits::FDS_PER_MESSAGE_MAX) {
+            let known = failures.len();
+            let mut outcomes: Vec<_> = some.iter().filter_map(|effect| self.carry_out(effect, &mut failures)).collect();
+            self.scrub(&mut outcomes);
+            // Before the answers: whoever is refused for it shall be told why.
+            failures[known..].iter().for_each(|error| self.note_failure(error));
+            let mut todo = Todo::default();
+            {
+                let mut core = self.lock();
+                for outcome in outcomes {
+                    let failed = match outcome {
+                        Command::DestroyFailed { chunk } => Some(chunk),
+                        _ => None,
+                    };
+                    if let Command::CreateFailed { chunk, exhausted: true } = outcome
+                        && let Some(device) = device_of(some, chunk)
+                    {
+                        core.refused.insert(device, self.now_ms());
+                    }
+                    core.step(outcome, &mut todo).expect("the answer to an effect is always taken");
+                    // Only now: a retry that went well before this step would have the ledger hear of the end first.
+                    failed.into_iter().for_each(|chunk| self.store.settle(chunk));
+                }
             }
+            self.follow(todo);
         }
-        self.follow(todo);
     }
 
     fn carry_out(&self, effect: &Effect, failures: &mut Vec<StoreError>) -> Option<Command> {
@@ -202,7 +274,7 @@ impl Steward {
                 Ok(()) => Command::Destroyed { chunk },
                 Err(error) => {
                     failures.push(error.clone());
-                    tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk: it stays in quarantine");
+                    tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk: it stays in quarantine until the driver takes it back");
                     Command::DestroyFailed { chunk }
                 }
             }),
@@ -237,6 +309,8 @@ impl Steward {
     fn discard(&self, chunk: ChunkId) {
         if let Err(error) = self.store.destroy(chunk) {
             tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk that nobody can use");
+            // The ledger has nothing to write down: it never had the chunk.
+            self.store.settle(chunk);
         }
     }
 
@@ -293,6 +367,7 @@ impl Steward {
         let request = {
             let mut core = self.lock();
             core.step(Command::Tick { now_ms }, &mut todo)?;
+            core.lift(ask.device, now_ms, &mut todo);
             core.next_request += 1;
             let request = RequestId(core.next_request);
             core.replies.insert(request, Box::new(reply));
@@ -325,6 +400,11 @@ impl Steward {
         Ok(answer)
     }
 
+    /// How many chunks of a request are there, of how many that it wants; none of either once it is answered.
+    pub fn progress(&self, request: RequestId) -> (u64, u64) {
+        self.lock().ledger.progress(request).unwrap_or_default()
+    }
+
     /// Nobody waits for this request any more. Its reply is called if it was not yet.
     pub fn cancel(self: &Arc<Self>, request: RequestId) {
         self.step(Command::Cancel { request }).expect("cancelling is always taken");
@@ -350,7 +430,48 @@ impl Steward {
         self.step(Command::Tick { now_ms: self.now_ms() }).expect("time is always taken");
         for device in self.store.devices() {
             self.observe(device.id());
+            self.retry(device.id());
         }
+    }
+
+    /// Asks the driver again, as work, to take back what it did not: a library that hung may answer now. The bytes count until it does.
+    fn retry(self: &Arc<Self>, device: DeviceId) {
+        if !self.store.keeps_any(device) {
+            return;
+        }
+        let now_ms = self.now_ms();
+        {
+            let mut core = self.lock();
+            let is_early = match core.retried.get(&device) {
+                Some(Retry::Asking) => true,
+                Some(Retry::Asked { at_ms }) => now_ms < at_ms.saturating_add(RETRY_MS),
+                None => false,
+            };
+            if is_early || core.ledger.device(device).is_none_or(|view| view.is_lost) {
+                return;
+            }
+            core.retried.insert(device, Retry::Asking);
+            // What is being asked how much is free meanwhile is asked too early.
+            core.transfers += 1;
+        }
+        let steward = Arc::clone(self);
+        (self.spawn)(Box::new(move || {
+            let gone = steward.store.destroy_kept(device);
+            if !gone.is_empty() {
+                tracing::info!(%device, chunks = gone.len(), "chunks that could not be destroyed are gone now");
+            }
+            let mut todo = Todo::default();
+            {
+                let mut core = steward.lock();
+                core.transfers += 1;
+                core.retried.insert(device, Retry::Asked { at_ms: steward.now_ms() });
+                for chunk in gone {
+                    // Of those that nobody was ever told of the ledger does not know.
+                    let _ = core.step(Command::Destroyed { chunk }, &mut todo);
+                }
+            }
+            steward.follow(todo);
+        }));
     }
 
     /// Asks the driver what others hold of a device, as work: a driver that hangs must not hang the ledger, or the other devices.
@@ -358,8 +479,8 @@ impl Steward {
         let transfers = {
             let mut core = self.lock();
             let Some(view) = core.ledger.device(device) else { return };
-            let is_still = view.bytes.creating.is_zero() && view.bytes.destroying.is_zero();
-            if view.is_lost || !is_still || !core.asked.insert(device) {
+            let is_retried = matches!(core.retried.get(&device), Some(Retry::Asking));
+            if view.is_lost || is_retried || !is_still(&view) || !core.asked.insert(device) {
                 return;
             }
             core.transfers
@@ -371,10 +492,22 @@ impl Steward {
             {
                 let mut core = steward.lock();
                 core.asked.remove(&device);
-                // What was true when the driver was asked, and is still.
-                if let (Ok(memory), true) = (&memory, core.transfers == transfers) {
-                    let observe = Command::Observe { device, free: memory.free };
-                    core.step(observe, &mut todo).expect("the device is the ledger's own");
+                if let Ok(memory) = &memory {
+                    core.note_source(device, memory.is_live);
+                }
+                match &memory {
+                    // All that is known is in the ledger; whoever waits may try from time to time.
+                    Ok(memory) if !memory.is_live => {
+                        if core.ledger.device(device).is_some_and(|view| view.waiting > 0) {
+                            core.lift(device, steward.now_ms(), &mut todo);
+                        }
+                    }
+                    // What was true when the driver was asked, and is still.
+                    Ok(memory) if core.transfers == transfers => {
+                        let observe = Command::Observe { device, free: memory.free };
+                        core.step(observe, &mut todo).expect("the device is the ledger's own");
+                    }
+                    Ok(_) | Err(_) => {}
                 }
             }
             steward.follow(todo);
@@ -434,8 +567,9 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
     use crate::driver::layers::faulty::Faults;
+    use crate::driver::layers::{Intercept, Layered, Step};
     use crate::driver::sim::{SimDriver, SimOptions};
-    use crate::driver::{Call, Driver};
+    use crate::driver::{Call, Driver, DriverError, Handle};
     use crate::memory::Device;
 
     const DEVICE: DeviceId = DeviceId(0);
@@ -464,6 +598,45 @@ mod tests {
         assert_eq!(steward.devices()[0].available(), Bytes::mib(64));
     }
 
+    /// Asks at each create how far the first request has come.
+    #[derive(Debug, Default)]
+    struct Curious {
+        steward: std::sync::OnceLock<std::sync::Weak<Steward>>,
+        heard: Mutex<Vec<(u64, u64)>>,
+    }
+
+    impl Intercept for Curious {
+        fn around<T>(
+            &self,
+            step: Step,
+            run: impl FnOnce() -> Result<T, DriverError>,
+            _handle: impl Fn(&T) -> Option<Handle>,
+        ) -> Result<T, DriverError> {
+            if step.call() == Call::Create
+                && let Some(steward) = self.steward.get().and_then(std::sync::Weak::upgrade)
+            {
+                self.heard.lock().unwrap().push(steward.progress(RequestId(1)));
+            }
+            run()
+        }
+    }
+
+    #[test]
+    fn how_far_a_request_has_come_is_told_while_its_chunks_are_made() {
+        let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::gib(2)])));
+        let curious = Arc::new(Layered::new(sim as Arc<dyn Driver>, Curious::default()));
+        let device = Device::open(Arc::clone(&curious) as Arc<dyn Driver>, DEVICE).unwrap();
+        let steward = Steward::inline(Store::new(vec![device]), Arc::new(ManualClock::default())).unwrap();
+        curious.layer().steward.set(Arc::downgrade(&steward)).unwrap();
+        let session = steward.open(Bytes::gib(2), 0).unwrap();
+        assert!(
+            matches!(steward.acquire_now(ask(session, 300)).unwrap(), Answer::Granted(chunks) if chunks.len() == 300)
+        );
+        let heard = curious.layer().heard.lock().unwrap();
+        assert_eq!((heard.len(), heard[0], heard[299]), (300, (0, 300), (253, 300)));
+        assert_eq!(steward.progress(RequestId(1)), (0, 0), "it is answered");
+    }
+
     #[test]
     fn a_chunk_without_a_descriptor_is_none_and_is_not_promised() {
         let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(64)])));
@@ -475,6 +648,32 @@ mod tests {
         faulty.layer().fail_always(&[Call::Export]);
         assert!(matches!(steward.acquire_now(ask(session, 4)).unwrap(), Answer::Refused(_)));
         assert_eq!(sim.counts().0, 0, "none of the four is left");
+    }
+
+    #[test]
+    fn what_the_driver_does_not_take_back_is_asked_for_again_and_counts_until_then() {
+        let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(16)])));
+        let faulty = Faults::around(Arc::clone(&sim) as Arc<dyn Driver>);
+        let device = Device::open(Arc::clone(&faulty) as Arc<dyn Driver>, DEVICE).unwrap();
+        let clock = Arc::new(ManualClock::default());
+        let steward = Steward::inline(Store::new(vec![device]), Arc::clone(&clock) as Arc<dyn Clock>).unwrap();
+        let one = steward.open(Bytes::gib(1), 0).unwrap();
+        assert!(matches!(steward.acquire_now(ask(one, 6)), Ok(Answer::Granted(_))));
+        faulty.layer().fail_always(&[Call::Release]);
+        steward.end(one, EndReason::Died).unwrap();
+        let quarantined = || steward.devices()[0].bytes.quarantined;
+        steward.tick();
+        assert_eq!(quarantined(), Bytes::mib(12));
+        faulty.layer().fail_always(&[]);
+        let two = steward.open(Bytes::gib(1), 0).unwrap();
+        assert!(matches!(steward.acquire_now(ask(two, 3)), Ok(Answer::Refused(_))), "they are not there yet");
+        clock.advance(std::time::Duration::from_millis(RETRY_MS - 1));
+        steward.tick();
+        assert_eq!(quarantined(), Bytes::mib(12), "it was asked a moment ago");
+        clock.advance(std::time::Duration::from_millis(1));
+        steward.tick();
+        assert_eq!((quarantined(), sim.counts().0), (Bytes::ZERO, 0));
+        assert!(matches!(steward.acquire_now(ask(two, 8)), Ok(Answer::Granted(_))));
     }
 
     #[test]

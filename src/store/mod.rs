@@ -48,6 +48,8 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Shelf {
     chunks: HashMap<ChunkId, Stored>,
+    /// Those that the driver did not take back when it was asked to.
+    kept: Vec<Kept>,
     /// How many of them have an exported descriptor, or are being exported.
     exported: u64,
 }
@@ -56,6 +58,21 @@ struct Shelf {
 struct Stored {
     chunk: Arc<Chunk>,
     exported: Option<Arc<OwnedFd>>,
+}
+
+/// A chunk that its driver did not take back.
+#[derive(Debug)]
+struct Kept {
+    id: ChunkId,
+    chunk: Box<Chunk>,
+    may_retry: bool,
+}
+
+impl Kept {
+    /// It is of this device, and may be asked for again.
+    fn is_wanted(&self, device: DeviceId) -> bool {
+        self.may_retry && self.chunk.device().id() == device
+    }
 }
 
 /// Why the store could not do something.
@@ -185,7 +202,8 @@ impl Store {
         scrubber.scrub(&chunks).map_err(|source| StoreError::Scrub { device, source })
     }
 
-    /// Gives a chunk back to the driver: its exported descriptor, then its handle. What others hold of it lives on with them.
+    /// Gives a chunk back to the driver: its exported descriptor, then its handle. What others hold of it lives on with them. If the driver does not take it, it is no
+    /// chunk of the store any more, and [`Store::destroy_kept`] tries again.
     pub fn destroy(&self, id: ChunkId) -> Result<(), StoreError> {
         let mut shelf = self.lock();
         let Stored { chunk, exported } = shelf.chunks.remove(&id).ok_or(StoreError::NoChunk(id))?;
@@ -199,7 +217,37 @@ impl Store {
         shelf.exported -= u64::from(exported.is_some());
         drop(shelf);
         drop(exported);
-        Ok(chunk.release()?)
+        self.release(id, chunk)
+    }
+
+    fn release(&self, id: ChunkId, chunk: Chunk) -> Result<(), StoreError> {
+        chunk.release().map_err(|(chunk, error)| {
+            self.lock().kept.push(Kept { id, chunk, may_retry: false });
+            error.into()
+        })
+    }
+
+    /// It is written down that the driver did not take this chunk back: from now on it may be asked again. Before, whoever writes it down would hear that the chunk is gone first.
+    pub fn settle(&self, id: ChunkId) {
+        for kept in self.lock().kept.iter_mut().filter(|kept| kept.id == id) {
+            kept.may_retry = true;
+        }
+    }
+
+    /// Asks the driver of `device` once more to take back what it did not. Says what is gone now.
+    pub fn destroy_kept(&self, device: DeviceId) -> Vec<ChunkId> {
+        let kept: Vec<_> = self.lock().kept.extract_if(.., |kept| kept.is_wanted(device)).collect();
+        let again = |Kept { id, chunk, .. }: Kept| {
+            let released = self.release(id, *chunk);
+            self.settle(id);
+            released.is_ok().then_some(id)
+        };
+        kept.into_iter().filter_map(again).collect()
+    }
+
+    /// True if the driver of `device` has not taken back some chunk.
+    pub fn keeps_any(&self, device: DeviceId) -> bool {
+        self.lock().kept.iter().any(|kept| kept.is_wanted(device))
     }
 
     /// The descriptor of a chunk, to be sent to a process that it was leased to.
@@ -219,7 +267,7 @@ impl Store {
         };
         let made = chunk.export();
         let mut shelf = self.lock();
-        let Shelf { chunks, exported: count } = &mut *shelf;
+        let Shelf { chunks, exported: count, .. } = &mut *shelf;
         // While it is exported it is in use, and is not destroyed.
         let stored = chunks.get_mut(&id).ok_or(StoreError::NoChunk(id))?;
         match (made, &stored.exported) {
@@ -245,6 +293,11 @@ impl Store {
     pub fn counts(&self) -> (u64, u64) {
         let shelf = self.lock();
         (shelf.chunks.len() as u64, shelf.exported)
+    }
+
+    /// How many chunks their drivers have not taken back.
+    pub fn kept(&self) -> u64 {
+        self.lock().kept.len() as u64
     }
 
     /// The device that is lost, if that is why something failed, and what its driver says.

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use shuttle::thread::{self, JoinHandle};
 use stitchd::clock::ManualClock;
-use stitchd::driver::sim::{CostTable, SimDriver, SimOptions};
+use stitchd::driver::cost_table::CostTable;
+use stitchd::driver::sim::{SimDriver, SimOptions};
 use stitchd::ids::{ChunkId, DeviceId, SessionId};
 use stitchd::ladder::Part;
 use stitchd::ledger::{EndReason, Holder, LedgerError};

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use shuttle::thread;
 use stitchd::clock::ManualClock;
-use stitchd::driver::sim::{CostTable, SimDriver, SimOptions};
+use stitchd::driver::cost_table::CostTable;
+use stitchd::driver::sim::{SimDriver, SimOptions};
 use stitchd::ids::{DeviceId, StreamId};
 use stitchd::ladder::Ladder;
 use stitchd::memory::{Chunk, Device};

@@ -37,7 +37,12 @@ pub(crate) struct Setup {
 pub(crate) const SETUP: Setup = Setup {
     is_host: false,
     alias: true,
-    config: StitchConfig { fragmentation_limit: Bytes::mib(2), stitch_limit: Bytes::gib(1), remembered_max: 4096 },
+    config: StitchConfig {
+        fragmentation_limit: Bytes::mib(2),
+        stitch_limit: Bytes::gib(1),
+        remembered_max: 4096,
+        is_on: true,
+    },
     faults: false,
     chunks_max: 24,
 };
@@ -446,6 +451,7 @@ fn little_is_remembered_and_stitched_addresses_are_scarce_and_nothing_is_shared(
             fragmentation_limit: Bytes::mib(2 * seed),
             stitch_limit: Bytes::mib(4 * seed),
             remembered_max: seed as usize,
+            is_on: true,
         };
         run(Setup { config, ..SETUP }, seed, 100_000);
     }

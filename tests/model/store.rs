@@ -66,7 +66,9 @@ struct Piece {
     is_stored: bool,
     /// The driver was asked to export it.
     is_exported: bool,
-    /// The driver did not take it back.
+    /// The driver did not take it back, and the store will ask again: in this order.
+    kept: Option<u64>,
+    /// The driver did not take it back, and nobody can ask again.
     is_lost: bool,
     /// Taken out of the store, to be used here.
     in_use: Vec<Arc<Chunk>>,
@@ -77,7 +79,7 @@ struct Piece {
 
 impl Piece {
     fn has_handle(&self) -> bool {
-        self.is_stored || self.is_lost || !self.in_use.is_empty()
+        self.is_stored || self.kept.is_some() || self.is_lost || !self.in_use.is_empty()
     }
 
     fn is_alive(&self) -> bool {
@@ -110,6 +112,8 @@ struct World {
     devices: Vec<Arc<Device>>,
     store: Store,
     pieces: Vec<Piece>,
+    /// Counts releases that failed.
+    kept: u64,
     quarantine: [Quarantine; 2],
 }
 
@@ -119,7 +123,7 @@ impl World {
         let open = |ordinal| Device::open(Arc::clone(&faulty) as Arc<dyn Driver>, DeviceId(ordinal)).unwrap();
         let devices: Vec<_> = (0..2).map(open).collect();
         let store = Store::new(devices.clone());
-        World { rng, faulty, devices, store, pieces: Vec::new(), quarantine: Default::default() }
+        World { rng, faulty, devices, store, pieces: Vec::new(), kept: 0, quarantine: Default::default() }
     }
 
     fn stored(&self, id: ChunkId) -> Option<usize> {
@@ -165,7 +169,8 @@ impl World {
                 };
                 self.pieces[at].in_use.push(chunk.unwrap());
             }
-            92..98 => self.done_with(fails),
+            92..96 => self.done_with(fails),
+            96..98 => self.retry(fails),
             _ => {
                 let error = self.store.memory(DeviceId(7)).unwrap_err();
                 assert_eq!(error, StoreError::NoDevice(DeviceId(7)));
@@ -203,6 +208,7 @@ impl World {
                 len,
                 is_stored: true,
                 is_exported: false,
+                kept: None,
                 is_lost: false,
                 in_use: Vec::new(),
                 fds: Vec::new(),
@@ -225,9 +231,36 @@ impl World {
             // Where somebody in this process still uses it, it stays.
             self.pieces[at].is_stored = foretold == Answer::Store(StoreError::InUse(id));
             if foretold == INJECTED {
-                self.lose(at);
+                self.pieces[at].kept = Some(self.next_kept());
+                self.store.settle(id);
             }
         }
+    }
+
+    fn next_kept(&mut self) -> u64 {
+        self.kept += 1;
+        self.kept
+    }
+
+    /// The driver is asked again, and fails for the first if it fails at all.
+    fn retry(&mut self, fails: bool) {
+        let device = self.rng.below(2) as usize;
+        let mut kept: Vec<usize> = (0..self.pieces.len()).collect();
+        kept.retain(|at| self.pieces[*at].kept.is_some() && self.pieces[*at].device == device);
+        kept.sort_unstable_by_key(|at| self.pieces[*at].kept);
+        let mut gone = Vec::new();
+        for (nth, at) in kept.into_iter().enumerate() {
+            if fails && nth == 0 {
+                self.pieces[at].kept = Some(self.next_kept());
+            } else {
+                self.pieces[at].kept = None;
+                gone.push(self.pieces[at].id);
+            }
+        }
+        let mut found = self.store.destroy_kept(DeviceId(device as u32));
+        gone.sort_unstable();
+        found.sort_unstable();
+        assert_eq!(found, gone, "chunks that the driver takes back after all");
     }
 
     fn lose(&mut self, at: usize) {

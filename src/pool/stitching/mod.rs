@@ -64,11 +64,18 @@ pub struct StitchConfig {
     pub stitch_limit: Bytes,
     /// SBlocks that cost nothing (in place) to remember.
     pub remembered_max: usize,
+    /// Blocks are stitched at all. Turned off to measure what that is worth.
+    pub is_on: bool,
 }
 
 impl Default for StitchConfig {
     fn default() -> StitchConfig {
-        StitchConfig { fragmentation_limit: Bytes::mib(8), stitch_limit: Bytes::gib(1024), remembered_max: 4096 }
+        StitchConfig {
+            fragmentation_limit: Bytes::mib(8),
+            stitch_limit: Bytes::gib(1024),
+            remembered_max: 4096,
+            is_on: true,
+        }
     }
 }
 

@@ -39,7 +39,7 @@ impl StitchingPool {
             Effort::Usual => self.config.fragmentation_limit,
             Effort::Last => self.granule,
         };
-        if len < limit {
+        if len < limit || !self.config.is_on {
             return Ok(Stitched::Lacks(len));
         }
         let (parts, sum) = self.largest_idle(len, limit, stream);

@@ -14,7 +14,13 @@ use crate::units::Bytes;
 impl StitchingPool {
     /// Takes idle blocks out, those that have been idle longest first, until they hold `wanted` bytes or none is left; the chunks are the caller's. What
     /// cannot be unmapped stays.
+    ///
+    /// Where memory stays with its addresses ([`crate::driver::Capabilities::memory_stays_with_addresses`]) chunks leave with their whole range or not at all: what was taken out of a
+    /// range of which something is live would be nobody's until that goes.
     pub fn trim(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        if self.device.capabilities().memory_stays_with_addresses {
+            return self.trim_ranges(wanted);
+        }
         let idle = self.pblocks.iter().map(|(id, _)| id).filter(|id| !self.is_busy(*id));
         let mut idle: Vec<(u64, PBlockId)> = idle.map(|id| (self.idle_since(id), id)).collect();
         idle.sort_unstable();
@@ -34,6 +40,35 @@ impl StitchingPool {
             if let Ok(taken) = self.take_out(block) {
                 chunks.extend(taken);
                 left = left.saturating_sub(len);
+            }
+        }
+        chunks
+    }
+
+    /// The same, range by range.
+    fn trim_ranges(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let mut idle: Vec<(u64, Vec<PBlockId>)> = Vec::new();
+        for (_, range) in &self.ranges {
+            let blocks: Vec<PBlockId> = self.blocks_of(range).collect();
+            if !blocks.iter().any(|block| self.is_busy(*block)) {
+                let since = blocks.iter().map(|block| self.idle_since(*block)).max();
+                idle.push((since.unwrap_or(0), blocks));
+            }
+        }
+        idle.sort_unstable();
+        let mut chunks = self.orphans();
+        let mut left = wanted.saturating_sub(chunks.iter().map(|chunk| chunk.len()).sum());
+        for (_, blocks) in idle {
+            if left.is_zero() {
+                break;
+            }
+            for block in blocks {
+                let len = self.pblock(block).len;
+                // The last one that leaves takes the addresses with it. Where one cannot, the others have gone in vain; but they have gone.
+                if let Ok(taken) = self.take_out(block) {
+                    chunks.extend(taken);
+                    left = left.saturating_sub(len);
+                }
             }
         }
         chunks

@@ -110,11 +110,18 @@ impl Random {
 
     fn driver_works(&mut self) {
         let work = self.world.work();
+        let quarantined = |chunk: &&Chunk| chunk.is == Is::Quarantined;
+        let quarantined: Vec<_> = self.world.chunks.iter().filter(quarantined).map(|chunk| chunk.id).collect();
+        if self.rng.chance(20)
+            && let Some(chunk) = self.pick(&quarantined)
+        {
+            // The driver has taken it back after all.
+            return self.world.step(Command::Destroyed { chunk });
+        }
         let Some(chunk) = self.pick(&work) else { return };
         let Chunk { device, len, is, .. } = *self.world.chunk(chunk).unwrap();
         if is == Is::Destroying {
-            let quarantined = self.world.chunks.iter().filter(|chunk| chunk.is == Is::Quarantined).count();
-            if quarantined < 2 && self.rng.chance(10) {
+            if quarantined.len() < 2 && self.rng.chance(10) {
                 return self.world.fail(chunk);
             }
             self.world.carry_out(chunk);

@@ -63,6 +63,7 @@ pub(super) struct Request {
     pub(super) asked_ms: u64,
     pub(super) deadline_ms: u64,
     pub(super) is_starting: bool,
+    pub(super) refused_ms: u64,
     pub(super) refused_creates: u32,
     pub(super) phase: Phase,
 }
@@ -342,9 +343,8 @@ impl World {
             Command::Created { chunk } | Command::CreateFailed { chunk, .. } => {
                 unasked(*chunk, &|is| matches!(is, Is::Creating(_)))
             }
-            Command::Destroyed { chunk } | Command::DestroyFailed { chunk } => {
-                unasked(*chunk, &|is| is == Is::Destroying)
-            }
+            Command::Destroyed { chunk } => unasked(*chunk, &|is| matches!(is, Is::Destroying | Is::Quarantined)),
+            Command::DestroyFailed { chunk } => unasked(*chunk, &|is| is == Is::Destroying),
         }
     }
 
@@ -416,6 +416,7 @@ impl World {
                 deadline_ms: self.now_ms + wait_ms,
                 is_starting: self.is_starting(*holder, *device),
                 refused_creates: 0,
+                refused_ms: 0,
                 phase: Phase::Waiting,
             }),
             Command::Release { chunks, .. } => {
@@ -489,12 +490,14 @@ impl World {
 
     /// A create for a request was answered; a failure says whether memory has run out.
     pub(super) fn note_answer(&mut self, id: RequestId, failure: Option<bool>) {
+        let now_ms = self.now_ms;
         let request = self.request_mut(id);
         let Phase::Creating { missing, exhausted } = &mut request.phase else { panic!("{id} creates nothing") };
         *missing -= 1;
         *exhausted = failure.or(*exhausted);
         let (0, Some(exhausted)) = (*missing, *exhausted) else { return };
-        request.refused_creates += 1;
+        request.refused_creates = if now_ms < request.refused_ms + 1_000 { request.refused_creates + 1 } else { 1 };
+        request.refused_ms = now_ms;
         request.phase = match (exhausted, request.refused_creates) {
             (true, ..3) => Phase::Waiting,
             _ => Phase::Lost { exhausted },
