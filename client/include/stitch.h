@@ -34,7 +34,7 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Allocates `size` bytes on `device`, to be used on `stream` first.
+ Allocates `size` bytes on `device`, to be used on `stream` first. The device is the process's own ordinal, as the vendor's library counts in it.
 
  The address is aligned to 512 bytes. Opens a session with the daemon at the first call; after that most calls take tens of nanoseconds, do not leave the
  process, and take no lock that another process can hold. May be called from any thread.

@@ -11,6 +11,7 @@ use std::sync::Once;
 use stitchd::error::chain;
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
+use stitchd::runtime::NotLive;
 use stitchd::trace::ContextKey;
 use stitchd::units::{Bytes, DeviceAddress};
 
@@ -23,7 +24,7 @@ thread_local! {
 
 static QUIET: Once = Once::new();
 
-/// Allocates `size` bytes on `device`, to be used on `stream` first.
+/// Allocates `size` bytes on `device`, to be used on `stream` first. The device is the process's own ordinal, as the vendor's library counts in it.
 ///
 /// The address is aligned to 512 bytes. Opens a session with the daemon at the first call; after that most calls take tens of nanoseconds, do not leave the
 /// process, and take no lock that another process can hold. May be called from any thread.
@@ -94,8 +95,8 @@ pub unsafe extern "C" fn stitch_range_manifest(
 ) -> usize {
     guarded(0, || {
         let address = DeviceAddress::new(ptr.expose_provenance() as u64);
-        let not_live = || format!("{address} is not a live allocation's first byte");
-        let runtime = process::existing(device).filter(|_| !ptr.is_null()).ok_or_else(not_live)?;
+        let runtime = process::existing(device).filter(|_| !ptr.is_null());
+        let runtime = runtime.ok_or_else(|| NotLive(address).to_string())?;
         let manifest = runtime.manifest(address).map_err(|error| chain(&error))?;
         for (at, piece) in manifest.iter().enumerate().take(if pieces.is_null() { 0 } else { capacity }) {
             let written = stitch_piece {

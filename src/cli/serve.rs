@@ -13,9 +13,13 @@ use super::{DONE, Failure, Outcome, print_json};
 use crate::daemon::config::{Config, Flags};
 use crate::daemon::{Daemon, DaemonError, Listeners};
 use crate::session::locate::{Environment, SOCKET_NAME};
+use crate::session::opening;
 
 /// How long work that was begun may take once the daemon has ended.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// A driver may take so many calls' time to open: it looks at every device.
+pub(super) const OPENING_CALLS: u32 = 4;
 
 #[derive(Debug, Args)]
 #[command(
@@ -106,7 +110,9 @@ pub(super) fn raise_descriptor_limit() {
 async fn serve(config: Config, args: &ServeArgs) -> Result<(), Failure> {
     // The lock first: a second daemon must not touch a device.
     let listeners = Listeners::open(&config).await.map_err(DaemonError::from)?;
-    let driver = crate::driver::open(config.driver, &config.pretended_totals(), &Environment::read().library)?;
+    let (name, totals, library) = (config.driver, config.pretended_totals(), Environment::read().library);
+    let limit = config.driver_deadline * OPENING_CALLS;
+    let driver = opening::in_time(name.as_str(), limit, move || crate::driver::open(name, &totals, &library))?;
     let http = listeners.http_address();
     let socket = config.runtime_dir.join(SOCKET_NAME);
     let daemon = Daemon::build(config, driver)?;

@@ -62,7 +62,7 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
             bytes(device.quarantined_bytes + device.destroying_bytes),
             device.waiting_requests.to_string(),
             format!("{} of {}", device.chunks, device.chunks_max),
-            state_of(device).to_owned(),
+            format!("{}{}", state_of(device), if device.is_mps { ", MPS" } else { "" }),
         ]);
     }
     out!("{table}");
@@ -111,6 +111,7 @@ fn to_json(status: &v1::StatusReply) -> Value {
             "chunks": status.chunks,
             "chunks_max": status.chunks_max,
             "state": state_of(status),
+            "mps": status.is_mps,
         })
     };
     json!({

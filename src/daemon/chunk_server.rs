@@ -9,12 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::SocketFlags;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
 use super::Daemon;
+use super::connections::Seat;
 use super::listener::AcceptFailures;
 use super::registry::{Claim, Entry, Good};
 use super::watched::watch;
@@ -67,7 +69,11 @@ async fn run(daemon: Arc<Daemon>, listener: AsyncFd<OwnedFd>) {
         match accept(&listener).await {
             Ok(socket) => {
                 failures.reset();
-                connections.spawn(serve(Arc::clone(&daemon), socket));
+                let peer = Peer::of(socket.as_fd());
+                // One too many is closed again, and before the next is accepted: a task might close it later than a hundred others came.
+                if let Some(seat) = daemon.connections.enter(peer.identity) {
+                    connections.spawn(serve(Arc::clone(&daemon), socket, peer, seat));
+                }
             }
             Err(error) => failures.note("the chunk socket", &error).await,
         }
@@ -118,6 +124,18 @@ impl Connection {
         tokio::time::timeout(PATIENCE, sending).await.unwrap_or(Err(ChannelError::TimedOut))
     }
 
+    /// Sends a word that may as well not come. Where the client leaves unread what it was sent before it does not: the room is for answers (the kernel calls a socket writable while
+    /// three quarters of its buffer are free).
+    fn mention(&self, what: daemon_frame::What) -> Result<(), ChannelError> {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::new(self.0.get_ref(), PollFlags::OUT)];
+        let has_room = poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0);
+        match has_room.then(|| self.channel().send(&v1::DaemonFrame { what: Some(what) }, &[])) {
+            None | Some(Err(ChannelError::WouldBlock)) => Ok(()),
+            Some(outcome) => outcome,
+        }
+    }
+
     /// Waits until something can be sent again. Only then is that watched: each message that the client reads would wake this thread otherwise, to hear that
     /// there is room.
     async fn has_room(&self) {
@@ -136,10 +154,7 @@ impl Connection {
     }
 }
 
-async fn serve(daemon: Arc<Daemon>, socket: OwnedFd) {
-    let peer = Peer::of(socket.as_fd());
-    // One too many is closed again.
-    let Some(_seat) = daemon.connections.enter(peer.identity) else { return };
+async fn serve(daemon: Arc<Daemon>, socket: OwnedFd, peer: Peer, _seat: Seat) {
     let connection = match watch(socket, Interest::READABLE) {
         Ok(socket) => Connection(socket),
         Err(error) => return tracing::warn!(%error, "a connection cannot be served"),
@@ -168,9 +183,9 @@ async fn greet(
     fds: &[OwnedFd],
 ) -> Result<(), ChannelError> {
     check_no_descriptors(fds)?;
-    let (protocol, ticket) = match &frame.what {
-        Some(client_frame::What::Hello(hello)) => (hello.protocol, &hello.ticket),
-        Some(client_frame::What::Claim(claim)) => (claim.protocol, &claim.ticket),
+    let (protocol, ticket, patience_ms) = match &frame.what {
+        Some(client_frame::What::Hello(hello)) => (hello.protocol, &hello.ticket, hello.patience_ms),
+        Some(client_frame::What::Claim(claim)) => (claim.protocol, &claim.ticket, 0),
         _ => return Err(ChannelError::Garbage("the first message is neither a hello nor a claim".into())),
     };
     if protocol != PROTOCOL {
@@ -184,7 +199,7 @@ async fn greet(
     };
     match (daemon.registry.redeem(&token, peer, daemon.clock.now()), frame.what) {
         (Ok(Good::Link(session)), Some(client_frame::What::Hello(_))) => match daemon.registry.get(session) {
-            Some(entry) => Served::new(daemon, connection, entry).run().await,
+            Some(entry) => Served::new(daemon, connection, entry, word_every(patience_ms)).run().await,
             None => connection.refuse(0, ErrorKind::NotFound, format!("{session} is over")).await,
         },
         (Ok(Good::Claim(claim)), Some(client_frame::What::Claim(_))) => hand_over(daemon, connection, claim).await,
@@ -195,6 +210,12 @@ async fn greet(
         (Ok(Good::Link(_)), _) => connection.refuse(0, ErrorKind::Invalid, "this ticket is for a hello".into()).await,
         (Err(error), _) => connection.refuse(0, ErrorKind::NotFound, error.to_string()).await,
     }
+}
+
+/// How often a client of this patience hears that its request is still worked on: four times in it, so that one word may be late. `None` for one that does not know such words.
+fn word_every(patience_ms: u64) -> Option<Duration> {
+    let every = (patience_ms / 4).clamp(limits::WORD_MS_MIN, limits::WORD_MS_MAX);
+    (patience_ms > 0).then(|| Duration::from_millis(every))
 }
 
 fn check_no_descriptors(fds: &[OwnedFd]) -> Result<(), ChannelError> {
@@ -287,6 +308,8 @@ struct Served<'a> {
     daemon: &'a Arc<Daemon>,
     connection: &'a Connection,
     entry: Arc<Entry>,
+    /// How often the client is told that its request is still worked on.
+    word_every: Option<Duration>,
     /// Acquires that wait for the one before.
     queued: VecDeque<v1::Acquire>,
     asked: Option<Asked>,
@@ -301,16 +324,27 @@ struct Asked {
     ledger: RequestId,
     answer: oneshot::Receiver<Answer>,
     since: Duration,
+    /// When the client is next told that it is still worked on.
+    word_due: Option<tokio::time::Instant>,
 }
 
 impl<'a> Served<'a> {
-    fn new(daemon: &'a Arc<Daemon>, connection: &'a Connection, entry: Arc<Entry>) -> Served<'a> {
-        let delivered = Vec::new();
-        Served { daemon, connection, entry, queued: VecDeque::new(), asked: None, delivery: None, delivered }
+    fn new(
+        daemon: &'a Arc<Daemon>,
+        connection: &'a Connection,
+        entry: Arc<Entry>,
+        word_every: Option<Duration>,
+    ) -> Served<'a> {
+        let (queued, delivered) = (VecDeque::new(), Vec::new());
+        Served { daemon, connection, entry, word_every, queued, asked: None, delivery: None, delivered }
     }
 
     async fn run(mut self) -> Result<(), ChannelError> {
-        let welcome = v1::Welcome { session_id: self.entry.id.0, stats_page_version: STATS_PAGE_VERSION };
+        let welcome = v1::Welcome {
+            session_id: self.entry.id.0,
+            stats_page_version: STATS_PAGE_VERSION,
+            says_working: self.word_every.is_some(),
+        };
         let page = self.entry.page.try_clone().map_err(|_| ChannelError::System(rustix::io::Errno::MFILE))?;
         let outcome = match self.connection.send(daemon_frame::What::Welcome(welcome), &[Arc::new(page)]).await {
             Ok(()) => self.attend().await,
@@ -326,6 +360,13 @@ impl<'a> Served<'a> {
     async fn attend(&mut self) -> Result<(), ChannelError> {
         loop {
             self.go_on().await?;
+            let word_due = self.asked.as_ref().and_then(|asked| asked.word_due);
+            let word = async {
+                match word_due {
+                    Some(due) => tokio::time::sleep_until(due).await,
+                    None => std::future::pending().await,
+                }
+            };
             let answer = async {
                 match &mut self.asked {
                     Some(asked) => (&mut asked.answer).await.unwrap_or(Answer::Refused(Refusal::Cancelled)),
@@ -336,6 +377,7 @@ impl<'a> Served<'a> {
                 // A session that was ended by other means is served no longer.
                 () = self.entry.over() => return Ok(()),
                 answer = answer => self.answered(answer).await?,
+                () = word => self.say_working()?,
                 frame = self.connection.receive() => {
                     let (frame, fds) = frame?;
                     check_no_descriptors(&fds)?;
@@ -343,6 +385,14 @@ impl<'a> Served<'a> {
                 }
             }
         }
+    }
+
+    /// Tells the client that its request is still worked on, or waits: only silence is to mean that nobody does.
+    fn say_working(&mut self) -> Result<(), ChannelError> {
+        let Some(asked) = &mut self.asked else { return Ok(()) };
+        asked.word_due = self.word_every.map(|every| tokio::time::Instant::now() + every);
+        let (ready, wanted) = self.daemon.steward.progress(asked.ledger);
+        self.connection.mention(daemon_frame::What::Working(v1::Working { request: asked.request, ready, wanted }))
     }
 
     async fn take(&mut self, frame: v1::ClientFrame) -> Result<(), ChannelError> {
@@ -433,7 +483,8 @@ impl<'a> Served<'a> {
                 let _ = send.send(answer);
             })
             .map_err(|error| (request, error.kind(), error.to_string()))?;
-        self.asked = Some(Asked { request, ledger, answer, since });
+        let word_due = self.word_every.map(|every| tokio::time::Instant::now() + every);
+        self.asked = Some(Asked { request, ledger, answer, since, word_due });
         Ok(())
     }
 

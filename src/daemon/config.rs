@@ -27,8 +27,6 @@ use crate::units::Bytes;
 
 /// Bytes of a pretended device that nobody gave a size.
 const PRETENDED_DEVICE: Bytes = Bytes::gib(16);
-/// Ordinals are below this: pretended devices are counted up to the highest.
-const ORDINAL_MAX: u32 = 1024;
 
 /// Driver calls take microseconds to milliseconds; one that takes so long will not come back soon.
 const DRIVER_DEADLINE: Duration = Duration::from_secs(30);
@@ -195,7 +193,7 @@ impl Config {
         let mut devices: Vec<DeviceConfig> = Vec::new();
         if flags.devices.is_empty() {
             for device in &file.device {
-                if device.ordinal >= ORDINAL_MAX {
+                if device.ordinal >= limits::ORDINALS_MAX {
                     return Err(value("device.ordinal", format!("{} is above any machine's", device.ordinal)));
                 }
                 let bytes = device.bytes.as_ref().map(|text| device_size("device.bytes", text)).transpose()?;
@@ -313,7 +311,7 @@ fn device_size(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
 fn parse_device(text: &str) -> Result<DeviceConfig, ConfigError> {
     let (ordinal, bytes) = text.split_once('=').map_or((text, None), |(ordinal, bytes)| (ordinal, Some(bytes)));
     let expected = || value("device", format!("'{text}' is not ORDINAL or ORDINAL=BYTES, such as 0=80GiB"));
-    let ordinal = ordinal.trim().parse().ok().filter(|ordinal| *ordinal < ORDINAL_MAX).ok_or_else(expected)?;
+    let ordinal = ordinal.trim().parse().ok().filter(|ordinal| *ordinal < limits::ORDINALS_MAX).ok_or_else(expected)?;
     Ok(DeviceConfig { ordinal, bytes: bytes.map(|text| device_size("device", text)).transpose()? })
 }
 

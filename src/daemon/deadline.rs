@@ -1,12 +1,13 @@
 //! Bounds how long anybody waits for a driver: a call that has not come back in time is an error for its caller, and is made good when it does come back.
 //!
 //! Each call runs on a thread of its own pool, because a call into a vendor's library cannot be interrupted. While one of a device is overdue, other calls to that device are
-//! refused at once: threads that hang must not pile up. What an overdue call brings in the end is given back to the driver, for nobody knows of it any more.
+//! refused at once: threads that hang must not pile up. What an overdue call brings in the end is given back to the driver, for nobody knows of it any more; a release that was
+//! refused, or came through too late, is asked for again by whoever has the handle ([`crate::store`]).
 //!
 //! Not for: streams and copies, which a daemon does not use and whose time is the job's own; and not for clients, where two switches of threads for each call
 //! cost more than the calls ([`crate::driver::layers::metered::Meter::overdue`] is theirs).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -36,6 +37,8 @@ struct Pool {
     idle: Vec<Sender<Work>>,
     /// The device of each handle.
     homes: HashMap<Handle, DeviceId>,
+    /// Handles whose release came through after its caller had given up: whoever asks again is told that it is done.
+    released: HashSet<Handle>,
     /// Calls that are overdue, by device.
     overdue: HashMap<DeviceId, Vec<Call>>,
 }
@@ -114,6 +117,18 @@ impl Deadline {
         Err(DriverError::new(call, overdue(call)))
     }
 
+    /// A call that brings a handle: its home is noted, or it is released if it comes too late.
+    fn new_handle(
+        &self,
+        call: Call,
+        device: DeviceId,
+        run: impl FnOnce(&dyn Driver) -> Result<Handle, DriverError> + Send + 'static,
+    ) -> Result<Handle, DriverError> {
+        let handle = self.within(call, Some(device), run, |driver, handle| drop(driver.release(handle)))?;
+        self.lock().homes.insert(handle, device);
+        Ok(handle)
+    }
+
     /// Gives work to a thread that has none, or to a new one.
     fn start(&self, work: Work) -> Result<(), rustix::io::Errno> {
         let mut work = work;
@@ -175,19 +190,21 @@ impl Driver for Deadline {
     }
 
     fn create(&self, device: DeviceId, len: Bytes) -> Result<Handle, DriverError> {
-        let created = self.within(
-            Call::Create,
-            Some(device),
-            move |driver| driver.create(device, len),
-            |driver, handle| drop(driver.release(handle)),
-        )?;
-        self.lock().homes.insert(created, device);
-        Ok(created)
+        self.new_handle(Call::Create, device, move |driver| driver.create(device, len))
     }
 
     fn release(&self, handle: Handle) -> Result<(), DriverError> {
+        if self.lock().released.remove(&handle) {
+            return Ok(());
+        }
         let home = self.home_of(handle);
-        self.within(Call::Release, home, move |driver| driver.release(handle), keep)?;
+        let pool = Arc::clone(&self.pool);
+        let note = move |_: &dyn Driver, ()| {
+            let mut pool = lock(&pool);
+            pool.homes.remove(&handle);
+            pool.released.insert(handle);
+        };
+        self.within(Call::Release, home, move |driver| driver.release(handle), note)?;
         self.lock().homes.remove(&handle);
         Ok(())
     }
@@ -201,14 +218,7 @@ impl Driver for Deadline {
     }
 
     fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
-        let imported = self.within(
-            Call::Import,
-            Some(device),
-            move |driver| driver.import(device, fd, len),
-            |driver, handle| drop(driver.release(handle)),
-        )?;
-        self.lock().homes.insert(imported, device);
-        Ok(imported)
+        self.new_handle(Call::Import, device, move |driver| driver.import(device, fd, len))
     }
 
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError> {
@@ -284,16 +294,16 @@ mod tests {
     const OTHER: DeviceId = DeviceId(1);
     const LEN: Bytes = Bytes::mib(2);
 
-    /// Holds creates on one device up.
+    /// Holds calls of a kind up; creates on one device alone.
     #[derive(Debug, Default)]
     struct Gate {
-        is_shut: Mutex<bool>,
+        shut: Mutex<Option<Call>>,
         opened: Condvar,
     }
 
     impl Gate {
-        fn set(&self, is_shut: bool) {
-            *self.is_shut.lock().unwrap() = is_shut;
+        fn set(&self, shut: Option<Call>) {
+            *self.shut.lock().unwrap() = shut;
             self.opened.notify_all();
         }
     }
@@ -305,8 +315,8 @@ mod tests {
             run: impl FnOnce() -> Result<T, DriverError>,
             _handle: impl Fn(&T) -> Option<Handle>,
         ) -> Result<T, DriverError> {
-            if let Step::Create { device: DEVICE, .. } = step {
-                drop(self.opened.wait_while(self.is_shut.lock().unwrap(), |is_shut| *is_shut).unwrap());
+            if !matches!(step, Step::Create { device: OTHER, .. }) {
+                drop(self.opened.wait_while(self.shut.lock().unwrap(), |shut| *shut == Some(step.call())).unwrap());
             }
             run()
         }
@@ -333,7 +343,7 @@ mod tests {
     #[test]
     fn a_call_that_hangs_is_an_error_and_is_undone_when_it_comes_back() {
         let (sim, gate, driver) = gated(Duration::from_millis(20));
-        gate.layer().set(true);
+        gate.layer().set(Some(Call::Create));
         let error = driver.create(DEVICE, LEN).unwrap_err();
         assert!(matches!(error.cause, Cause::Overdue { call: Call::Create, .. }), "{error:?}");
         // Refused at once, whatever it is; the other device does not know of it.
@@ -341,11 +351,30 @@ mod tests {
         assert!(matches!(error.cause, Cause::Overdue { call: Call::Create, .. }), "{error:?}");
         let other = driver.create(OTHER, LEN).unwrap();
         driver.release(other).unwrap();
-        gate.layer().set(false);
+        gate.layer().set(None);
         eventually(|| driver.memory(DEVICE).is_ok());
         assert_eq!(sim.counts(), (0, 0, 0), "what came too late was given back");
         let handle = driver.create(DEVICE, LEN).unwrap();
         assert_eq!(driver.release(handle), Ok(()));
+    }
+
+    #[test]
+    fn a_release_that_came_through_too_late_is_done_for_whoever_asks_again() {
+        let (sim, gate, driver) = gated(Duration::from_millis(20));
+        let (one, other) = (driver.create(DEVICE, LEN).unwrap(), driver.create(DEVICE, LEN).unwrap());
+        gate.layer().set(Some(Call::Release));
+        for handle in [one, other, one] {
+            let error = driver.release(handle).unwrap_err();
+            assert!(matches!(error.cause, Cause::Overdue { call: Call::Release, .. }), "{error:?}");
+        }
+        gate.layer().set(None);
+        eventually(|| driver.memory(DEVICE).is_ok());
+        assert_eq!(sim.counts().0, 1, "the first was made, the other never asked for");
+        assert_eq!((driver.release(one), driver.release(other)), (Ok(()), Ok(())));
+        assert_eq!(sim.counts().0, 0);
+        driver.release(one).unwrap_err();
+        let pool = driver.lock();
+        assert!(pool.homes.is_empty() && pool.released.is_empty());
     }
 
     #[test]

@@ -6,12 +6,12 @@
 //! Not for: the measuring ([`crate::driver::costs`]), nor for what follows from it ([`Ladder::following`]).
 
 use std::os::unix::process::CommandExt as _;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::NodeDevice;
+use super::{NodeDevice, this_file_again};
 use crate::clock::{Clock as _, SystemClock};
 use crate::driver::{Driver, DriverError};
 use crate::ladder::{ChunkCost, Ladder};
@@ -64,9 +64,7 @@ fn slower(one: &[ChunkCost], other: &[ChunkCost]) -> Vec<ChunkCost> {
 
 fn measure(driver: &'static str, device: &NodeDevice) -> Result<Vec<ChunkCost>, String> {
     let failed = |error: std::io::Error| format!("cannot start a process that measures: {error}");
-    // This very file, also where an update has put another in its place.
-    let mut process = Command::new("/proc/self/exe")
-        .arg0("stitchd")
+    let mut process = this_file_again()
         .args(["selftest", "--only-costs", "--json", "--driver", driver, "--device", &device.id.0.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -77,8 +75,9 @@ fn measure(driver: &'static str, device: &NodeDevice) -> Result<Vec<ChunkCost>, 
     // What it prints fits into the pipe: it never waits for somebody who reads.
     let has_ended = ends_in_time(&process);
     if !has_ended {
-        // If it hangs in its driver it ends when the driver lets it.
+        // If it hangs in its driver it ends when the driver lets it; the thread that reaps it waits for that.
         let _ = process.kill();
+        std::thread::spawn(move || process.wait());
         return Err(format!("it takes longer than {PATIENCE:?}"));
     }
     let output = process.wait_with_output().map_err(failed)?;

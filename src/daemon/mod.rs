@@ -32,6 +32,8 @@ mod service;
 mod watched;
 
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -43,7 +45,7 @@ use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::{Driver, DriverError};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{DeviceId, DeviceUuid};
-use crate::ladder::{Ladder, Part};
+use crate::ladder::{Ladder, LadderError, Part};
 use crate::ledger::AccountView;
 use crate::memory::Device;
 use crate::steward::Steward;
@@ -85,6 +87,7 @@ struct NodeDevice {
     uuid: DeviceUuid,
     model: String,
     total: Bytes,
+    is_mps: bool,
 }
 
 /// Why there is no daemon.
@@ -126,6 +129,9 @@ pub enum DaemonError {
         /// How many are kept.
         reserve: u64,
     },
+    /// The devices' granularity is no size that a chunk can have.
+    #[error("chunks must be multiples of the devices' granularity")]
+    Ladder(#[from] LadderError),
     /// The stored plans cannot be read.
     #[error("cannot use the directory of plans")]
     Plans(#[from] PlanStoreError),
@@ -135,6 +141,13 @@ pub enum DaemonError {
     /// The server ended by itself.
     #[error("the gRPC server failed")]
     Server(#[from] tonic::transport::Error),
+}
+
+/// Runs this very file again, as another process: also where an update has put another file in its place.
+pub(crate) fn this_file_again() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("stitchd");
+    command
 }
 
 impl DaemonError {
@@ -147,6 +160,7 @@ impl DaemonError {
             DaemonError::NoDevice { .. } => ErrorKind::NotFound,
             DaemonError::Uncleared { .. } => ErrorKind::Broken,
             DaemonError::TooFewFiles { .. } => ErrorKind::Invalid,
+            DaemonError::Ladder(_) => ErrorKind::Unsupported,
             DaemonError::Plans(_) => ErrorKind::Invalid,
             DaemonError::Thread(_) => ErrorKind::Exhausted,
             DaemonError::Server(_) => ErrorKind::Broken,
@@ -169,7 +183,14 @@ impl Daemon {
                 uuid: found.uuid,
                 model: found.model.clone(),
                 total: config.cap_of(wanted).map_or(found.total, |cap| found.total.min(cap)),
+                is_mps: driver.capabilities(found.id)?.mps,
             });
+        }
+        for device in devices.iter().filter(|device| device.is_mps) {
+            tracing::info!(
+                device = device.id.0,
+                "processes share the device through MPS: a fatal fault of one of them ends the others' work on it, too; this daemon has no work there, and keeps its chunks"
+            );
         }
         if config.measures_ladder {
             config.ladder = measured::ladder(&*driver, &devices)?;
@@ -187,6 +208,11 @@ impl Daemon {
         if devices.iter().any(|device| store.chunks_max(device.id) == 0) {
             let (limit, reserve) = (Daemon::open_fds_max(), Daemon::fds_for_connections());
             return Err(DaemonError::TooFewFiles { limit, reserve });
+        }
+        let granularity = store.devices().iter().map(|device| device.capabilities().granularity).max();
+        if let Some(granularity) = granularity.filter(|granularity| *granularity > config.ladder.smallest()) {
+            config.ladder = config.ladder.raised_to(granularity)?;
+            tracing::info!(ladder = %config.ladder.to_toml(), %granularity, "chunks are not smaller than the devices can make them");
         }
         for device in &devices {
             warn_of_few_chunks(device, store.chunks_max(device.id), config.ladder.steps());

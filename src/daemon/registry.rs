@@ -125,7 +125,11 @@ impl Registry {
     /// Makes a ticket for the process that `identity` is.
     pub(super) fn issue(&self, good: Good, identity: Identity, now: Duration) -> Result<Token, rustix::io::Errno> {
         let token = random_token()?;
-        let expires = now + Duration::from_millis(limits::TICKET_MS_MAX);
+        let good_for = match good {
+            Good::Link(_) => limits::LINK_TICKET_MS_MAX,
+            Good::Claim(_) => limits::TICKET_MS_MAX,
+        };
+        let expires = now + Duration::from_millis(good_for);
         self.tickets.insert(token, Ticket { good, identity, expires });
         Ok(token)
     }

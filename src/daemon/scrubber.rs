@@ -7,10 +7,11 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::this_file_again;
 use crate::clock::{Clock as _, SystemClock};
 use crate::driver::{Driver, DriverError};
 use crate::error::chain;
@@ -154,9 +155,7 @@ impl Helper {
     fn start(driver: &'static str, device: DeviceUuid) -> Result<Helper, ScrubError> {
         let (ours, theirs) = FdChannel::pair().map_err(|error| lost(&error))?;
         ours.set_patience(PATIENCE).map_err(|error| lost(&error))?;
-        // This very file, also where an update has put another in its place.
-        let process = Command::new("/proc/self/exe")
-            .arg0("stitchd")
+        let process = this_file_again()
             .args(["scrub", "--driver", driver, "--device", &device.to_string()])
             .stdin(Stdio::from(theirs.into_socket()))
             .stdout(Stdio::null())
@@ -232,6 +231,8 @@ impl Broom {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
     use crate::driver::Call;
     use crate::driver::host::{HostDriver, HostOptions};

@@ -490,6 +490,7 @@ fn device_statuses(daemon: &Daemon) -> Vec<v1::DeviceStatus> {
             chunks: account.chunks,
             chunks_max: account.chunks_max,
             is_lost: account.is_lost,
+            is_mps: device.is_mps,
         })
     };
     accounts.iter().filter_map(status).collect()

@@ -93,6 +93,11 @@ impl Control {
         Ok((Control { commands: Some(commands), thread: Some(thread), attached, lost, patience }, opened))
     }
 
+    /// Every device of which the daemon has said so.
+    pub(super) fn lost(&self) -> Vec<DeviceUuid> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// True once the daemon has said that the device is gone.
     pub(super) fn is_lost(&self, device: DeviceUuid) -> bool {
         self.lost.lock().unwrap_or_else(PoisonError::into_inner).contains(&device)
@@ -302,7 +307,7 @@ fn opened(reply: v1::OpenReply) -> Result<Opened, SessionError> {
             uuid: convert::device_uuid("device.uuid", &device.uuid)?,
             model: convert::name("device.model", &device.model)?,
             total: convert::size("device.total_bytes", device.total_bytes)?,
-            ordinal: device.ordinal,
+            ordinal: convert::ordinal("device.ordinal", device.ordinal)?,
         })
     };
     let is_plain = !reply.chunk_socket.is_empty() && !reply.chunk_socket.contains('/');

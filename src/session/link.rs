@@ -28,19 +28,27 @@ pub(super) struct Link {
     /// How long the socket waits for an answer now. Held while one is awaited.
     receiving: Mutex<Duration>,
     next_request: AtomicU64,
+    /// How long the daemon may be silent while it owes an answer.
     patience: Duration,
+    /// It says that it works on a request, or has it wait, several times in that time. An older one is silent until it has the answer.
+    says_working: bool,
 }
 
 impl Link {
     /// Connects and shows the ticket. The answer brings the session's stats page.
     pub(super) fn open(socket: &Path, ticket: Token, patience: Duration) -> Result<(Link, OwnedFd), SessionError> {
         let channel = FdChannel::connect(socket, patience)?;
-        let hello = v1::Hello { protocol: PROTOCOL, ticket: ticket.to_vec() };
-        let link = Link { channel, receiving: Mutex::new(patience), next_request: AtomicU64::new(1), patience };
+        let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1);
+        let hello = v1::Hello { protocol: PROTOCOL, ticket: ticket.to_vec(), patience_ms };
+        let (receiving, next_request) = (Mutex::new(patience), AtomicU64::new(1));
+        let mut link = Link { channel, receiving, next_request, patience, says_working: false };
         link.send(client_frame::What::Hello(hello))?;
         let (what, mut fds) = link.receive()?;
         match (what, fds.pop(), fds.is_empty()) {
-            (daemon_frame::What::Welcome(_), Some(page), true) => Ok((link, page)),
+            (daemon_frame::What::Welcome(welcome), Some(page), true) => {
+                link.says_working = welcome.says_working;
+                Ok((link, page))
+            }
             (daemon_frame::What::Refused(refused), None, _) => Err(refusal(&refused)),
             _ => Err(malformed("welcome", "the daemon's first answer is neither a welcome nor a refusal").into()),
         }
@@ -61,14 +69,15 @@ impl Link {
     pub(super) fn acquire(&self, wanted: WantedChunks) -> Result<Vec<Leased>, SessionError> {
         let mut receiving = self.receiving.lock().expect("nothing panics while it holds this lock");
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
-        let patience = self.patience + Duration::from_millis(wanted.wait_ms);
+        let wait = if self.says_working { Duration::ZERO } else { Duration::from_millis(wanted.wait_ms) };
+        let patience = self.patience + wait;
         if *receiving != patience {
             self.channel.set_patience(patience)?;
             *receiving = patience;
         }
-        self.send(client_frame::What::Acquire(v1::Acquire { request, want: Some(wanted.into()) }))?;
+        let sent = self.send(client_frame::What::Acquire(v1::Acquire { request, want: Some(wanted.into()) }));
         let mut leased = Vec::new();
-        let outcome = self.receive_lease(request, &mut leased);
+        let outcome = sent.and_then(|()| self.receive_lease(request, &mut leased));
         if outcome.is_err() && !leased.is_empty() {
             // All or none: what came is ours, as the daemon sees it, and nobody here wants it any more.
             let ids = leased.iter().map(|(id, ..)| *id).collect();
@@ -76,7 +85,11 @@ impl Link {
             // If not even this goes through the daemon is gone, or soon hears that this process is.
             let _ = self.release(ids);
         }
-        outcome.map(|()| leased)
+        outcome.map(|()| leased).map_err(|error| match error {
+            // Whichever way the message went on which it was noticed.
+            SessionError::Channel(ChannelError::Closed) => SessionError::DaemonGone,
+            other => other,
+        })
     }
 
     fn receive_lease(&self, request: u64, leased: &mut Vec<Leased>) -> Result<(), SessionError> {
@@ -97,10 +110,14 @@ impl Link {
                     return Err(refusal(&refused));
                 }
                 Ok((daemon_frame::What::Refused(_), _)) => {}
+                // Somebody works on it: the patience begins anew. A driver that hangs is the daemon's to notice (`driver_deadline`).
+                Ok((daemon_frame::What::Working(working), _)) => {
+                    let v1::Working { ready, wanted, .. } = working;
+                    tracing::debug!(ready, wanted, "the daemon is still at it");
+                }
                 Ok((daemon_frame::What::Welcome(_), _)) => {
                     return Err(malformed("frame", "a second welcome").into());
                 }
-                Err(SessionError::Channel(ChannelError::Closed)) => return Err(SessionError::DaemonGone),
                 Err(error) => return Err(error),
             }
         }
@@ -133,4 +150,33 @@ impl Link {
 
 fn refusal(refused: &v1::Refused) -> SessionError {
     SessionError::Refused { kind: ErrorKind::from(refused.kind()), message: refused.message.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::DeviceUuid;
+    use crate::ladder::Shape;
+
+    #[test]
+    fn a_daemon_that_has_gone_is_said_so_on_whichever_way_it_is_noticed() {
+        let wanted = WantedChunks {
+            device: DeviceUuid([7; 16]),
+            len: Bytes::mib(2),
+            shape: Shape::Largest,
+            plan: None,
+            wait_ms: 0,
+        };
+        let link = |channel| {
+            let (receiving, next_request) = (Mutex::new(Duration::ZERO), AtomicU64::new(1));
+            Link { channel, receiving, next_request, patience: Duration::from_secs(5), says_working: true }
+        };
+        let (here, there) = FdChannel::pair().unwrap();
+        drop(there);
+        assert_eq!(link(here).acquire(wanted).unwrap_err(), SessionError::DaemonGone, "while it sends");
+        let (here, there) = FdChannel::pair().unwrap();
+        let daemon = std::thread::spawn(move || there.receive::<v1::ClientFrame>().unwrap());
+        assert_eq!(link(here).acquire(wanted).unwrap_err(), SessionError::DaemonGone, "while it waits");
+        daemon.join().unwrap();
+    }
 }

@@ -12,6 +12,7 @@ mod control;
 pub mod fork;
 mod link;
 pub mod locate;
+pub mod opening;
 mod private;
 mod stats_page;
 
@@ -26,9 +27,9 @@ use crate::clock::{Clock, SystemClock};
 use crate::driver::layers::metered::{CallCounts, Meter, Metered};
 use crate::driver::{self, Driver, DriverError, DriverName, LibraryPlace, OpenError};
 use crate::error::{ErrorKind, chain};
-use crate::ids::{ChunkId, DeviceUuid, PlanId, SessionId};
+use crate::ids::{ChunkId, DeviceId, DeviceUuid, PlanId, SessionId};
 use crate::ladder::{Ladder, LadderError};
-use crate::memory::{Chunk, Device};
+use crate::memory::{Chunk, Device, MemoryError};
 use crate::plan::Plan;
 use crate::plan::format::{self, FormatError};
 use crate::runtime::{ChunkSource, Counters, Runtime, RuntimeConfig, SourceError, Want};
@@ -50,7 +51,7 @@ pub struct SessionConfig {
     pub limit: Option<Bytes>,
     /// Higher is served first.
     pub priority: u32,
-    /// How long the daemon may take for an answer, waiting for memory apart.
+    /// How long the daemon may be silent while it owes an answer. One that works on a request, or has it wait for memory, says so more often than that.
     pub patience: Duration,
     /// Where the library of the daemon's driver is.
     pub library: LibraryPlace,
@@ -111,9 +112,29 @@ pub enum SessionError {
     /// The daemon's driver does not open in this process.
     #[error("the daemon's driver cannot be used by this process")]
     Open(#[from] OpenError),
-    /// The daemon has no such device.
-    #[error("the daemon has no device {0}")]
-    NoDevice(String),
+    /// This process has no such device.
+    #[error(
+        "this process has no device {ordinal}: its driver shows it {count} (which ones and in what order is for its environment to say){}",
+        lost_too(lost)
+    )]
+    NoDevice {
+        /// As asked for: the process's own ordinal.
+        ordinal: u32,
+        /// How many it has.
+        count: usize,
+        /// Devices that the daemon says are gone: it may be one of them.
+        lost: Vec<DeviceUuid>,
+    },
+    /// The daemon does not lease the device.
+    #[error("the daemon has no device {uuid}, which is device {ordinal} of this process; it has {}", names_of(there))]
+    NotServed {
+        /// The process's own ordinal.
+        ordinal: u32,
+        /// Its name everywhere.
+        uuid: DeviceUuid,
+        /// The daemon's devices.
+        there: Vec<DeviceUuid>,
+    },
     /// The daemon's answer makes no sense.
     #[error("the daemon's answer makes no sense")]
     Malformed(#[from] Malformed),
@@ -158,7 +179,7 @@ impl SessionError {
             SessionError::Refused { kind, .. } => *kind,
             SessionError::Protocol { .. } | SessionError::Driver(_) => ErrorKind::Unsupported,
             SessionError::Open(_) => ErrorKind::Unavailable,
-            SessionError::NoDevice(_) => ErrorKind::NotFound,
+            SessionError::NoDevice { .. } | SessionError::NotServed { .. } => ErrorKind::NotFound,
             SessionError::Malformed(_) | SessionError::Ladder(_) => ErrorKind::Broken,
             SessionError::Channel(error) => error.kind(),
             SessionError::StatsPage(_) => ErrorKind::Unsupported,
@@ -167,6 +188,15 @@ impl SessionError {
             SessionError::Forked => ErrorKind::Conflict,
         }
     }
+}
+
+fn names_of(devices: &[DeviceUuid]) -> String {
+    let names: Vec<String> = devices.iter().map(DeviceUuid::to_string).collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+fn lost_too(lost: &[DeviceUuid]) -> String {
+    if lost.is_empty() { String::new() } else { format!("; the daemon says that {} is lost", names_of(lost)) }
 }
 
 /// A device of the daemon.
@@ -178,7 +208,7 @@ pub struct RemoteDevice {
     pub model: String,
     /// All its memory.
     pub total: Bytes,
-    /// The daemon's ordinal.
+    /// The daemon's ordinal: what this process calls the device is another thing.
     pub ordinal: u32,
 }
 
@@ -259,17 +289,22 @@ impl Session {
         Arc::clone(&self.driver) as Arc<dyn Driver>
     }
 
-    /// A runtime for the daemon's device `ordinal`. The first runtime of a session writes its figures to the stats page.
+    /// A runtime for this process's device `ordinal`: the process's own ordinal, as its other libraries count, which its environment may have hidden and put in another order than
+    /// the daemon's. The two meet by uuid. The first runtime of a session writes its figures to the stats page.
     pub fn runtime(self: &Arc<Session>, ordinal: u32, config: RuntimeConfig) -> Result<Runtime, SessionError> {
-        let found = self.devices.iter().find(|device| device.ordinal == ordinal);
-        let remote = found.ok_or_else(|| SessionError::NoDevice(ordinal.to_string()))?;
-        if self.control.is_lost(remote.uuid) {
-            return Err(SessionError::DeviceLost(remote.uuid));
+        let here = self.driver.devices();
+        let Some(local) = here.iter().find(|device| device.id == DeviceId(ordinal)) else {
+            return Err(SessionError::NoDevice { ordinal, count: here.len(), lost: self.control.lost() });
+        };
+        if !self.devices.iter().any(|remote| remote.uuid == local.uuid) {
+            let there = self.devices.iter().map(|remote| remote.uuid).collect();
+            return Err(SessionError::NotServed { ordinal, uuid: local.uuid, there });
         }
-        let here = self.driver.devices().into_iter().find(|device| device.uuid == remote.uuid);
-        let id = here.ok_or_else(|| SessionError::NoDevice(remote.uuid.to_string()))?.id;
-        let device = Device::open(self.driver(), id)?;
-        let source = DaemonSource { session: Arc::clone(self), device: Arc::clone(&device), uuid: remote.uuid };
+        if self.control.is_lost(local.uuid) {
+            return Err(SessionError::DeviceLost(local.uuid));
+        }
+        let device = Device::open(self.driver(), local.id)?;
+        let source = DaemonSource { session: Arc::clone(self), device: Arc::clone(&device), uuid: local.uuid };
         let mut taken = self.counters_taken.lock().expect("nothing panics while it holds this lock");
         let counters = if std::mem::replace(&mut *taken, true) { Counters::private() } else { self.counters };
         let config = RuntimeConfig { granule: self.ladder.step_at_least(config.granule), ..config };
@@ -297,12 +332,19 @@ impl Session {
     }
 }
 
-/// The driver that fits the daemon's: its memory can be imported here.
+/// The driver that fits the daemon's: its memory can be imported here. Devices that are pretended have here the ordinals that they have at the daemon; those that it leaves out are
+/// there and have no memory.
 fn driver_like(name: &str, devices: &[RemoteDevice], library: &LibraryPlace) -> Result<Arc<dyn Driver>, SessionError> {
     let unusable = || SessionError::Driver(name.to_owned());
     let known: DriverName = name.parse().map_err(|_| unusable())?;
-    let totals: Vec<Bytes> = devices.iter().map(|device| device.total).collect();
-    driver::open_shared(known, &totals, library)?.ok_or_else(unusable)
+    let count = devices.iter().map(|device| device.ordinal as usize + 1).max().unwrap_or(0);
+    let mut totals = vec![Bytes::ZERO; count];
+    for device in devices {
+        totals[device.ordinal as usize] = device.total;
+    }
+    let library = library.clone();
+    let opened = opening::in_time(name, opening::OPENING_MAX, move || driver::open_shared(known, &totals, &library));
+    opened?.ok_or_else(unusable)
 }
 
 /// The daemon as a source of chunks for one device.
@@ -329,21 +371,15 @@ impl DaemonSource {
         let wait_ms = u64::try_from(want.wait.as_millis()).unwrap_or(u64::MAX);
         let wanted = WantedChunks { device: self.uuid, len: want.len, shape: want.shape, plan: want.plan, wait_ms };
         let leased = self.session.link.acquire(wanted)?;
-        let mut chunks = Vec::with_capacity(leased.len());
-        let mut ids: Vec<ChunkId> = leased.iter().map(|(id, ..)| *id).collect();
-        for (id, len, fd) in leased {
-            match Chunk::import(&self.device, id, fd, len) {
-                Ok(chunk) => chunks.push(Arc::new(chunk)),
-                Err(error) => {
-                    // All or nothing: what was imported is let go of before the daemon hears of it.
-                    chunks.clear();
-                    self.session.link.release(std::mem::take(&mut ids))?;
-                    let kind = error.kind();
-                    return Err(SessionError::Refused { kind, message: format!("cannot import: {}", chain(&error)) });
-                }
-            }
-        }
-        Ok(chunks)
+        let ids: Vec<ChunkId> = leased.iter().map(|(id, ..)| *id).collect();
+        let import = |(id, len, fd)| Chunk::import(&self.device, id, fd, len).map(Arc::new);
+        // All or nothing. When this has failed what was imported is let go of and every descriptor is closed: only then the daemon may hear of it.
+        let imported: Result<Vec<_>, MemoryError> = leased.into_iter().map(import).collect();
+        imported.or_else(|error| {
+            self.session.link.release(ids)?;
+            let kind = error.kind();
+            Err(SessionError::Refused { kind, message: format!("cannot import: {}", chain(&error)) })
+        })
     }
 }
 

@@ -33,6 +33,8 @@ impl PrivateSource {
             message: format!("{} are more than one lease can be", want.len),
         };
         let parts = self.ladder.cover(want.len, want.shape).ok_or_else(too_large)?;
+        // What the driver did not take back it may take now, before there is more of it.
+        self.store.destroy_kept(self.device);
         let mut ids = Vec::new();
         for part in parts {
             for _ in 0..part.count {
@@ -50,7 +52,8 @@ impl PrivateSource {
     fn destroy(&self, ids: Vec<ChunkId>) {
         for id in ids {
             if let Err(error) = self.store.destroy(id) {
-                tracing::warn!(%id, error = %chain(&error), "a chunk cannot be given back");
+                tracing::warn!(%id, error = %chain(&error), "a chunk cannot be given back yet");
+                self.store.settle(id);
             }
         }
     }

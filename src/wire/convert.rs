@@ -49,6 +49,14 @@ pub fn device_uuid(field: &'static str, bytes: &[u8]) -> Result<DeviceUuid, Malf
     token(field, bytes).map(DeviceUuid)
 }
 
+/// Reads a device's ordinal.
+pub fn ordinal(field: &'static str, ordinal: u32) -> Result<u32, Malformed> {
+    if ordinal >= limits::ORDINALS_MAX {
+        return Err(malformed(field, format!("{ordinal}; ordinals are below {}", limits::ORDINALS_MAX)));
+    }
+    Ok(ordinal)
+}
+
 /// Reads a size that is not zero.
 pub fn size(field: &'static str, bytes: u64) -> Result<Bytes, Malformed> {
     let size = Bytes::new(bytes);

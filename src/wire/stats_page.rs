@@ -1,4 +1,4 @@
-//! The layout of a stats page: a sealed memfd of one page that the daemon makes and a session writes its counters to.
+//! The layout of a stats page: a sealed memfd of 4 KiB that the daemon makes and a session writes its counters to.
 //!
 //! ```text
 //!   0   "STITCHD\0"      8 bytes
@@ -20,7 +20,8 @@ use super::STATS_PAGE_VERSION;
 use crate::ids::SessionId;
 use crate::limits::COUNTERS_MAX;
 
-/// Bytes of a page.
+/// Bytes of it: a page of most machines, and the first part of one where pages are larger (64 KiB on some aarch64): a mapping begins and ends at pages of the machine, whatever length it is asked
+/// for, and the rest of the last one reads as zero. Whoever maps it keeps within these.
 pub const LEN: usize = 4096;
 /// Where the counters begin.
 pub const COUNTERS_AT: usize = 64;

@@ -479,10 +479,10 @@ impl Troupe {
 }
 
 fn resident_of(pid: u32) -> Bytes {
-    const PAGE: u64 = 4096;
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
-    Bytes::new(pages * PAGE)
+    // The kernel counts its own pages, which are 4 to 64 KiB.
+    limits::page_size().checked_mul(pages).unwrap_or(Bytes::ZERO)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Patterns by which a trainer knows its own bytes: in the first and the last page of every allocation and on both sides of every chunk border.
+//! Patterns by which a trainer knows its own bytes: in the first and the last 4 KiB of every allocation and on both sides of every chunk border.
 //!
 //! Every eight bytes carry the trainer's tag and a value that follows from the allocation and the place in it. So a byte of another allocation, of another
 //! place, or of another process shows.
@@ -7,7 +7,8 @@ use crate::driver::{Driver, DriverError};
 use crate::rng::mix;
 use crate::units::{Bytes, DeviceAddress, Place};
 
-const PAGE: u64 = 4096;
+/// Bytes of a pattern: a page of most machines, and part of one of others, where more memory is touched than is written.
+const STRETCH: u64 = 4096;
 const WORD: u64 = 8;
 
 /// Writes and checks the patterns of one trainer.
@@ -64,14 +65,14 @@ impl Marked {
     pub(super) fn new(address: DeviceAddress, bytes: Bytes, number: u64, borders: &[DeviceAddress]) -> Marked {
         // Rounded up to words: allocations are, to 512 bytes.
         let len = bytes.get().max(1).next_multiple_of(WORD);
-        let mut stretches = vec![(0, len.min(PAGE))];
+        let mut stretches = vec![(0, len.min(STRETCH))];
         let around_borders = borders.iter().filter_map(|border| border.checked_distance(address));
         for border in around_borders {
-            let start = border.get().saturating_sub(PAGE);
-            stretches.push((start, (border.get() + PAGE).min(len) - start));
+            let start = border.get().saturating_sub(STRETCH);
+            stretches.push((start, (border.get() + STRETCH).min(len) - start));
         }
-        if len > PAGE {
-            stretches.push((len - PAGE, PAGE));
+        if len > STRETCH {
+            stretches.push((len - STRETCH, STRETCH));
         }
         Marked { address, number, stretches }
     }
