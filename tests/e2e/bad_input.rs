@@ -21,7 +21,7 @@ fn another_protocol_is_refused_by_number_on_both_sockets() {
     assert!(error.message().contains("protocol 99"), "{}", error.message());
     let session = grpc.open("present", 1).unwrap();
     let channel = raw::chunk_socket(&daemon);
-    raw::send(&channel, client_frame::What::Hello(v1::Hello { protocol: 2, ticket: session.ticket }));
+    raw::send(&channel, client_frame::What::Hello(v1::Hello { protocol: 2, ticket: session.ticket, patience_ms: 0 }));
     raw::expect_refusal(&channel, v1::ErrorKind::Unsupported, "protocol 2");
     raw::expect_closed(&channel);
 }
@@ -40,7 +40,8 @@ fn a_device_that_is_not_there_is_named_with_those_that_are() {
         error.message()
     );
     let session = daemon.session("lost");
-    assert!(matches!(session.runtime(7, stitchd::runtime::RuntimeConfig::default()), Err(SessionError::NoDevice(_))));
+    let error = session.runtime(7, stitchd::runtime::RuntimeConfig::default()).unwrap_err();
+    assert!(matches!(error, SessionError::NoDevice { ordinal: 7, count: 1, .. }), "{error}");
 }
 
 #[test]
@@ -200,7 +201,8 @@ fn against_a_false_daemon(answer: impl Fn(&FdChannel, u64) + Send + 'static) -> 
         let channel = FdChannel::over(rustix::net::accept(&listener).unwrap(), true);
         channel.receive::<v1::ClientFrame>().unwrap();
         let page = stitchd::wire::stats_page::create(stitchd::ids::SessionId(1)).unwrap();
-        let welcome = daemon_frame::What::Welcome(v1::Welcome { session_id: 1, stats_page_version: 1 });
+        let welcome =
+            daemon_frame::What::Welcome(v1::Welcome { session_id: 1, stats_page_version: 1, ..v1::Welcome::default() });
         channel.send(&v1::DaemonFrame { what: Some(welcome) }, &[page.as_fd()]).unwrap();
         let (frame, _) = channel.receive::<v1::ClientFrame>().unwrap();
         let Some(client_frame::What::Acquire(acquire)) = frame.what else { panic!("{frame:?}") };

@@ -109,7 +109,7 @@ pub(crate) fn receive(channel: &FdChannel) -> (daemon_frame::What, Vec<OwnedFd>)
 }
 
 pub(crate) fn hello(session: &v1::OpenReply) -> client_frame::What {
-    client_frame::What::Hello(v1::Hello { protocol: 1, ticket: session.ticket.clone() })
+    client_frame::What::Hello(v1::Hello { protocol: 1, ticket: session.ticket.clone(), patience_ms: 0 })
 }
 
 /// A session with its chunk socket, welcomed.

@@ -31,11 +31,7 @@ fn selftest_shows_every_check_and_what_calls_cost() {
     for call in ["create", "export", "import", "map", "set_access", "unmap", "release"] {
         assert!(costs.iter().all(|cost| cost["nanoseconds"][call].as_u64().unwrap() > 0), "{call}: {costs:?}");
     }
-    assert_eq!(device["run"]["chunks"], 64);
-    assert!(
-        device["run"]["nanoseconds"]["set_access_each"].as_u64()
-            > device["run"]["nanoseconds"]["set_access_once"].as_u64()
-    );
+    assert_eq!(device["run"]["chunks"], 512);
     assert_eq!(device["ladder_bytes"][0], 2 * MIB);
     assert!(device["questions"].is_null(), "nobody asked");
 }
@@ -50,6 +46,10 @@ fn the_ladder_that_follows_from_costs_can_be_pasted_into_a_configuration() {
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().find(|line| line.starts_with("ladder = ")).expect("a line for the configuration");
     assert_eq!(line, r#"ladder = ["2MiB", "16MiB"]"#, "{text}");
+    let output = run_on(&machine, &["selftest", "--driver", "cuda", "--only-costs", "--json"]);
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let run = &shown["devices"][0]["run"]["nanoseconds"];
+    assert!(run["set_access_each"].as_u64() > run["set_access_once"].as_u64(), "{run}");
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), line).unwrap();
     let config = Config::load(Some(file.path()), &Flags::default()).unwrap();
@@ -118,6 +118,7 @@ fn questions_are_answered_as_the_machine_foretells() {
             "does_a_write_show_through_a_second_address",
             "can_an_import_be_exported_again",
             "does_a_descriptor_keep_memory_after_its_exporter_is_gone",
+            "does_a_descriptor_keep_memory_while_nobody_has_the_driver_open",
             "does_released_memory_live_while_another_process_maps_it",
             "do_bytes_of_a_process_killed_in_its_work_return",
             "does_a_peer_reach_a_stitched_range",
@@ -135,6 +136,15 @@ fn questions_are_answered_as_the_machine_foretells() {
         let with_child = "do_they_return_while_a_forked_child_lives";
         assert_eq!(answer(with_child), "no", "{}", found[with_child]);
         assert!(figure(with_child, "all_returned_after_the_child_ms").is_f64(), "{}", found[with_child]);
+        // The socket of a process ends with it; not while its child has it, too.
+        assert!(figure(killed, "socket_ended_after_kill_ms").is_f64(), "{}", found[killed]);
+        assert!(figure(with_child, "socket_ended_after_kill_ms").is_null(), "{}", found[with_child]);
+        // Work is the process's own here, and ends with it.
+        for work in ["does_work_of_a_killed_process_go_on", "does_it_while_a_forked_child_lives"] {
+            assert_eq!(answer(work), "no", "{}", found[work]);
+            assert!(figure(work, "changes_before_the_kill").as_u64().unwrap() > 0, "{}", found[work]);
+        }
+        assert!(!found.contains_key("what_does_a_full_table_of_exports_answer"), "it takes what is the machine's");
         let misuse = &found["what_does_misuse_answer"]["figures"];
         assert!(misuse["create_of_more_than_there_is"].as_str().unwrap().contains("of 192.0 MiB left"), "{misuse}");
         assert!(
@@ -142,11 +152,34 @@ fn questions_are_answered_as_the_machine_foretells() {
             "{misuse}"
         );
         assert_eq!((misuse["map_of_a_chunk_twice"].as_str(), misuse.as_object().unwrap().len()), (Some("done"), 17));
+        let library = &found["what_does_the_library_answer_to_misuse"]["figures"];
+        assert_eq!(library.as_object().unwrap().len(), 15, "{library}");
+        assert_eq!(library["create_of_half_a_granule"], "1 (invalid value)");
+        assert_eq!(library["release_twice"], "400 (invalid handle)", "{library}");
         // Work is done at once here: there is no queue that unmapping could wait for.
         for unknown in ["does_unmap_wait_for_queued_work", "may_memory_be_unmapped_under_queued_work"] {
             assert_eq!(found[unknown]["why"], "the work was over before there was a queue");
         }
     }
+}
+
+#[test]
+fn a_full_table_of_exports_is_asked_for_where_everything_is() {
+    let machine = Machine::new(GpuKind::Cuda, "devices = 33554432\nexport_slots = 40");
+    let output = run_on(&machine, &["selftest", "--driver", "cuda", "--all", "--json"]);
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let questions = shown["devices"][0]["questions"].as_array().unwrap();
+    let asked = questions.iter().find(|asked| asked["question"] == "what_does_a_full_table_of_exports_answer").unwrap();
+    assert_eq!(asked["figures"]["exports"], 40, "{asked}");
+    assert!(asked["figures"]["then"].as_str().unwrap().contains("exports of this machine"), "{asked}");
+}
+
+#[test]
+fn a_library_that_ends_who_misuses_it_costs_the_selftest_nothing() {
+    let found = answers(GpuKind::Hip, "devices = 67108864\nquirks = map_lies");
+    let library = &found["what_does_the_library_answer_to_misuse"]["figures"];
+    assert!(library["what_comes_next"].as_str().unwrap().starts_with("the other process"), "{library}");
+    assert_eq!(found["does_a_peer_reach_a_stitched_range"]["why"], "one device");
 }
 
 #[test]
@@ -190,6 +223,20 @@ fn a_gpu_driver_is_tested_on_the_stand_in_and_a_wrong_one_fails() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("FAILED") && text.contains("cuMemSetAccess answers 999"), "{text}");
+}
+
+#[test]
+fn a_call_that_hangs_is_named_and_ends_the_test() {
+    for (hangs, said) in [
+        ("map", "device 0: a map in the checks has not come back for"),
+        ("init", "the cuda driver has not started within 4s"),
+    ] {
+        let machine = Machine::new(GpuKind::Cuda, "devices = 268435456");
+        machine.hang(hangs);
+        let output = run_on(&machine, &["selftest", "--driver", "cuda", "--all", "--call-limit", "1"]);
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::support::{TestDaemon, run, stderr, stitchd};
+use crate::support::{TestDaemon, needs_host, run, stderr, stitchd};
 
 #[test]
 fn a_second_daemon_is_refused_and_the_first_unharmed() {
@@ -129,6 +129,22 @@ fn two_devices_are_two_budgets() {
     let status = daemon.status();
     assert_eq!(status["devices"][0]["leased_bytes"], 64 << 20);
     assert_eq!(status["devices"][1]["leased_bytes"], 32 << 20);
+}
+
+#[test]
+fn a_device_that_the_daemon_leaves_out_keeps_its_place() {
+    if needs_host("a pretended machine has as many devices as are named") {
+        return;
+    }
+    let daemon = TestDaemon::with(&["--device=1=32MiB"]);
+    let session = daemon.session("second");
+    let config = stitchd::runtime::RuntimeConfig::default();
+    let error = session.runtime(0, config).unwrap_err();
+    assert!(matches!(error, stitchd::session::SessionError::NotServed { ordinal: 0, .. }), "{error}");
+    assert!(error.to_string().contains("which is device 0 of this process; it has GPU-"), "{error}");
+    let runtime = session.runtime(1, config).unwrap();
+    runtime.alloc(&stitchd::pool::Request::of(stitchd::units::Bytes::mib(32))).unwrap();
+    assert_eq!(daemon.device("leased_bytes"), 32 << 20);
 }
 
 #[test]

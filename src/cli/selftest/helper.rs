@@ -1,8 +1,7 @@
 //! The other process of an experiment, as the one that experiments sees it: started, heard, told, killed, and seen to be gone.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,6 +10,7 @@ use serde_json::Value;
 
 use super::probe::Role;
 use crate::clock::{Clock as _, SystemClock};
+use crate::daemon::this_file_again;
 use crate::driver::DriverName;
 use crate::error::chain;
 use crate::ids::DeviceId;
@@ -35,6 +35,10 @@ impl Watched {
         let _ = pidfd_send_signal(&self.0, Signal::KILL);
     }
 
+    fn has_ended(&self) -> Result<bool, String> {
+        is_ready(&self.0, PollFlags::IN)
+    }
+
     /// Waits for its end; how long that took.
     pub(super) fn wait(&self) -> Result<Duration, String> {
         let clock = SystemClock::new();
@@ -50,6 +54,12 @@ impl Watched {
     }
 }
 
+fn is_ready(fd: impl AsFd, what: PollFlags) -> Result<bool, String> {
+    let mut fds = [PollFd::new(&fd, what)];
+    let ready = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    ready.map(|ready| ready > 0).map_err(|error| format!("looking at a process: {error}"))
+}
+
 /// A helper. It ends with this.
 #[derive(Debug)]
 pub(super) struct Helper {
@@ -63,8 +73,7 @@ impl Helper {
     pub(super) fn start(driver: DriverName, device: DeviceId, role: Role, len: Bytes) -> Result<Helper, String> {
         let (ours, theirs) = FdChannel::pair().map_err(|error| chain(&error))?;
         ours.set_patience(PATIENCE).map_err(|error| chain(&error))?;
-        let process = Command::new("/proc/self/exe")
-            .arg0("stitchd")
+        let process = this_file_again()
             .args(["probe", role.name(), "--driver", driver.as_str(), "--device", &device.0.to_string()])
             .args(["--len", &len.get().to_string()])
             .stdin(Stdio::from(theirs.into_socket()))
@@ -89,6 +98,30 @@ impl Helper {
     /// Gives it descriptors, which says to go on.
     pub(super) fn tell(&self, fds: &[BorrowedFd<'_>]) -> Result<(), String> {
         self.channel.send(&"go on".to_owned(), fds).map_err(|error| chain(&error))
+    }
+
+    /// Kills it, and waits until it is gone with all that its process had open; how long it took until its socket ended, if it did before that, and until it was gone.
+    pub(super) fn kill_and_watch(&mut self) -> Result<(Option<Duration>, Duration), String> {
+        const STEP: Duration = Duration::from_micros(20);
+        let clock = SystemClock::new();
+        self.pidfd.kill();
+        let mut socket_ended = None;
+        loop {
+            let now = clock.now();
+            // In this order: a process that is gone has no socket. A hang-up is told without being asked for.
+            let is_gone = self.pidfd.has_ended()?;
+            if socket_ended.is_none() && is_ready(&self.channel, PollFlags::empty())? {
+                socket_ended = Some(now);
+            }
+            if is_gone {
+                let _ = self.process.wait();
+                return Ok((socket_ended, now));
+            }
+            if now > PATIENCE {
+                return Err("a process that was killed does not end".to_owned());
+            }
+            std::thread::sleep(STEP);
+        }
     }
 
     /// Kills it, and waits until it is gone with all that its process had open; how long that took.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{fork, helper, open};
 use crate::cli::{DONE, Failure, Outcome};
 use crate::clock::{Clock as _, SystemClock};
-use crate::driver::{Access, Driver, DriverError, DriverName};
+use crate::driver::{Access, Cause, Driver, DriverError, DriverName};
 use crate::error::chain;
 use crate::ids::{ChunkId, DeviceId};
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
@@ -43,7 +43,7 @@ pub(super) enum Role {
     Hold,
     /// Is given a chunk, maps it, and says what it sees when it is told to look.
     Show,
-    /// Makes a chunk and fills it again and again.
+    /// Makes a chunk, passes it on, and fills it again and again, with another value each time.
     Fill,
     /// The same, with a forked child.
     FillForked,
@@ -51,6 +51,10 @@ pub(super) enum Role {
     UnmapBeside,
     /// Unmaps memory while work on it is queued.
     UnmapUnder,
+    /// Misuses the driver's library.
+    Misuse,
+    /// Exports a chunk until that is refused.
+    Exports,
     /// Has every other device write to a stitched range.
     Peers,
 }
@@ -65,6 +69,8 @@ impl Role {
             Role::FillForked => "fill-forked",
             Role::UnmapBeside => "unmap-beside",
             Role::UnmapUnder => "unmap-under",
+            Role::Misuse => "misuse",
+            Role::Exports => "exports",
             Role::Peers => "peers",
         }
     }
@@ -83,6 +89,9 @@ const WORK_MAX: Duration = Duration::from_secs(10);
 const QUEUE: usize = 200;
 /// Queueing takes so long at most: where work is done at once there is no queue to be had.
 const QUEUE_TIME: Duration = Duration::from_millis(300);
+
+/// Exporting takes so long at most: half a million take some seconds.
+const EXPORTS_TIME: Duration = Duration::from_secs(20);
 
 /// Where the marks of a span are.
 pub(super) fn marks(span: AddressSpan, granularity: Bytes) -> impl Iterator<Item = DeviceAddress> {
@@ -128,6 +137,10 @@ pub(super) fn look(device: &Device, span: AddressSpan) -> Result<Seen, String> {
 }
 
 pub(in crate::cli) fn run(args: &ProbeArgs) -> Outcome {
+    // A selftest that gives a question up, and ends, takes its helpers along, whatever they hang in.
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)) {
+        tracing::warn!(%error, "this process may outlive the selftest");
+    }
     crate::cli::serve::raise_descriptor_limit();
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input").map_err(Failure::Other)?;
     let channel = FdChannel::over(socket, true);
@@ -153,6 +166,8 @@ fn play(args: &ProbeArgs, channel: &FdChannel, driver: Arc<dyn Driver>) -> Resul
         Role::FillForked => stage.fill(true),
         Role::UnmapBeside => stage.unmap(true),
         Role::UnmapUnder => stage.unmap(false),
+        Role::Misuse => stage.misuse(),
+        Role::Exports => stage.exports(),
         Role::Peers => stage.peers(),
     }
 }
@@ -220,19 +235,21 @@ impl Stage<'_> {
         let (driver, id) = (self.device.driver(), self.device.id());
         let chunk = self.chunk()?;
         // Kept, as a daemon keeps one of each chunk.
-        let _export = chunk.export().map_err(memory_in_words)?;
+        let export = chunk.export().map_err(memory_in_words)?;
         let mapping = Mapping::stitch(&[chunk]).map_err(memory_in_words)?;
         let stream = driver.create_stream(id).map_err(in_words)?;
         let child = match with_child {
             true => Some(fork::idle_child(std::io::stdin().as_fd()).ok_or("this process cannot be forked")?),
             false => None,
         };
-        let fill = || driver.fill(id, stream, mapping.span(), MARK).map_err(in_words);
-        fill()?;
-        self.say(&json!({ "child": child }))?;
+        let fill = |value| driver.fill(id, stream, mapping.span(), value).map_err(in_words);
+        fill(0)?;
+        helper::say(self.channel, &json!({ "child": child }), &[export.as_fd()])?;
         let clock = SystemClock::new();
+        let mut value = 0_u8;
         while clock.now() < WORK_MAX {
-            fill()?;
+            value = value.wrapping_add(1);
+            fill(value)?;
         }
         Ok(())
     }
@@ -277,6 +294,41 @@ impl Stage<'_> {
             "unmap_error": words(unmapped),
             "work_error": words(is_over.map(drop).and(settled)),
         }))
+    }
+
+    /// Says what is answered misuse by misuse: the next may end this process.
+    fn misuse(&self) -> Result<(), String> {
+        let mut unheard = None;
+        let mut tell = |misuse: &'static str, answer: String| {
+            let said = self.say(&json!({ "misuse": misuse, "answer": answer }));
+            unheard = unheard.take().or(said.err());
+        };
+        self.device.driver().misuse(self.device.id(), &mut tell).map_err(in_words)?;
+        unheard.map_or(Ok(()), Err)?;
+        self.say(&json!({}))?;
+        self.wait().map(drop)
+    }
+
+    /// Exports are finite on a machine. They end with this process.
+    fn exports(&self) -> Result<(), String> {
+        let chunk = self.chunk()?;
+        let clock = SystemClock::new();
+        let mut held = Vec::new();
+        let mut refused = None;
+        while refused.is_none() && clock.now() < EXPORTS_TIME {
+            match chunk.export() {
+                Ok(export) => held.push(export),
+                Err(error) => refused = Some(error),
+            }
+        }
+        let is_table = |error: &MemoryError| matches!(error.cause(), Some(Cause::TooMany { what, .. }) if what.starts_with("exports"));
+        self.say(&json!({
+            "exports": held.len(),
+            "is_full": refused.as_ref().is_some_and(is_table),
+            "refused": refused.as_ref().map(|error| chain(error)),
+        }))?;
+        drop(held);
+        self.wait().map(drop)
     }
 
     /// What each other device of the machine does to a range of two chunks of this one.

@@ -3,7 +3,8 @@
 use serde_json::json;
 
 use super::{Answer, Found, Subject, figures, memory};
-use crate::cli::selftest::probe::{self, memory_in_words};
+use crate::cli::selftest::helper::Helper;
+use crate::cli::selftest::probe::{self, Role, memory_in_words};
 use crate::error::chain;
 
 /// Chunks of each kind: a descriptor that the driver opens once for all shows as an eighth.
@@ -53,4 +54,18 @@ pub(super) fn reexport(subject: &Subject) -> Found {
     let mapping = subject.stitch(&[again])?;
     let seen = probe::look(&subject.device, mapping.span())?;
     Ok((Answer::of(seen.whole == seen.places), figures([("is_the_same_memory", json!(seen.whole == seen.places))])))
+}
+
+/// By a process of its own, whose end gives all of them back. Whoever else exports on the machine meanwhile is refused.
+pub(super) fn full_table(subject: &Subject) -> Found {
+    let helper = Helper::start(subject.name, subject.device.id(), Role::Exports, subject.granularity())?;
+    let (said, _) = helper.hear()?;
+    let exports = &said["exports"];
+    match (said["is_full"] == true, said["refused"].as_str()) {
+        (true, Some(refused)) => {
+            Ok((Answer::Figures, figures([("exports", exports.clone()), ("then", json!(refused))])))
+        }
+        (_, Some(refused)) => Err(format!("{exports} exports, and then: {refused}")),
+        (_, None) => Err(format!("{exports} exports, and no end")),
+    }
 }

@@ -3,7 +3,8 @@
 use serde_json::{Map, json};
 
 use super::{Answer, Found, Subject};
-use crate::cli::selftest::probe::in_words;
+use crate::cli::selftest::helper::Helper;
+use crate::cli::selftest::probe::{Role, in_words};
 use crate::driver::{Access, Driver, DriverError};
 use crate::error::chain;
 use crate::units::{Bytes, Place as _, Span};
@@ -51,6 +52,28 @@ pub(super) fn answers(subject: &Subject) -> Found {
     driver.unreserve(span(twice)).map_err(in_words)?;
     driver.release(chunk).map_err(in_words)?;
     tell("release_twice", driver.release(chunk));
+    Ok((Answer::Figures, told))
+}
+
+/// What the library itself answers, past the books. In a process of its own, which may end by it: then the answers until there are what is known.
+pub(super) fn answers_of_the_library(subject: &Subject) -> Found {
+    let helper = Helper::start(subject.name, subject.device.id(), Role::Misuse, subject.granularity())?;
+    let mut told = Map::new();
+    loop {
+        let said = match helper.hear() {
+            Ok((said, _)) => said,
+            Err(error) if told.is_empty() => return Err(error),
+            Err(error) => {
+                told.insert("what_comes_next".to_owned(), json!(error));
+                break;
+            }
+        };
+        match said["misuse"].as_str() {
+            Some(misuse) => told.insert(misuse.to_owned(), said["answer"].clone()),
+            None if told.is_empty() => return Err("there is no library behind this driver".to_owned()),
+            None => break,
+        };
+    }
     Ok((Answer::Figures, told))
 }
 

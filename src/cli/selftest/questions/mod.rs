@@ -21,7 +21,7 @@ use super::probe::in_words;
 use crate::cli::table::Table;
 use crate::clock::{Clock as _, SystemClock};
 use crate::driver::{Capabilities, DeviceDescription, Driver, DriverName};
-use crate::ids::ChunkId;
+use crate::ids::{ChunkId, DeviceId};
 use crate::memory::{Chunk, Device, Mapping};
 use crate::units::Bytes;
 
@@ -116,25 +116,47 @@ const QUESTIONS: &[(&str, Question)] = &[
     ("does_released_memory_live_while_another_process_maps_it", processes::released_while_mapped),
     ("do_bytes_of_a_process_killed_in_its_work_return", processes::killed),
     ("do_they_return_while_a_forked_child_lives", processes::killed_with_child),
+    ("does_work_of_a_killed_process_go_on", processes::work_goes_on),
+    ("does_it_while_a_forked_child_lives", processes::work_goes_on_with_child),
     ("does_unmap_wait_for_queued_work", work::beside),
     ("may_memory_be_unmapped_under_queued_work", work::under),
     ("what_does_misuse_answer", misuse::answers),
+    ("what_does_the_library_answer_to_misuse", misuse::answers_of_the_library),
     ("does_a_peer_reach_a_stitched_range", peers::reach),
     ("do_stitched_tensors_go_through_nccl", peers::collectives),
     ("what_does_an_idle_daemon_take", peers::daemon),
 ];
 
+/// Those that take from the whole machine what others may need: asked where everything is.
+const TAKING: &[(&str, Question)] = &[("what_does_a_full_table_of_exports_answer", descriptors::full_table)];
+
+/// The question that is asked before this process opens the driver.
+const BEFORE_OPENING: &str = "does_a_descriptor_keep_memory_while_nobody_has_the_driver_open";
+const BEFORE_OPENING_MAX: Duration = Duration::from_secs(20);
+
 /// The longest of them look at tens of GiB, or wait for another process that makes its context: ten times what that takes.
 const QUESTION_MAX: Duration = Duration::from_secs(60);
 
 /// With checks and costs it stays under five minutes.
-const ALL_MAX: Duration = Duration::from_secs(210);
+const ALL_MAX: Duration = Duration::from_secs(190);
+
+/// Asks what cannot be asked any more once this process has opened the driver.
+pub(super) fn ask_before_opening(name: DriverName, device: DeviceId, limit: Duration) -> Answered {
+    let found = bounded(limit.min(BEFORE_OPENING_MAX), move || processes::descriptor_alone(name, device));
+    answered(BEFORE_OPENING, found)
+}
+
+fn answered(question: &'static str, found: Found) -> Answered {
+    let (answer, figures) = found.unwrap_or_else(|why| (Answer::Unknown(why), Map::new()));
+    Answered { question, answer, figures }
+}
 
 /// Asks every question about a device. Nobody else should use it meanwhile.
 pub(super) fn ask_all(
     name: DriverName,
     driver: Arc<dyn Driver>,
     description: &DeviceDescription,
+    takes: bool,
     progress: &dyn Fn(&str),
 ) -> Vec<Answered> {
     let clock = SystemClock::new();
@@ -144,18 +166,22 @@ pub(super) fn ask_all(
         progress(&question.replace('_', " "));
         let limit = ALL_MAX.saturating_sub(clock.now()).min(QUESTION_MAX);
         let found = subject.as_ref().map_err(Clone::clone).and_then(|subject| within(limit, subject, *experiment));
-        let (answer, figures) = found.unwrap_or_else(|why| (Answer::Unknown(why), Map::new()));
-        Answered { question, answer, figures }
+        answered(question, found)
     };
-    QUESTIONS.iter().map(ask).collect()
+    let taking = if takes { TAKING } else { &[] };
+    QUESTIONS.iter().chain(taking).map(ask).collect()
+}
+
+fn within(limit: Duration, subject: &Arc<Subject>, experiment: Question) -> Found {
+    let subject = Arc::clone(subject);
+    bounded(limit, move || experiment(&subject))
 }
 
 /// Asks on a thread of its own, because a call that hangs cannot be interrupted: it is left behind, and goes with the process.
-fn within(limit: Duration, subject: &Arc<Subject>, experiment: Question) -> Found {
+fn bounded(limit: Duration, experiment: impl FnOnce() -> Found + Send + 'static) -> Found {
     let (send, receive) = channel();
-    let subject = Arc::clone(subject);
     // If it has been given up nobody listens any more.
-    std::thread::spawn(move || drop(send.send(experiment(&subject))));
+    std::thread::spawn(move || drop(send.send(experiment())));
     match receive.recv_timeout(limit) {
         Ok(found) => found,
         Err(RecvTimeoutError::Timeout) => Err(format!("no answer in {} s", limit.as_secs())),
@@ -231,7 +257,6 @@ fn millis(took: Option<Duration>) -> Value {
 mod tests {
     use super::*;
     use crate::driver::host::{HostDriver, HostOptions};
-    use crate::ids::DeviceId;
 
     #[test]
     fn a_question_that_hangs_or_breaks_is_given_up_and_says_so() {

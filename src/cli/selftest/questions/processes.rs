@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 use super::{Answer, Found, RETURN_MAX, Subject, figures, memory, millis};
 use crate::cli::selftest::helper::{Helper, Watched};
 use crate::cli::selftest::probe::{self, Role, memory_in_words};
+use crate::clock::{Clock as _, SystemClock};
+use crate::driver::DriverName;
+use crate::ids::DeviceId;
 use crate::units::Bytes;
 
 /// Where the driver's figures are of this process alone nothing can be said about others'.
@@ -91,7 +94,7 @@ fn kill_at_work(subject: &Subject, role: Role) -> Found {
     if held >= before {
         return Err(ALONE.to_owned());
     }
-    let gone = helper.kill()?;
+    let (socket_ended, gone) = helper.kill_and_watch()?;
     let limit = if child.is_some() { WITH_CHILD_MAX } else { RETURN_MAX };
     // The chunk's bytes first; a context's may take longer.
     let chunk_back = subject.wait_for_free((held + len).min(before), limit)?;
@@ -107,6 +110,8 @@ fn kill_at_work(subject: &Subject, role: Role) -> Found {
     let mut found = figures([
         ("chunk_bytes", json!(len.get())),
         ("held_bytes", json!(before.saturating_sub(held).get())),
+        // Null: it had not when the process was gone.
+        ("socket_ended_after_kill_ms", millis(socket_ended)),
         ("gone_after_kill_ms", millis(Some(gone))),
         ("chunk_returned_after_gone_ms", millis(chunk_back)),
         ("all_returned_after_that_ms", millis(all_back)),
@@ -129,4 +134,103 @@ pub(super) fn killed(subject: &Subject) -> Found {
 
 pub(super) fn killed_with_child(subject: &Subject) -> Found {
     kill_at_work(subject, Role::FillForked)
+}
+
+/// Work is looked at for so long before the kill, until it is seen, and after it.
+const LOOK_MAX: Duration = Duration::from_secs(2);
+const LOOK_AFTER: Duration = Duration::from_millis(500);
+
+/// Whether work that a process has queued goes on once it is gone: fills of a long range, each with another value, seen through another process's mapping of its last bytes. A kernel would
+/// take a compiler; the device does both by the same queues.
+fn look_on(subject: &Subject, role: Role) -> Found {
+    subject.needs_contents()?;
+    let len = subject.len()?;
+    let mut helper = Helper::start(subject.name, subject.device.id(), role, len)?;
+    let (said, mut fds) = helper.hear()?;
+    let child = said["child"].as_i64().map(|pid| Watched::of(pid as i32)).transpose()?;
+    let fd = fds.pop().ok_or("no descriptor came")?;
+    let mapping = subject.stitch(&[memory::import(subject, fd, len)?])?;
+    let last = probe::marks(mapping.span(), subject.granularity()).last().ok_or("there is nothing to look at")?;
+    let look = || {
+        let mut byte = [0];
+        subject.driver().read(last, &mut byte).map_err(probe::in_words).map(|()| byte[0])
+    };
+    let mut seen = look()?;
+    let (mut before, mut after, mut last_change) = (0_u64, 0_u64, None);
+    let clock = SystemClock::new();
+    while clock.now() < AT_WORK || (before == 0 && clock.now() < LOOK_MAX) {
+        let now = look()?;
+        before += u64::from(now != seen);
+        seen = now;
+    }
+    let (_, gone) = helper.kill_and_watch()?;
+    let clock = SystemClock::new();
+    // What was done until it was gone is no work that went on.
+    seen = look()?;
+    while clock.now() < LOOK_AFTER {
+        let now = look()?;
+        if now != seen {
+            after += 1;
+            last_change = Some(clock.now());
+        }
+        seen = now;
+    }
+    if let Some(child) = &child {
+        child.kill();
+        child.wait()?;
+    }
+    if before == 0 {
+        return Err("its work was not seen through another process's mapping".to_owned());
+    }
+    Ok((
+        Answer::of(after > 0),
+        figures([
+            ("chunk_bytes", json!(len.get())),
+            ("changes_before_the_kill", json!(before)),
+            ("gone_after_kill_ms", millis(Some(gone))),
+            ("changes_after_it_was_gone", json!(after)),
+            ("last_change_after_it_was_gone_ms", millis(last_change)),
+        ]),
+    ))
+}
+
+pub(super) fn work_goes_on(subject: &Subject) -> Found {
+    look_on(subject, Role::Fill)
+}
+
+pub(super) fn work_goes_on_with_child(subject: &Subject) -> Found {
+    look_on(subject, Role::FillForked)
+}
+
+/// A size that every device has, for whoever does not know the device.
+const ALONE_LEN: Bytes = Bytes::mib(16);
+/// Nobody has the driver open for so long.
+const ALONE_TIME: Duration = Duration::from_secs(1);
+
+/// Asked before this process opens the driver: for a while nobody has it open, and one process, which never had, has a descriptor.
+pub(super) fn descriptor_alone(name: DriverName, device: DeviceId) -> Found {
+    let mut holder = Helper::start(name, device, Role::Hold, ALONE_LEN)?;
+    let (_, mut fds) = holder.hear()?;
+    let fd = fds.pop().ok_or("no descriptor came")?;
+    holder.kill()?;
+    std::thread::sleep(ALONE_TIME);
+    let finder = Helper::start(name, device, Role::Show, ALONE_LEN)?;
+    finder.tell(&[fd.as_fd()])?;
+    let found = finder.hear().and_then(|_| {
+        finder.tell(&[])?;
+        finder.hear()
+    });
+    let (is_there, imports) = match found {
+        Ok((said, _)) => (said["is_there"] == true, json!(true)),
+        Err(error) => (false, json!(error)),
+    };
+    Ok((
+        Answer::of(is_there),
+        figures([
+            ("chunk_bytes", json!(ALONE_LEN.get())),
+            ("alone_ms", millis(Some(ALONE_TIME))),
+            ("imports", imports),
+            ("bytes_are_there", json!(is_there)),
+        ]),
+    ))
 }
