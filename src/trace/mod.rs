@@ -4,10 +4,23 @@
 //!
 //! Invariant of every [`Trace`] that a reader gives: ticks never go back, an id is allocated before it is used and freed at most once.
 
+pub mod binary;
+mod breakdown;
+pub mod builder;
 #[cfg(feature = "daemon")]
 pub mod csv;
+mod error;
+#[cfg(feature = "daemon")]
+pub mod export;
+#[cfg(feature = "daemon")]
+pub mod import;
+pub mod period;
 mod summary;
+#[cfg(feature = "daemon")]
+mod unpack;
 
+pub use breakdown::{Breakdown, IterationFigures, Part, SizeClass};
+pub use error::{Flaw, TraceError};
 pub use summary::Summary;
 
 use crate::ids::StreamId;
@@ -49,7 +62,7 @@ pub struct Event {
 }
 
 /// What an event is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum EventKind {
     /// Bytes were asked for.
     Alloc,
@@ -78,6 +91,16 @@ impl EventKind {
         ("exit", EventKind::Exit),
         ("mark", EventKind::Mark),
     ];
+
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, kind)| *kind == self).expect("every kind has a name").0
+    }
+
+    /// The event is about one allocation.
+    pub fn has_id(self) -> bool {
+        !matches!(self, EventKind::Enter | EventKind::Exit | EventKind::Mark)
+    }
 }
 
 /// A named part of an iteration.
@@ -108,6 +131,11 @@ impl Phase {
         ("optimizer", Phase::Optimizer),
         ("other", Phase::Other),
     ];
+
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, phase)| *phase == self).expect("every phase has a name").0
+    }
 }
 
 /// Where in a job a request comes from.

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
 
 mod allocations;
+mod bombs;
 mod mutate;
 mod targets;
 
@@ -12,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use allocations::{Counting, peak_of};
 use stitchd::rng::Rng;
-use stitchd::trace::csv;
+use stitchd::trace::{binary, import};
 use targets::Target;
 
 #[global_allocator]
@@ -25,12 +26,16 @@ const MUTATIONS: u64 = 4_000;
 const MEMORY: usize = 4 << 20;
 const MEMORY_PER_BYTE: usize = 256;
 
+/// The same for a reader whose event can be one byte: an event takes ninety, the list of events up to three times that while it grows, and the trace is read more than once.
+const MEMORY_PER_CODE: usize = 1_500;
+
 /// A reader of short things would say nothing with `input` in a message of its own; a failing input is shown as a program would write it.
 fn check(target: &Target, input: &[u8]) {
     let outcome = catch_unwind(AssertUnwindSafe(|| peak_of(|| (target.run)(input))));
     let shown = || input[..input.len().min(2_000)].escape_ascii().to_string();
     let Ok(((), peak)) = outcome else { panic!("{} fails on b\"{}\"", target.name, shown()) };
-    let most = MEMORY + MEMORY_PER_BYTE * input.len();
+    let per_byte = if target.name == "binary" { MEMORY_PER_CODE } else { MEMORY_PER_BYTE };
+    let most = MEMORY + per_byte * input.len();
     assert!(peak <= most, "{} takes {peak} bytes for {} of b\"{}\"", target.name, input.len(), shown());
 }
 
@@ -47,6 +52,26 @@ fn run(name: &str) {
 #[test]
 fn traces_are_read_or_refused() {
     run("trace");
+}
+
+#[test]
+fn snapshots_are_read_or_refused() {
+    run("snapshot");
+}
+
+#[test]
+fn binary_traces_are_read_or_refused() {
+    run("binary");
+}
+
+#[test]
+fn logs_of_rmm_are_read_or_refused() {
+    run("rmm");
+}
+
+#[test]
+fn problems_are_read_or_refused() {
+    run("problem");
 }
 
 #[test]
@@ -84,15 +109,62 @@ fn words_of_people_are_read_or_refused() {
     run("words");
 }
 
-#[test]
-fn a_small_file_that_grows_without_end_is_refused_before_it_fills_the_memory() {
-    const ROWS: &[u8] = b"1,mark,,\n";
-    let header = b"tick,event,id,bytes\n";
-    let rows = ROWS.repeat(1 << 20);
-    let text = (0..64).fold(Box::new(&header[..]) as Box<dyn std::io::Read>, |text, _| Box::new(text.chain(&rows[..])));
+/// A file of a header and then one row again and again, packed.
+fn bomb(header: &[u8], row: &[u8]) -> Vec<u8> {
+    let rows = row.repeat(1 << 20);
+    let text = (0..64).fold(Box::new(header) as Box<dyn std::io::Read>, |text, _| Box::new(text.chain(&rows[..])));
     let bomb = zstd::encode_all(text, 1).unwrap();
     assert!(bomb.len() < 200_000, "{} bytes", bomb.len());
-    let (trace, peak) = peak_of(|| csv::read(&bomb[..]));
-    assert!(trace.unwrap_err().to_string().starts_with("cannot read line"));
+    bomb
+}
+
+#[test]
+fn a_small_file_that_grows_without_end_is_refused_before_it_fills_the_memory() {
+    let cases: [(&[u8], &[u8]); 3] = [
+        (b"tick,event,id,bytes\n", b"1,mark,,\n"),
+        (b"Thread,Time,Action,Pointer,Size,Stream\n", b"1,,allocate,a0,1,0\n"),
+        (b"Thread,Time,Action,Pointer,Size,Stream\n", b"1,,allocate failure,0,1,0\n"),
+    ];
+    for (header, row) in cases {
+        let bomb = bomb(header, row);
+        let (trace, peak) = peak_of(|| import::read(&bomb[..]));
+        assert!(trace.unwrap_err().to_string().starts_with("cannot read line"));
+        assert!(peak < 1 << 30, "{peak} bytes");
+    }
+}
+
+#[test]
+fn a_binary_trace_that_grows_without_end_is_refused_before_it_fills_the_memory() {
+    // A mark, and then marks as foretold: one byte each, in blocks with the right checksums.
+    let mut file = [&binary::MAGIC[..], &binary::VERSION.to_le_bytes()].concat();
+    for block in 0_u64..64 {
+        let mut bytes = vec![0; 1 << 20];
+        if block == 0 {
+            // Four of them are told, until the book foretells.
+            bytes.splice(..0, [1, 0x66, 3, 3, 3]);
+        }
+        let mut sealed = vec![1];
+        sealed.extend((bytes.len() as u32).to_le_bytes());
+        sealed.extend(bytes);
+        let checksum = crc32fast::hash(&[&block.to_le_bytes()[..], &sealed].concat());
+        file.extend(sealed);
+        file.extend(checksum.to_le_bytes());
+    }
+    let bomb = zstd::encode_all(&file[..], 1).unwrap();
+    assert!(bomb.len() < 20_000, "{} bytes", bomb.len());
+    let (trace, peak) = peak_of(|| import::read(&bomb[..]));
+    let error = stitchd::error::chain(&trace.unwrap_err());
+    assert!(error.contains("it grows to more than"), "{error}");
     assert!(peak < 1 << 30, "{peak} bytes");
+}
+
+#[test]
+fn no_pickle_takes_memory_out_of_proportion_to_its_length() {
+    for (name, bomb) in bombs::pickles() {
+        let (read, peak) = peak_of(|| stitchd::trace::import::snapshot::read(&bomb));
+        let (times, outcome) = (peak as f64 / bomb.len() as f64, read.map(|imported| imported.trace.events.len()));
+        println!("{name}: {times:.0} bytes for each of {}, and then {outcome:?}", bomb.len());
+        assert!(times < 200.0, "{name}: {times:.0} bytes for each");
+        assert_eq!(outcome.is_ok(), name.starts_with("events"), "{name}: {outcome:?}");
+    }
 }

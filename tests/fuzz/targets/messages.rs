@@ -167,7 +167,7 @@ fn wanted() -> v1::Want {
 }
 
 pub(crate) fn client_packets() -> Vec<Vec<u8>> {
-    let hello = v1::Hello { protocol: 1, ticket: vec![7; 16] };
+    let hello = v1::Hello { protocol: 1, ticket: vec![7; 16], patience_ms: 5_000 };
     let claim = v1::Claim { protocol: 1, ticket: vec![9; 16] };
     let largest = v1::Want { shape: Some(v1::want::Shape::Largest(v1::Largest {})), ..wanted() };
     let frames = [
@@ -187,7 +187,8 @@ pub(crate) fn daemon_packets() -> Vec<Vec<u8>> {
     let chunks = convert::chunk_infos(&[(ChunkId(1), Bytes::mib(2)), (ChunkId(u64::MAX), Bytes::gib(4))]);
     let many = convert::chunk_infos(&vec![(ChunkId(u64::MAX), Bytes::gib(4)); 3_000]);
     let frames = [
-        daemon_frame::What::Welcome(v1::Welcome { session_id: 1, stats_page_version: 1 }),
+        daemon_frame::What::Welcome(v1::Welcome { session_id: 1, stats_page_version: 1, says_working: true }),
+        daemon_frame::What::Working(v1::Working { request: 3, ready: 2, wanted: u64::MAX }),
         daemon_frame::What::Batch(v1::Batch { request: 3, chunks, is_last: true }),
         daemon_frame::What::Batch(v1::Batch { request: 3, chunks: many, is_last: false }),
         daemon_frame::What::Refused(v1::Refused { request: 3, kind: 1, message: "none left".into() }),

@@ -4,8 +4,10 @@
 //! memory out of proportion to its input.
 
 mod config;
+mod imports;
 mod messages;
 mod plan;
+mod snapshot;
 mod stats_page;
 mod trace;
 mod words;
@@ -22,8 +24,12 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const ALL: [Target; 8] = [
+pub(crate) const ALL: [Target; 12] = [
     Target { name: "trace", run: trace::read, seeds: trace::seeds },
+    Target { name: "binary", run: imports::binary, seeds: imports::binaries },
+    Target { name: "rmm", run: imports::rmm, seeds: imports::rmm_logs },
+    Target { name: "problem", run: imports::problem, seeds: imports::problems },
+    Target { name: "snapshot", run: snapshot::read, seeds: snapshot::seeds },
     Target { name: "plan", run: plan::read, seeds: plan::seeds },
     Target { name: "config", run: config::read, seeds: config::seeds },
     Target { name: "client-packet", run: messages::client_packet, seeds: messages::client_packets },

@@ -7,7 +7,7 @@ use stitchd::plan::{Plan, PlanError, format};
 use stitchd::trace::{Event, EventKind, Phase, Trace, csv};
 
 /// Longer traces are only read: planning is for whoever made the trace, and takes longer than its length.
-const PLANNED_MAX: usize = 2_000;
+pub(super) const PLANNED_MAX: usize = 2_000;
 
 pub(crate) fn read(bytes: &[u8]) {
     let Ok(trace) = csv::read(bytes) else { return };
@@ -33,7 +33,7 @@ fn plan(trace: &Trace, iteration: u32) {
     }
 }
 
-fn written(trace: &Trace) -> String {
+pub(super) fn written(trace: &Trace) -> String {
     let mut text =
         "tick,event,id,bytes,stream,iteration,phase,microbatch,chunk,module,dynamic,device,thread\n".to_owned();
     for event in &trace.events {

@@ -2,7 +2,7 @@
 
 use stitchd::daemon::config::{Config, Flags};
 use stitchd::driver::DriverName;
-use stitchd::driver::sim::CostTable;
+use stitchd::driver::cost_table::CostTable;
 use stitchd::ids::{DeviceUuid, PlanId};
 use stitchd::limits;
 use stitchd::units::Bytes;

@@ -1,0 +1,166 @@
+//! `stitchd trace`: what a trace is in numbers (`info`), other people's records as traces (`import`), one form of trace into another (`convert`).
+
+mod info;
+mod target;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use super::{DONE, Failure, Outcome, print_json};
+use crate::trace::import;
+use crate::trace::import::Imported;
+use crate::trace::period;
+use crate::trace::period::Numbering;
+use crate::units::Bytes;
+use target::Target;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  stitchd trace info job.csv.zst                      requests, sizes, iterations, what is live at the peak\n  stitchd trace import rmm_log.csv -o job.stitchtrace  a log of RMM as a trace\n  stitchd trace convert job.stitchtrace -o job.csv     and as text"
+)]
+pub(super) struct TraceArgs {
+    #[command(subcommand)]
+    command: TraceCommand,
+    /// Print one JSON object
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum TraceCommand {
+    /// Says what a trace is in numbers: requests, sizes, iterations, and what is live at the peak
+    #[command(
+        after_help = "Examples:\n  stitchd trace info job.csv.zst\n  stitchd trace info job.stitchtrace --layers | less\n  stitchd trace info job.csv.zst --json | jq .peak_live_bytes"
+    )]
+    Info {
+        /// A trace, or anything that can be imported (.zst and .gz are read as they are)
+        file: PathBuf,
+        /// Also every module: requests, bytes, its own peak, and how much of it varies
+        #[arg(long)]
+        layers: bool,
+    },
+    /// Reads what others recorded, numbers its iterations if nobody did, says what is missing, and writes a trace
+    #[command(
+        after_help = "Examples:\n  stitchd trace import rmm_log.csv -o job.stitchtrace.zst\n  stitchd trace import problem.csv                   only says what would become of it"
+    )]
+    Import {
+        /// A trace, a log of RMM or a problem CSV, told by its first bytes
+        file: PathBuf,
+        /// Write the trace here: .csv or .stitchtrace, also with .zst or .gz after it
+        #[arg(short, long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Writes a trace in another form, without loss
+    #[command(
+        after_help = "Examples:\n  stitchd trace convert job.csv.zst -o job.stitchtrace\n  stitchd trace convert job.stitchtrace -o job.csv.gz"
+    )]
+    Convert {
+        /// A trace, or anything that can be imported
+        file: PathBuf,
+        /// Write the trace here: .csv or .stitchtrace, also with .zst or .gz after it
+        #[arg(short, long, value_name = "FILE")]
+        out: PathBuf,
+    },
+}
+
+pub(super) fn run(args: &TraceArgs) -> Outcome {
+    match &args.command {
+        TraceCommand::Info { file, layers } => info::run(file, *layers, args.json),
+        TraceCommand::Import { file, out } => {
+            let target = out.as_deref().map(|out| Target::of(out, file)).transpose()?;
+            let (imported, numbering) = read_numbered(file)?;
+            write(file, &imported, numbering, target, args.json)
+        }
+        TraceCommand::Convert { file, out } => {
+            let target = Target::of(out, file)?;
+            let imported = read(file)?;
+            let has_column = imported.trace.iterations() > 1;
+            let numbering = if has_column { Numbering::Column } else { Numbering::None };
+            write(file, &imported, numbering, Some(target), args.json)
+        }
+    }
+}
+
+/// Reads a file with a bar, where somebody looks.
+pub(super) fn read(path: &Path) -> Result<Imported, Failure> {
+    let wrong = |source| Failure::Trace { path: path.to_owned(), source };
+    let file = import::open(path).map_err(wrong)?;
+    // A pipe has no length, and a bar without one only moves.
+    let len = file.metadata().map_or(0, |metadata| metadata.len());
+    let style = ProgressStyle::with_template("reading [{bar:32}] {percent:>3} %").expect("the template is right");
+    let bar = ProgressBar::new(len).with_style(style.progress_chars("=> "));
+    let imported = import::read(bar.wrap_read(file));
+    bar.finish_and_clear();
+    imported.map_err(wrong)
+}
+
+/// Reads a file, and numbers its iterations if nobody did. A note says where the numbers are from.
+pub(super) fn read_numbered(path: &Path) -> Result<(Imported, Numbering), Failure> {
+    let mut imported = read(path)?;
+    let numbering = period::number(&mut imported.trace);
+    imported.notes.extend(numbered(numbering, imported.trace.iterations()));
+    Ok((imported, numbering))
+}
+
+/// What the numbers of iterations are worth, where the file had none.
+fn numbered(numbering: Numbering, iterations: u32) -> Option<String> {
+    match numbering {
+        Numbering::Column => None,
+        Numbering::Marks => Some(format!("{iterations} iterations are numbered by the marks between them")),
+        Numbering::Period(share) => Some(format!(
+            "{iterations} iterations are numbered by what repeats: {:.1} % of requests are equal one iteration on",
+            share * 100.0
+        )),
+        Numbering::None => Some("no iterations are found: all is iteration 0".to_owned()),
+    }
+}
+
+fn word(numbering: Numbering) -> Option<&'static str> {
+    match numbering {
+        Numbering::Column => Some("column"),
+        Numbering::Marks => Some("marks"),
+        Numbering::Period(_) => Some("period"),
+        Numbering::None => None,
+    }
+}
+
+fn write(file: &Path, imported: &Imported, numbering: Numbering, target: Option<Target<'_>>, json: bool) -> Outcome {
+    let trace = &imported.trace;
+    let summary = trace.summary();
+    let written = target.as_ref().map(|target| target.write(trace)).transpose()?;
+    if json {
+        print_json(&json!({
+            "file": file.display().to_string(),
+            "out": target.map(|target| target.path().display().to_string()),
+            "written_bytes": written,
+            "events": trace.events.len(),
+            "requests": summary.requests,
+            "iterations": summary.iterations,
+            "iterations_from": word(numbering),
+            "peak_live_bytes": summary.peak_live.get(),
+            "notes": imported.notes,
+        }));
+        return DONE;
+    }
+    outln!(
+        "{}: {} events, {} requests, {} at the peak, {} iteration{}",
+        file.display(),
+        trace.events.len(),
+        summary.requests,
+        summary.peak_live,
+        summary.iterations,
+        if summary.iterations == 1 { "" } else { "s" }
+    );
+    imported.notes.iter().for_each(|note| outln!("  note     {note}"));
+    match (target, written) {
+        (Some(target), Some(len)) => {
+            let per_event = len as f64 / trace.events.len() as f64;
+            outln!("  written  {} ({}, {per_event:.2} bytes per event)", target.path().display(), Bytes::new(len));
+        }
+        _ => outln!("  not written; -o FILE writes it"),
+    }
+    DONE
+}

@@ -1,0 +1,129 @@
+//! Traces from whatever people have: told by its first bytes, never by its name.
+
+pub mod pickle;
+mod problem;
+mod rmm;
+pub mod snapshot;
+#[cfg(test)]
+mod written;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use super::builder::{Builder, RuleError};
+use super::unpack::Unpacked;
+use super::{Event, Trace, TraceError, binary, csv};
+
+/// What came out of a file.
+#[derive(Clone, Debug, Default)]
+pub struct Imported {
+    /// The events.
+    pub trace: Trace,
+    /// What is missing from the file or was made up to fill it, a sentence each.
+    pub notes: Vec<String>,
+    /// What the allocator that was recorded reserved, where the file says so: after the event at `index`, this many bytes of `device`.
+    pub reserved: Vec<Reserved>,
+    /// How that allocator was set, where the file says so.
+    pub settings: Option<snapshot::AllocatorSettings>,
+}
+
+/// A point of a real reserved curve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reserved {
+    /// How many events of the trace came before.
+    pub events: usize,
+    /// On which device of the job.
+    pub device: u32,
+    /// Bytes reserved from then on.
+    pub bytes: crate::units::Bytes,
+}
+
+/// Reads whatever is in a file.
+pub fn read_file(path: &Path) -> Result<Imported, TraceError> {
+    read(open(path)?)
+}
+
+/// Opens a file to read a trace from: any but a directory.
+pub fn open(path: &Path) -> Result<File, TraceError> {
+    let file = File::open(path).map_err(TraceError::Open)?;
+    if file.metadata().map_err(TraceError::Open)?.is_dir() {
+        return Err(TraceError::Open(std::io::ErrorKind::IsADirectory.into()));
+    }
+    Ok(file)
+}
+
+/// A compressed binary trace may grow by this much beyond its proportion: an event can be one byte of it.
+const BINARY_GROWTH_FREE: u64 = 2 << 20;
+
+/// A pickle is read whole: its values refer to each other.
+const PICKLE_LEN_MAX: u64 = 4 << 30;
+
+/// Reads whatever these bytes are.
+pub fn read(bytes: impl Read) -> Result<Imported, TraceError> {
+    let unpacked = Unpacked::open(bytes).map_err(|source| TraceError::Read { line: 1, source })?;
+    let head = unpacked.head();
+    if head.starts_with(binary::MAGIC) {
+        unpacked.hold_to(BINARY_GROWTH_FREE);
+        return Ok(Imported { trace: binary::read(unpacked)?, ..Imported::default() });
+    }
+    if pickle::Pickle::begins_with(head) {
+        let mut whole = Vec::new();
+        unpacked.take(PICKLE_LEN_MAX + 1).read_to_end(&mut whole).map_err(TraceError::Open)?;
+        return if whole.len() as u64 > PICKLE_LEN_MAX { Err(TraceError::TooLong) } else { snapshot::read(&whole) };
+    }
+    let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
+    let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let columns: Vec<&[u8]> = line.split(|byte| *byte == b',').map(name).collect();
+    if rmm::is_header(&columns) {
+        rmm::read(unpacked)
+    } else if problem::is_header(&columns) {
+        problem::read(unpacked)
+    } else {
+        Ok(Imported { trace: csv::read_plain(unpacked)?, ..Imported::default() })
+    }
+}
+
+/// The name of a column, whether it is quoted or not.
+fn name(field: &[u8]) -> &[u8] {
+    let field = field.trim_ascii();
+    field.strip_prefix(b"\"").and_then(|field| field.strip_suffix(b"\"")).unwrap_or(field)
+}
+
+/// Events that were made of something as a trace.
+fn build(events: impl IntoIterator<Item = Event>) -> Result<Trace, TraceError> {
+    let mut builder = Builder::default();
+    for (event, made) in events.into_iter().enumerate() {
+        builder.push(made).map_err(|rule| match rule {
+            RuleError::TooLong => TraceError::TooLong,
+            rule => TraceError::Made { event, rule },
+        })?;
+    }
+    builder.finish().ok_or(TraceError::Empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_told_by_its_first_bytes_and_not_by_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let segment = written::segment(0, 4096, 0, 0, &[(512, 7, "active_allocated")]);
+        let snapshot = written::pickle(&written::Node::List(vec![segment]), 4);
+        let table = b"tick,event,id,bytes\n1,alloc,1,7\n".to_vec();
+        for (name, bytes, notes) in [("a.csv", &snapshot, 1), ("a.pickle", &table, 0)] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            let imported = read_file(&path).unwrap();
+            assert_eq!((imported.trace.events.len(), imported.notes.len()), (1, notes), "{name}");
+        }
+        for (bytes, expected) in [(&b""[..], "line 1"), (b"\x80", "line 1"), (b"\x80\x04", "byte 2: the file ends")] {
+            let path = folder.path().join("short");
+            std::fs::write(&path, bytes).unwrap();
+            let error = read_file(&path).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error:?}, not {expected:?}");
+        }
+        assert!(matches!(read_file(folder.path()), Err(TraceError::Open(_))));
+    }
+}

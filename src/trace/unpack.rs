@@ -1,0 +1,129 @@
+//! Bytes of a file as they were before it was compressed with zstd or gzip, told by its first bytes. A file may not grow out of all proportion: a few
+//! kilobytes could fill any memory.
+//!
+//! Invariant: of a compressed file never more than [`Unpacked::hold_to`] and [`GROWTH_MAX`] times what was taken of it is given.
+
+use std::cell::Cell;
+use std::io::{BufRead, BufReader, Read};
+use std::rc::Rc;
+
+/// Traces of real jobs shrink to a tenth or so.
+const GROWTH_MAX: u64 = 100;
+const GROWTH_FREE: u64 = 16 << 20;
+
+/// As many bytes as tell any format from any other.
+const HEAD_LEN: usize = 4096;
+
+/// A file as it was before it was compressed, and its beginning to look at.
+pub(super) struct Unpacked<'a> {
+    head: Vec<u8>,
+    /// How much of the head has been read.
+    at: usize,
+    /// What came after the head instead of more bytes; given once the head has been.
+    failed: Option<std::io::Error>,
+    rest: Box<dyn Read + 'a>,
+    growth_free: Rc<Cell<u64>>,
+}
+
+impl<'a> Unpacked<'a> {
+    /// Looks at the first bytes and unpacks what follows. Bytes that cannot be read are an error here only if they are the very first.
+    pub(super) fn open(bytes: impl Read + 'a) -> std::io::Result<Unpacked<'a>> {
+        let taken = Rc::new(Cell::new(0));
+        let growth_free = Rc::new(Cell::new(GROWTH_FREE));
+        let mut bytes = BufReader::new(Counted { bytes, taken: Rc::clone(&taken) });
+        let free = Rc::clone(&growth_free);
+        let grown = |bytes| Grown { bytes, taken, given: 0, free };
+        let head = bytes.fill_buf()?;
+        let rest: Box<dyn Read + 'a> = if head.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+            Box::new(grown(Box::new(zstd::stream::read::Decoder::with_buffer(bytes)?)))
+        } else if head.starts_with(&[0x1f, 0x8b]) {
+            Box::new(grown(Box::new(flate2::bufread::MultiGzDecoder::new(bytes))))
+        } else {
+            Box::new(bytes)
+        };
+        let mut unpacked = Unpacked { head: Vec::new(), at: 0, failed: None, rest, growth_free };
+        // `take` stops at its limit or the end; an error leaves what came before it.
+        let read = unpacked.rest.by_ref().take(HEAD_LEN as u64).read_to_end(&mut unpacked.head);
+        unpacked.failed = read.err();
+        Ok(unpacked)
+    }
+
+    /// The first bytes, up to 4 KiB.
+    pub(super) fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// Lets a compressed file grow by this much beyond its proportion: less for a format whose bytes are worth more.
+    pub(super) fn hold_to(&self, growth_free: u64) {
+        self.growth_free.set(growth_free);
+    }
+}
+
+impl Read for Unpacked<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let mut head = self.head.get(self.at..).unwrap_or_default();
+        if !head.is_empty() {
+            let len = head.read(into)?;
+            self.at += len;
+            return Ok(len);
+        }
+        match self.failed.take() {
+            Some(error) => Err(error),
+            None => self.rest.read(into),
+        }
+    }
+}
+
+/// Counts what is taken from it.
+struct Counted<R> {
+    bytes: R,
+    taken: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let len = self.bytes.read(into)?;
+        self.taken.set(self.taken.get() + len as u64);
+        Ok(len)
+    }
+}
+
+/// What a compressed file grows to.
+struct Grown<'a> {
+    bytes: Box<dyn Read + 'a>,
+    taken: Rc<Cell<u64>>,
+    given: u64,
+    free: Rc<Cell<u64>>,
+}
+
+impl Read for Grown<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let len = self.bytes.read(into)?;
+        self.given += len as u64;
+        if self.given > self.free.get() + GROWTH_MAX * self.taken.get() {
+            let text = format!("it grows to more than {GROWTH_MAX} times its size; unpack it first if that is right");
+            return Err(std::io::Error::other(text));
+        }
+        Ok(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_gives_all_that_came_before_the_cut() {
+        let text: Vec<u8> = (0..100_000_u32).flat_map(|n| (n * 7919).to_string().into_bytes()).collect();
+        let packed = zstd::encode_all(&text[..], 3).unwrap();
+        for cut in [packed.len() / 2, packed.len() - 1] {
+            let mut unpacked = Unpacked::open(&packed[..cut]).unwrap();
+            let mut read = Vec::new();
+            assert!(unpacked.read_to_end(&mut read).is_err());
+            assert!(text.starts_with(&read));
+        }
+        let mut read = Vec::new();
+        Unpacked::open(&packed[..]).unwrap().read_to_end(&mut read).unwrap();
+        assert_eq!(read, text);
+    }
+}

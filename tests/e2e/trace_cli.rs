@@ -1,0 +1,167 @@
+//! `stitchd trace`: what it says, what it writes, and what it leaves as it was.
+
+use std::path::Path;
+
+use crate::support::{run, run_json, stderr};
+
+/// A directory of its own with these files, and the way to a name in it.
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn with(files: &[(&str, &[u8])]) -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        files.iter().for_each(|(name, bytes)| std::fs::write(dir.path().join(name), bytes).unwrap());
+        Place(dir)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let names = std::fs::read_dir(self.0.path()).unwrap();
+        let mut names: Vec<String> = names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn real(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(format!("{name}.csv.zst"));
+    path.to_str().unwrap().to_owned()
+}
+
+const RMM: &[u8] = b"Thread,Time,Action,Pointer,Size,Stream\n\
+    1,10:00:00.1,allocate,0xa0,1024,0x0\n1,10:00:00.2,allocate failure,(nil),99,0\n1,10:00:00.3,free,0xb0,64,0x0\n";
+
+#[test]
+fn info_says_what_a_real_trace_is() {
+    let info = run_json(&["trace", "info", &real("resnet50-olla"), "--layers", "--json"]);
+    assert_eq!(
+        (&info["requests"], &info["iterations"], &info["iterations_from"]),
+        (&2165.into(), &3.into(), &"column".into())
+    );
+    assert_eq!(info["peak_live_bytes"], 22_417_856_144_u64);
+    let sum = |list: &str, key: &str| {
+        info[list].as_array().unwrap().iter().map(|one| one[key].as_u64().unwrap()).sum::<u64>()
+    };
+    for list in ["sizes", "per_iteration", "phases", "layers"] {
+        assert_eq!(sum(list, "requests"), 2165, "{list}");
+        assert_eq!(sum(list, "asked_bytes"), info["asked_bytes"].as_u64().unwrap(), "{list}");
+    }
+    for list in ["phases", "layers"] {
+        assert_eq!(sum(list, "at_peak_bytes"), 22_417_856_144, "{list}");
+    }
+    let output = run(&["trace", "info", &real("resnet50-olla")]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for words in ["20.88 GiB", "3, as the trace numbers them", "m.conv1", "backward", "persistent"] {
+        assert!(text.contains(words), "{words} is not in {text}");
+    }
+}
+
+#[test]
+fn a_trace_without_iterations_is_given_those_that_it_had() {
+    let place = Place::with(&[]);
+    let plain = place.path("plain.csv");
+    run_json(&["trace", "convert", &real("resnet50-olla"), "-o", &plain, "--json"]);
+    let text = std::fs::read_to_string(&plain).unwrap();
+    let erased: Vec<String> = text
+        .lines()
+        .map(|line| {
+            line.split(',').enumerate().filter(|(at, _)| *at != 5).map(|(_, field)| field).collect::<Vec<_>>().join(",")
+        })
+        .collect();
+    std::fs::write(place.path("erased.csv"), erased.join("\n")).unwrap();
+    let made = run_json(&["trace", "import", &place.path("erased.csv"), "-o", &place.path("made.csv"), "--json"]);
+    assert_eq!((&made["iterations"], &made["iterations_from"]), (&3.into(), &"period".into()));
+    assert!(made["notes"][0].as_str().unwrap().contains("100.0 % of requests are equal"), "{made}");
+    assert_eq!(std::fs::read_to_string(place.path("made.csv")).unwrap(), text);
+}
+
+#[test]
+fn every_form_converts_to_every_other_without_loss() {
+    let place = Place::with(&[]);
+    let mut from = real("resnet50-olla");
+    let first = place.path("first.csv");
+    run_json(&["trace", "convert", &from, "-o", &first, "--json"]);
+    for ending in ["stitchtrace", "csv.gz", "stitchtrace.zst", "csv.zst", "stitchtrace.gz", "csv"] {
+        let to = place.path(&format!("next.{ending}"));
+        let made = run_json(&["trace", "convert", &from, "-o", &to, "--json"]);
+        assert_eq!(made["written_bytes"], std::fs::metadata(&to).unwrap().len());
+        from = to;
+    }
+    assert!(std::fs::read(&from).unwrap() == std::fs::read(&first).unwrap());
+    assert_eq!(place.names().iter().filter(|name| name.starts_with('.')).count(), 0);
+}
+
+#[test]
+fn other_peoples_records_are_imported_with_what_they_lack() {
+    let problem = b"upper,lower,size,id,offset\n5,2,8,3,0\n2,0,4,9,0\n";
+    let place = Place::with(&[("log.csv", RMM), ("problem.csv", problem)]);
+    let log = run_json(&["trace", "import", &place.path("log.csv"), "-o", &place.path("log.stitchtrace"), "--json"]);
+    assert_eq!(
+        (&log["events"], &log["requests"], &log["iterations_from"]),
+        (&3.into(), &2.into(), &serde_json::Value::Null)
+    );
+    let notes = log["notes"].to_string();
+    for words in ["1 blocks are older than the log", "1 allocations failed", "no phases", "no iterations are found"] {
+        assert!(notes.contains(words), "{words} is not in {notes}");
+    }
+    let output = run(&["trace", "import", &place.path("problem.csv")]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("4 events, 2 requests, 8 B at the peak") && text.contains("not written; -o FILE"), "{text}");
+    assert!(text.contains("the offsets are left out"), "{text}");
+    // A plan takes them as they are.
+    assert_eq!(run_json(&["plan", &place.path("problem.csv"), "--json"])["buffers"], 2);
+    assert_eq!(run_json(&["plan", &place.path("log.stitchtrace"), "--json"])["buffers"], 2);
+}
+
+#[test]
+fn what_fails_says_why_and_leaves_everything_as_it_was() {
+    let good = b"tick,event,id,bytes\n1,alloc,1,100\n";
+    let long = [b"tick,event,id,bytes,module\n1,alloc,1,100,".as_slice(), &b"x".repeat(70_000), b"\n"].concat();
+    let place = Place::with(&[
+        ("good.csv", good),
+        ("broken.csv", b"tick,event,id,bytes\n1,alloc,1,100\n2,free,7,\n"),
+        ("cut.stitchtrace", b"STTRAC\x01\x00\x01\x05"),
+        ("newer.stitchtrace", b"STTRAC\x02\x00"),
+        ("long.csv", &long),
+        ("kept.csv", b"precious"),
+        ("kept.stitchtrace", b"precious"),
+    ]);
+    std::os::unix::fs::symlink(place.path("good.csv"), place.path("same.csv")).unwrap();
+    let before = place.names();
+    let cases = [
+        ("good.csv", "good.csv", "good.csv is the file that is read; write to another"),
+        ("good.csv", "same.csv", "same.csv is the file that is read; write to another"),
+        ("good.csv", "kept.txt", "a trace is written to .csv, .csv.zst"),
+        ("good.csv", "none/kept.csv", "No such file"),
+        ("broken.csv", "kept.csv", "broken.csv: line 3, column 'id': 7 was never allocated"),
+        ("cut.stitchtrace", "kept.csv", "cut.stitchtrace: block 0, byte 9 of the trace: the file ends here"),
+        ("newer.stitchtrace", "kept.csv", "the trace is of version 2, and this build reads version 1"),
+        ("missing.csv", "kept.csv", "missing.csv: cannot open it: No such file"),
+        ("long.csv", "kept.stitchtrace", "the name of a module has 70000 bytes"),
+    ];
+    for (from, to, words) in cases {
+        for command in ["convert", "import"] {
+            let output = run(&["trace", command, &place.path(from), "-o", &place.path(to)]);
+            assert_eq!(output.status.code(), Some(2), "{from} to {to}: {}", stderr(&output));
+            assert!(stderr(&output).contains(words), "{from} to {to} says {:?}, not {words:?}", stderr(&output));
+            assert!(output.stdout.is_empty());
+        }
+    }
+    assert_eq!(place.names(), before);
+    for (name, bytes) in [("good.csv", &good[..]), ("kept.csv", b"precious"), ("kept.stitchtrace", b"precious")] {
+        assert_eq!(std::fs::read(place.path(name)).unwrap(), bytes, "{name}");
+    }
+}
+
+#[test]
+fn every_command_of_traces_has_help_with_an_example() {
+    for command in [&["trace"][..], &["trace", "info"], &["trace", "import"], &["trace", "convert"]] {
+        let output = run(&[command, &["--help"]].concat());
+        assert!(output.status.success());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains("Example") && text.contains(&format!("stitchd {}", command.join(" "))), "{text}");
+    }
+}
