@@ -33,6 +33,7 @@
 //! | [`runtime`] | the three pools of one device in one process, and the way to more memory |
 //! | [`wire`] | what goes between processes: messages, packets with descriptors, who is at the other end |
 //! | [`session`] | the client's side of it |
+//! | `replay` | a trace through these pools, and through models of others |
 //! | `daemon` | the daemon's side of it, metrics and probes |
 //! | `cli` | one file per subcommand |
 //!
@@ -74,7 +75,7 @@
 //! | tenant | whose memory it is; for now every session is its own |
 //! | lease | the right of a session to chunks, until released or reclaimed |
 //! | release, reclaim | a session gives chunks back, the daemon takes them back after the session's end |
-//! | quarantine | chunks and addresses whose return failed: counted, never used again ([`memory::Quarantine`]) |
+//! | quarantine | chunks and addresses whose return failed: counted, and not used again; a daemon asks again for its chunks ([`memory::Quarantine`]) |
 //! | export, import | chunk to descriptor, descriptor to chunk |
 //! | ticket | a one-time token that ties a connection of the chunk socket to what gRPC said ([`wire::convert::Token`]) |
 //! | ledger | the record of who holds what ([`ledger::Ledger`]) |
@@ -101,6 +102,8 @@ pub mod limits;
 pub mod memory;
 pub mod plan;
 pub mod pool;
+#[cfg(feature = "daemon")]
+pub mod replay;
 pub mod rng;
 pub mod runtime;
 pub mod session;

@@ -9,7 +9,7 @@ use std::process::Command;
 const BASE: [&str; 8] = ["units", "limits", "ids", "clock", "error", "rng", "ladder", "sync"];
 
 /// Module by module, what it may use beside the base. Nothing else, and a module that is not here does not exist.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     ("driver", &[]),
     ("memory", &["driver"]),
     ("store", &["memory", "driver"]),
@@ -19,10 +19,14 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     ("plan", &["trace"]),
     ("pool", &["memory", "plan", "trace"]),
     ("runtime", &["pool", "plan", "trace", "memory", "driver"]),
+    ("replay", &["runtime", "steward", "ledger", "store", "pool", "plan", "trace", "memory", "driver"]),
     ("wire", &[]),
     ("session", &["wire", "runtime", "plan", "store", "memory", "driver"]),
     ("daemon", &["session", "wire", "runtime", "plan", "steward", "ledger", "store", "memory", "driver"]),
-    ("cli", &["daemon", "session", "wire", "runtime", "pool", "plan", "trace", "steward", "memory", "driver"]),
+    (
+        "cli",
+        &["daemon", "replay", "session", "wire", "runtime", "pool", "plan", "trace", "steward", "memory", "driver"],
+    ),
     // The package beside this one.
     ("client", &["session", "runtime", "pool", "plan", "trace"]),
     ("main", &["cli"]),

@@ -16,6 +16,7 @@ mod demo;
 mod health;
 mod plan;
 mod plans;
+mod replay;
 mod reserve;
 mod scrub;
 mod selftest;
@@ -23,7 +24,9 @@ mod serve;
 mod sessions;
 mod status;
 mod table;
+mod trace;
 mod trainer;
+mod whole_file;
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -38,7 +41,7 @@ use crate::plan::PlanError;
 use crate::plan::format::FormatError;
 use crate::session::SessionError;
 use crate::session::locate::Environment;
-use crate::trace::csv::TraceError;
+use crate::trace::TraceError;
 
 /// The arguments of `stitchd`.
 #[derive(Debug, Parser)]
@@ -62,6 +65,10 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Makes a plan from a trace, checks or shows one
     Plan(plan::PlanArgs),
+    /// Runs a trace through these pools and models of others, and says what each needs
+    Replay(Box<replay::ReplayArgs>),
+    /// Says what a trace is in numbers, and turns what others recorded into traces
+    Trace(trace::TraceArgs),
     /// Creates the chunks of a plan's static pool before its job starts
     Reserve(reserve::ReserveArgs),
     /// Shows a running daemon's devices and totals
@@ -172,6 +179,7 @@ impl Failure {
             Failure::Session(SessionError::Refused { kind: ErrorKind::Broken, .. }) => Self::NO,
             Failure::Session(error) => code_of(error.kind()),
             Failure::Daemon(error) => code_of(error.kind()),
+            Failure::Driver(OpenError::Overdue { .. } | OpenError::Unopened { .. }) => Self::NO,
             Failure::Driver(_)
             | Failure::Config(_)
             | Failure::Trace { .. }
@@ -214,6 +222,8 @@ impl Command {
             Command::Demo(args) => demo::run(&args),
             Command::Serve(args) => serve::run(&args),
             Command::Plan(args) => plan::run(&args),
+            Command::Replay(args) => replay::run(&args),
+            Command::Trace(args) => trace::run(&args),
             Command::Reserve(args) => reserve::run(&args),
             Command::Status(args) => status::run(&args),
             Command::Sessions(args) => sessions::run(&args),
@@ -250,11 +260,6 @@ fn print_out(text: &impl std::fmt::Display) {
 fn file_error(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Failure {
     let path = path.to_owned();
     move |source| Failure::File { path, source }
-}
-
-/// Reads a trace.
-fn read_trace(path: &std::path::Path) -> Result<crate::trace::Trace, Failure> {
-    crate::trace::csv::read_file(path).map_err(|source| Failure::Trace { path: path.to_owned(), source })
 }
 
 /// Reads a plan file.

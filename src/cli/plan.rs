@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::table::Table;
-use super::{DONE, Failure, Outcome, file_error, print_json, print_out, read_plan, read_trace};
+use super::{DONE, Failure, Outcome, file_error, print_json, print_out, read_plan, trace};
 use crate::clock::{Clock as _, SystemClock};
 use crate::plan::{Plan, Problem, format, lower_bound, solve, validate};
 use crate::units::Bytes;
@@ -67,7 +67,8 @@ pub(super) fn run(args: &PlanArgs) -> Outcome {
 
 fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     let clock = SystemClock::new();
-    let trace = read_trace(file)?;
+    let (imported, _) = trace::read_numbered(file)?;
+    let trace = imported.trace;
     let iteration = args.from_iteration.unwrap_or_else(|| u32::from(trace.iterations() > 1));
     let started = clock.now();
     let plan = match &args.solver {
@@ -99,6 +100,7 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
             "dynamic_requests": plan.provenance.dynamic_requests,
             "static_pool_bytes": plan.pool_len.get(),
             "reuse_groups": 0,
+            "notes": imported.notes,
         }));
         return DONE;
     }
@@ -120,6 +122,7 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         if is_optimal { ": optimal" } else { "" }
     );
     outln!("  solver     {} in {seconds:.2} s", plan.provenance.solver);
+    imported.notes.iter().for_each(|note| outln!("  note       {note}"));
     match &args.out {
         Some(out) => outln!("  written    {}", out.display()),
         None => outln!("  not written; -o FILE writes it"),
@@ -133,7 +136,8 @@ fn check(plan_file: &std::path::Path, trace_file: &std::path::Path, json: bool) 
         Err(error @ Failure::PlanFile { .. }) => vec![error.to_string()],
         Err(other) => return Err(other),
         Ok(plan) => {
-            let problem = Problem::from_trace(&read_trace(trace_file)?, plan.provenance.iteration)?;
+            let (imported, _) = trace::read_numbered(trace_file)?;
+            let problem = Problem::from_trace(&imported.trace, plan.provenance.iteration)?;
             differences(&plan, &problem)
         }
     };

@@ -20,6 +20,8 @@ mod memcheck;
 mod metrics;
 mod plans;
 mod raw;
+mod replay_cli;
 mod selftest;
 mod serve;
 mod steps;
+mod trace_cli;

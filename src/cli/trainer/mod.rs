@@ -15,7 +15,7 @@ use clap::Args;
 use serde_json::json;
 
 use self::pattern::{Marked, Patterns};
-use super::{DONE, Failure, Outcome, read_plan, read_trace, serve};
+use super::{DONE, Failure, Outcome, read_plan, serve, trace};
 use crate::clock::{Clock, SystemClock};
 use crate::driver::Driver;
 use crate::pool::Request;
@@ -137,8 +137,8 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
     if args.endless {
         std::thread::spawn(end_with_stdin);
     }
-    let trace = read_trace(&args.trace)?;
-    let job = Job::new(&trace);
+    let (imported, _) = trace::read_numbered(&args.trace)?;
+    let job = Job::new(&imported.trace);
     let plan = args.plan.as_ref().map(|path| read_plan(path)).transpose()?;
     let library = Environment::read().library;
     let config = SessionConfig { library, ..SessionConfig::new(args.socket.clone(), args.name.clone()) };

@@ -1,0 +1,90 @@
+//! What a replay asks of whatever it measures.
+
+use super::calls::CallSum;
+use super::script::Asked;
+use crate::ids::StreamId;
+use crate::units::{Bytes, DeviceAddress};
+
+/// An allocator: a model of somebody's, or the production pools.
+///
+/// The replay keeps its side: it frees what is live, once, and completes what was freed, once.
+pub trait Allocator {
+    /// Serves a request. The address is the allocator's own idea of one; live allocations do not overlap, unless the allocator that is modelled lets them.
+    fn alloc(&mut self, asked: &Asked) -> Result<DeviceAddress, OutOfMemory>;
+
+    /// The job gives an allocation back. Its bytes may still be in use by a stream until [`Allocator::completed`].
+    fn free(&mut self, slot: u32);
+
+    /// No stream uses the bytes any more.
+    fn completed(&mut self, slot: u32);
+
+    /// Another stream uses the allocation, too.
+    fn record_stream(&mut self, slot: u32, stream: StreamId);
+
+    /// The iteration of this number begins.
+    fn begin_iteration(&mut self, _iteration: u32) {}
+
+    /// Device memory kept from others: now, and the most of it so far.
+    fn reserved(&self) -> Reserved;
+
+    /// Driver calls until now.
+    fn calls(&self) -> CallSum;
+
+    /// What only some allocators have to tell.
+    fn more(&self) -> More {
+        More::default()
+    }
+}
+
+/// Bytes reserved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reserved {
+    /// Now.
+    pub now: Bytes,
+    /// Most of it until now.
+    pub peak: Bytes,
+}
+
+impl Reserved {
+    /// More is kept.
+    pub fn grow(&mut self, bytes: Bytes) {
+        self.now += bytes;
+        self.peak = self.peak.max(self.now);
+    }
+
+    /// Some is given back.
+    pub fn shrink(&mut self, bytes: Bytes) {
+        self.now -= bytes;
+    }
+}
+
+/// There is no memory for a request, and there will be none: a job would end here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("out of memory")]
+pub struct OutOfMemory;
+
+/// What only some allocators have to tell.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct More {
+    /// Requests for memory to the daemon.
+    pub lease_rpcs: u64,
+    /// Bytes asked for, by who served them.
+    pub served: ServedBytes,
+    /// Requests that a plan did not foresee, or that it foresaw and that did not come.
+    pub deviations: u64,
+    /// Bytes handed out while they were live already: corruption, in an allocator that does not guard its plan.
+    pub overlapped: Bytes,
+}
+
+/// Bytes asked for, by who served them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ServedBytes {
+    /// At the address of a plan.
+    pub planned: Bytes,
+    /// In idle bytes of a plan's pool.
+    pub reuse: Bytes,
+    /// By blocks of whole chunks.
+    pub stitching: Bytes,
+    /// By slabs.
+    pub small: Bytes,
+}

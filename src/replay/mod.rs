@@ -1,0 +1,22 @@
+//! Runs a trace through the production pools and through models of what people use today, and says what each made of it.
+
+pub mod allocator;
+pub mod calls;
+mod extend;
+pub mod models;
+mod perturb;
+mod pools;
+pub mod production;
+mod record;
+mod recorded;
+mod report;
+mod run;
+pub mod script;
+
+pub use extend::repeat;
+pub use perturb::perturb;
+pub use pools::{Job, PoolName, PoolRun, Setup, min_capacity, replay};
+pub use record::{Placed, Point, Record};
+pub use recorded::recorded;
+pub use report::{PoolReport, Report};
+pub use run::{Refused, Run, Watch, run};

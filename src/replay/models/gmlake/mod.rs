@@ -1,0 +1,283 @@
+//! GMLake as published (ASPLOS 2024): physical blocks of 2 MiB chunks (pBlocks), and stitched blocks (sBlocks) that show those of several at one address.
+//!
+//! The allocation strategy is section 4.1's S1 to S5 over section 3.3's BestFit, Split, Stitch and StitchFree. What the paper leaves open stands here as:
+//!
+//! * *The pattern tape.* S2's extra stitch of the two halves is made, as Figure 9 shows it, so that the whole is an exact match later.
+//! * *Fragmentation limit.* "If a block is smaller than this limit, GMLake will avoid stitching or splitting it": such a block serves exact matches only. The default is
+//!   the published code's, 512 MB.
+//! * *StitchFree.* Beyond [`GmlakeOptions::stitches_max`] sBlocks the least recently used idle ones go.
+//! * *Below 2 MiB* the caching allocator serves, section 3.1.
+//! * Set-access is called chunk by chunk, as in the published code.
+
+mod blocks;
+
+use crate::driver::Call;
+use crate::driver::cost_table::CostTable;
+use crate::ids::StreamId;
+use crate::replay::allocator::{Allocator, OutOfMemory, Reserved};
+use crate::replay::calls::{CallSum, Calls};
+use crate::replay::models::caching::{CachingAllocator, Conf, Version};
+use crate::replay::script::Asked;
+use crate::units::{Bytes, DeviceAddress};
+use blocks::{Blocks, Member, PBlockId};
+
+/// GMLake's knobs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GmlakeOptions {
+    /// Smaller blocks are neither stitched nor split.
+    pub frag_limit: Bytes,
+    /// So many sBlocks are kept.
+    pub stitches_max: usize,
+}
+
+impl Default for GmlakeOptions {
+    fn default() -> GmlakeOptions {
+        GmlakeOptions { frag_limit: Bytes::mib(512), stitches_max: 10_000 }
+    }
+}
+
+/// How often each state of the strategy was met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct GmlakeStates {
+    /// S1: a block of exactly this size.
+    pub exact: u64,
+    /// S2: one larger pBlock.
+    pub single: u64,
+    /// S3: several pBlocks.
+    pub multiple: u64,
+    /// S4: not enough, so new memory.
+    pub insufficient: u64,
+    /// S5: no new memory either.
+    pub out_of_memory: u64,
+    /// sBlocks that StitchFree took.
+    pub stitches_freed: u64,
+}
+
+/// GMLake's allocator of one device in one process.
+#[derive(Clone, Debug)]
+pub struct Gmlake {
+    options: GmlakeOptions,
+    capacity: Option<Bytes>,
+    calls: Calls,
+    /// Bytes of the pBlocks.
+    physical: Reserved,
+    /// Of pBlocks and the caching allocator together.
+    total: Reserved,
+    small: CachingAllocator,
+    blocks: Blocks,
+    held: Vec<Option<Held>>,
+    states: GmlakeStates,
+    next_address: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Held {
+    Small,
+    Block(Member),
+}
+
+/// Chunks are of this size.
+pub const CHUNK: Bytes = Bytes::mib(2);
+
+impl Gmlake {
+    /// One with these knobs on a device that has `capacity` bytes for it, or any number.
+    pub fn new(options: GmlakeOptions, capacity: Option<Bytes>, costs: &CostTable) -> Gmlake {
+        // The published code is a patch of PyTorch 2.0.
+        let small = CachingAllocator::new(Conf::of(Version(2, 0)), capacity, costs);
+        Gmlake {
+            options,
+            capacity,
+            calls: Calls::new(costs),
+            physical: Reserved::default(),
+            total: Reserved::default(),
+            small,
+            blocks: Blocks::default(),
+            held: Vec::new(),
+            states: GmlakeStates::default(),
+            next_address: FIRST_ADDRESS,
+        }
+    }
+
+    /// How often each state was met.
+    pub fn states(&self) -> GmlakeStates {
+        self.states
+    }
+
+    /// Sizes of all pBlocks, and of all sBlocks with how many pBlocks each shows: in the order in which they were made.
+    pub fn census(&self) -> (Vec<Bytes>, Vec<(Bytes, usize)>) {
+        self.blocks.census()
+    }
+
+    fn serve(&mut self, asked: &Asked) -> Result<Member, OutOfMemory> {
+        let len = asked.bytes.round_up(CHUNK).ok_or(OutOfMemory)?;
+        let stream = asked.stream;
+        if let Some(found) = self.blocks.exact(stream, len) {
+            self.states.exact += 1;
+            return Ok(found);
+        }
+        if let Some(larger) = self.blocks.best_fit(stream, len, self.options.frag_limit) {
+            self.states.single += 1;
+            let (front, rest) = self.split(larger, len);
+            // The tape: what was one block is one size again when both are free.
+            self.stitch(stream, &[front, rest]);
+            return Ok(Member::P(front));
+        }
+        self.several(stream, len)
+    }
+
+    /// S3 and S4: the largest idle pBlocks together, and new memory for what they lack.
+    fn several(&mut self, stream: StreamId, len: Bytes) -> Result<Member, OutOfMemory> {
+        let mut parts = Vec::new();
+        let mut found = Bytes::ZERO;
+        for id in self.blocks.largest_first(stream, self.options.frag_limit) {
+            if found >= len {
+                break;
+            }
+            found += self.blocks.len_of(id);
+            parts.push(id);
+        }
+        if found >= len {
+            self.states.multiple += 1;
+            let last = parts.pop().expect("several blocks were found");
+            let before = found - self.blocks.len_of(last);
+            if found > len && self.blocks.len_of(last) >= self.options.frag_limit {
+                let (front, rest) = self.split(last, len - before);
+                self.stitch(stream, &[front, rest]);
+                parts.push(front);
+            } else {
+                parts.push(last);
+            }
+        } else {
+            let new = self.create(stream, len - found).inspect_err(|_| self.states.out_of_memory += 1)?;
+            self.states.insufficient += 1;
+            if parts.is_empty() {
+                return Ok(Member::P(new));
+            }
+            parts.push(new);
+        }
+        Ok(self.stitch(stream, &parts))
+    }
+
+    /// Alloc: a pBlock of new chunks.
+    fn create(&mut self, stream: StreamId, len: Bytes) -> Result<PBlockId, OutOfMemory> {
+        let has_room = self.capacity.is_none_or(|capacity| self.total.now + len <= capacity);
+        if !has_room {
+            return Err(OutOfMemory);
+        }
+        let address = self.address(len);
+        self.show(len);
+        self.calls.note(Call::Create, CHUNK, chunks(len));
+        self.physical.grow(len);
+        self.total.grow(len);
+        self.small.set_capacity(self.capacity.map(|capacity| capacity.saturating_sub(self.physical.now)));
+        Ok(self.blocks.add_p(stream, len, address))
+    }
+
+    /// Split: two pBlocks with addresses of their own where one was.
+    fn split(&mut self, id: PBlockId, len: Bytes) -> (PBlockId, PBlockId) {
+        let whole = self.blocks.len_of(id);
+        let addresses = (self.address(len), self.address(whole - len));
+        self.show(len);
+        self.show(whole - len);
+        self.hide(whole);
+        self.blocks.split(id, len, addresses)
+    }
+
+    /// Stitch: an sBlock over these pBlocks.
+    fn stitch(&mut self, stream: StreamId, parts: &[PBlockId]) -> Member {
+        let len = parts.iter().map(|id| self.blocks.len_of(*id)).sum();
+        let address = self.address(len);
+        self.show(len);
+        let made = self.blocks.add_s(stream, parts, address);
+        while self.blocks.stitches() > self.options.stitches_max {
+            let Some(freed) = self.blocks.free_least_recent(made) else { break };
+            self.hide(freed);
+            self.states.stitches_freed += 1;
+        }
+        Member::S(made)
+    }
+
+    fn address(&mut self, len: Bytes) -> DeviceAddress {
+        let address = DeviceAddress::new(self.next_address);
+        self.next_address = self.next_address.saturating_add(len.get());
+        address
+    }
+
+    /// Addresses are reserved, and chunks mapped there one by one.
+    fn show(&mut self, len: Bytes) {
+        self.calls.note(Call::Reserve, CHUNK, 1);
+        self.calls.note(Call::Map, CHUNK, chunks(len));
+        self.calls.note(Call::SetAccess, CHUNK, chunks(len));
+    }
+
+    fn hide(&mut self, len: Bytes) {
+        self.calls.note(Call::Unmap, CHUNK, chunks(len));
+        self.calls.note(Call::Unreserve, CHUNK, 1);
+    }
+
+    fn serve_small(&mut self, asked: &Asked) -> Result<DeviceAddress, OutOfMemory> {
+        let before = self.small.reserved().now;
+        let served = self.small.alloc(asked);
+        let after = self.small.reserved().now;
+        self.total.shrink(before);
+        self.total.grow(after);
+        served
+    }
+}
+
+/// Addresses begin here, above those of the caching allocator.
+const FIRST_ADDRESS: u64 = 0x7800_0000_0000;
+
+fn chunks(len: Bytes) -> u64 {
+    len.get() / CHUNK.get()
+}
+
+impl Allocator for Gmlake {
+    fn alloc(&mut self, asked: &Asked) -> Result<DeviceAddress, OutOfMemory> {
+        let slot = asked.slot as usize;
+        if slot >= self.held.len() {
+            self.held.resize(slot + 1, None);
+        }
+        if asked.bytes < CHUNK {
+            let address = self.serve_small(asked)?;
+            self.held[slot] = Some(Held::Small);
+            return Ok(address);
+        }
+        let block = self.serve(asked)?;
+        self.held[slot] = Some(Held::Block(block));
+        Ok(self.blocks.take(block))
+    }
+
+    fn free(&mut self, slot: u32) {
+        if let Some(Some(Held::Small)) = self.held.get(slot as usize) {
+            self.small.free(slot);
+        }
+    }
+
+    fn completed(&mut self, slot: u32) {
+        match self.held.get_mut(slot as usize).and_then(Option::take) {
+            Some(Held::Small) => self.small.completed(slot),
+            Some(Held::Block(block)) => self.blocks.give_back(block),
+            None => {}
+        }
+    }
+
+    fn record_stream(&mut self, slot: u32, stream: StreamId) {
+        match self.held.get(slot as usize) {
+            Some(Some(Held::Small)) => self.small.record_stream(slot, stream),
+            Some(Some(Held::Block(_))) => self.calls.note(Call::Event, Bytes::ZERO, 1),
+            _ => {}
+        }
+    }
+
+    fn reserved(&self) -> Reserved {
+        self.total
+    }
+
+    fn calls(&self) -> CallSum {
+        self.calls.sum().plus(&self.small.calls())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! A job that does not do tomorrow what it did today: a trace with requests dropped, inserted, swapped and resized, one micro-batch more, and an evaluation between two
+//! iterations. The same seed gives the same trace.
+//!
+//! Not for: the iterations that a plan was made from; they stay as they were.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::rng::Rng;
+use crate::trace::{Event, EventKind, Phase, Trace};
+use crate::units::{Bytes, Tick};
+
+/// Of a thousand requests so many are disturbed.
+const PER_MILLE: u64 = 10;
+
+/// `trace`, disturbed from iteration `from` on.
+pub fn perturb(trace: &Trace, seed: u64, from: u32) -> Trace {
+    let mut disturbed = Disturbed {
+        rng: Rng::new(seed),
+        next_id: trace.events.iter().map(|event| event.id).max().unwrap_or(0) + 1,
+        events: Vec::with_capacity(trace.events.len()),
+        dropped: HashSet::new(),
+        inserted: Vec::new(),
+    };
+    // Events go by the iteration that they name, and iterations in the order in which they begin.
+    let mut iterations: Vec<Vec<Event>> = Vec::new();
+    let mut places: HashMap<u32, usize> = HashMap::new();
+    for event in &trace.events {
+        if event.iteration < from {
+            disturbed.events.push(*event);
+            continue;
+        }
+        let place = *places.entry(event.iteration).or_insert(iterations.len());
+        if place == iterations.len() {
+            iterations.push(Vec::new());
+        }
+        iterations[place].push(*event);
+    }
+    for (at, iteration) in iterations.iter().enumerate() {
+        let is_middle = at == iterations.len() / 2;
+        if is_middle {
+            disturbed.evaluation(iteration);
+        }
+        let extra = if is_middle { extra_microbatch(iteration) } else { Vec::new() };
+        disturbed.iteration(iteration, &extra);
+    }
+    let mut trace = Trace { events: disturbed.events, modules: trace.modules.clone() };
+    for (at, event) in trace.events.iter_mut().enumerate() {
+        event.tick = Tick(at as u64);
+    }
+    trace
+}
+
+struct Disturbed {
+    rng: Rng,
+    next_id: u64,
+    events: Vec<Event>,
+    /// Requests that do not come, so that their frees do not either.
+    dropped: HashSet<u64>,
+    /// Requests that nobody planned, to be freed a little later.
+    inserted: Vec<Event>,
+}
+
+impl Disturbed {
+    fn iteration(&mut self, events: &[Event], extra: &[Event]) {
+        let mut held: Option<Event> = None;
+        for event in events {
+            if self.dropped.contains(&event.id) && event.kind.has_id() {
+                continue;
+            }
+            if event.kind != EventKind::Alloc {
+                // What was to come later comes before anything else happens to it.
+                self.events.extend(held.take());
+                self.events.push(*event);
+                continue;
+            }
+            let mut event = *event;
+            if self.rng.chance(PER_MILLE) {
+                match self.rng.index(4) {
+                    0 => {
+                        self.dropped.insert(event.id);
+                        continue;
+                    }
+                    1 => self.insert(&event),
+                    2 if held.is_none() => {
+                        held = Some(event);
+                        continue;
+                    }
+                    _ => {
+                        let per_mille = 500 + self.rng.index(1000) as u64;
+                        let resized = u128::from(event.bytes.get()) * u128::from(per_mille) / 1000;
+                        event.bytes = Bytes::new((resized as u64).max(1));
+                    }
+                }
+            }
+            self.events.push(event);
+            self.events.extend(held.take());
+            if self.inserted.len() > INSERTED_LIVE {
+                self.free_inserted(1);
+            }
+        }
+        self.events.extend(held);
+        let last = events.last().copied();
+        self.pass(extra, last);
+        self.free_inserted(usize::MAX);
+    }
+
+    /// A request of a size that somebody else asks for, too.
+    fn insert(&mut self, like: &Event) {
+        let event = Event { id: self.new_id(), is_dynamic: false, ..*like };
+        self.events.push(event);
+        self.inserted.push(event);
+    }
+
+    fn free_inserted(&mut self, count: usize) {
+        let count = count.min(self.inserted.len());
+        for event in self.inserted.drain(..count) {
+            self.events.push(Event { kind: EventKind::Free, bytes: Bytes::ZERO, ..event });
+        }
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    /// The forward pass alone: what it would keep for the backward pass goes at its end.
+    fn evaluation(&mut self, iteration: &[Event]) {
+        let forward: Vec<Event> = iteration
+            .iter()
+            .filter(|event| event.context.phase == Phase::Forward && event.kind.has_id())
+            .copied()
+            .collect();
+        self.pass(&forward, forward.last().copied());
+    }
+
+    /// Events once more under names of their own; what they leave live is freed at their end.
+    fn pass(&mut self, events: &[Event], at: Option<Event>) {
+        let mut names: HashMap<u64, Event> = HashMap::new();
+        for event in events {
+            match event.kind {
+                EventKind::Alloc => {
+                    let id = self.new_id();
+                    let event_again = Event { id, ..*event };
+                    names.insert(event.id, event_again);
+                    self.events.push(event_again);
+                }
+                EventKind::Free => {
+                    if let Some(made) = names.remove(&event.id) {
+                        self.events.push(Event { id: made.id, ..*event });
+                    }
+                }
+                _ => {}
+            }
+        }
+        let mut left: Vec<Event> = names.into_values().collect();
+        left.sort_unstable_by_key(|event| event.id);
+        let iteration = at.map(|event| event.iteration);
+        for made in left {
+            let iteration = iteration.unwrap_or(made.iteration);
+            self.events.push(Event { kind: EventKind::Free, bytes: Bytes::ZERO, iteration, ..made });
+        }
+    }
+}
+
+/// So many inserted requests are live at a time.
+const INSERTED_LIVE: usize = 8;
+
+/// What the last micro-batch of an iteration asks for, with the frees of it.
+fn extra_microbatch(iteration: &[Event]) -> Vec<Event> {
+    let Some(last) = iteration.iter().filter_map(|event| event.context.microbatch).max() else { return Vec::new() };
+    let made: HashSet<u64> = iteration
+        .iter()
+        .filter(|event| event.kind == EventKind::Alloc && event.context.microbatch == Some(last))
+        .map(|event| event.id)
+        .collect();
+    iteration.iter().filter(|event| event.kind.has_id() && made.contains(&event.id)).copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::builder::Builder;
+
+    fn trace() -> Trace {
+        let mut text = String::from("tick,event,id,bytes,stream,iteration,phase,microbatch\n");
+        let mut id = 0;
+        for iteration in 0..4 {
+            for microbatch in 0..2 {
+                for n in 0..200 {
+                    text += &format!("0,alloc,{},{},0,{iteration},forward,{microbatch}\n", id + n, 1000 + n);
+                }
+                for n in 0..200 {
+                    text += &format!("0,free,{},,0,{iteration},backward,{microbatch}\n", id + n);
+                }
+                id += 200;
+            }
+        }
+        crate::trace::csv::read(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_disturbed_trace_is_a_trace_the_same_for_the_same_seed_and_untouched_before() {
+        let trace = trace();
+        let disturbed = perturb(&trace, 1, 2);
+        let mut builder = Builder::default();
+        for name in &trace.modules {
+            builder.module(name);
+        }
+        disturbed.events.iter().for_each(|event| builder.push(*event).unwrap());
+        assert_eq!(perturb(&trace, 1, 2).events, disturbed.events);
+        assert_ne!(perturb(&trace, 2, 2).events, disturbed.events);
+        let before = |trace: &Trace| {
+            let events = trace.events.iter().filter(|event| event.iteration < 2);
+            events.map(|event| (event.kind, event.id, event.bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(before(&trace), before(&disturbed));
+        // One micro-batch and one forward pass more, and a hundredth of the rest changed.
+        let allocs = |trace: &Trace| trace.events.iter().filter(|event| event.kind == EventKind::Alloc).count();
+        let more = allocs(&disturbed) - allocs(&trace);
+        assert!((590..=610).contains(&more), "{more}");
+        let sizes: HashSet<Bytes> = trace.events.iter().map(|event| event.bytes).collect();
+        assert!(disturbed.events.iter().any(|event| !sizes.contains(&event.bytes)), "some are resized");
+    }
+
+    #[test]
+    fn what_is_freed_was_allocated_and_nothing_is_left_that_was_not_left_before() {
+        let live = |trace: &Trace| {
+            let summary = trace.summary();
+            summary.persistent
+        };
+        assert_eq!(live(&perturb(&trace(), 3, 0)), Bytes::ZERO);
+    }
+}

@@ -1,0 +1,185 @@
+//! The pools that a replay knows, by name, and how each is set up.
+
+use super::allocator::Allocator;
+use super::models::caching::{CachingAllocator, Conf};
+use super::models::gmlake::{Gmlake, GmlakeOptions};
+use super::models::native::Native;
+use super::models::stalloc::Stalloc;
+use super::production::{Production, ProductionOptions};
+use super::script::Script;
+use super::{Run, Watch, run};
+use crate::clock::Clock;
+use crate::driver::cost_table::CostTable;
+use crate::ladder::Ladder;
+use crate::plan::{Plan, PlanError};
+use crate::runtime::RuntimeConfig;
+use crate::trace::Trace;
+use crate::units::Bytes;
+
+/// A pool, or a model of somebody's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PoolName {
+    /// cudaMalloc for every request.
+    Native,
+    /// PyTorch's caching allocator.
+    Caching,
+    /// The same with expandable segments.
+    Expandable,
+    /// GMLake as published.
+    Gmlake,
+    /// STAlloc as published.
+    Stalloc,
+    /// The production pools of this project.
+    Stitchd,
+}
+
+impl PoolName {
+    /// Every pool with its name.
+    pub const ALL: [(&'static str, PoolName); 6] = [
+        ("native", PoolName::Native),
+        ("caching", PoolName::Caching),
+        ("expandable", PoolName::Expandable),
+        ("gmlake", PoolName::Gmlake),
+        ("stalloc", PoolName::Stalloc),
+        ("stitchd", PoolName::Stitchd),
+    ];
+
+    /// Its name.
+    pub fn as_str(self) -> &'static str {
+        PoolName::ALL.into_iter().find(|(_, pool)| *pool == self).map_or("", |(name, _)| name)
+    }
+}
+
+/// How pools are set up.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Bytes that the device has for this process, or any number.
+    pub capacity: Option<Bytes>,
+    /// What driver calls cost.
+    pub costs: CostTable,
+    /// PyTorch's options.
+    pub conf: Conf,
+    /// GMLake's knobs.
+    pub gmlake: GmlakeOptions,
+    /// The iteration that `stalloc` plans from, beside the first.
+    pub planned_iteration: Option<u32>,
+    /// Sizes of chunk of the production pools.
+    pub ladder: Ladder,
+    /// How the production runtime behaves.
+    pub runtime: RuntimeConfig,
+}
+
+/// What is replayed.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// The events.
+    pub trace: &'a Trace,
+    /// The same, ready to run.
+    pub script: &'a Script,
+    /// The plan that the production pools serve from.
+    pub plan: Option<&'a Plan>,
+}
+
+/// A pool's run, and what there is to say beside.
+#[derive(Clone, Debug, Default)]
+pub struct PoolRun {
+    /// What came of it.
+    pub run: Run,
+    /// Why something that was asked for was not done; a sentence.
+    pub note: Option<String>,
+}
+
+/// Runs a job through one pool.
+pub fn replay(
+    pool: PoolName,
+    job: Job<'_>,
+    setup: &Setup,
+    watch: Watch,
+    clock: &dyn Clock,
+    progress: &dyn Fn(usize),
+) -> Result<PoolRun, PlanError> {
+    fn go<A: Allocator>(
+        mut allocator: A,
+        script: &Script,
+        watch: Watch,
+        clock: &dyn Clock,
+        progress: &dyn Fn(usize),
+    ) -> PoolRun {
+        PoolRun { run: run(script, &mut allocator, watch, clock, progress), note: None }
+    }
+    let Job { trace, script, plan } = job;
+    let Setup { capacity, costs, .. } = setup;
+    Ok(match pool {
+        PoolName::Native => go(Native::new(*capacity, costs), script, watch, clock, progress),
+        PoolName::Caching | PoolName::Expandable => {
+            let mut conf = setup.conf.clone();
+            conf.expandable_segments = pool == PoolName::Expandable;
+            go(CachingAllocator::new(conf, *capacity, costs), script, watch, clock, progress)
+        }
+        PoolName::Gmlake => go(Gmlake::new(setup.gmlake, *capacity, costs), script, watch, clock, progress),
+        PoolName::Stalloc => {
+            let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(trace.iterations() > 1));
+            go(Stalloc::new(trace, iteration, *capacity, costs)?, script, watch, clock, progress)
+        }
+        PoolName::Stitchd => {
+            let options = ProductionOptions {
+                capacity: capacity.unwrap_or(ProductionOptions::UNLIMITED),
+                ladder: setup.ladder.clone(),
+                runtime: setup.runtime,
+                costs: costs.clone(),
+            };
+            let (production, refused) = Production::new(&options, plan);
+            let done = go(production, script, watch, clock, progress);
+            PoolRun { note: refused.map(|why| format!("the plan is not used: {why}")), ..done }
+        }
+    })
+}
+
+/// The smallest capacity with which the job runs to its end, and also at each of the next eight steps of 2 MiB: more memory does not always help an allocator.
+pub fn min_capacity(
+    pool: PoolName,
+    job: Job<'_>,
+    setup: &Setup,
+    clock: &dyn Clock,
+    progress: &dyn Fn(usize),
+) -> Result<Option<Bytes>, PlanError> {
+    const STEP: u64 = 2 << 20;
+    const STEPS: u64 = 8;
+    let fits = |steps: u64| -> Result<bool, PlanError> {
+        let setup = Setup { capacity: Some(Bytes::new(steps * STEP)), ..setup.clone() };
+        Ok(replay(pool, job, &setup, Watch::default(), clock, progress)?.run.out_of_memory.is_none())
+    };
+    let unlimited = replay(pool, job, &Setup { capacity: None, ..setup.clone() }, Watch::default(), clock, progress)?;
+    if unlimited.run.out_of_memory.is_some() {
+        return Ok(None);
+    }
+    // Nothing below what is live can do, and what was reserved without a limit mostly does; where it does not, look further up.
+    let mut low = job.script.peak_live.get().saturating_sub(1) / STEP;
+    let mut high = unlimited.run.peak_reserved.get().div_ceil(STEP).max(low + 1);
+    while !fits(high)? {
+        (low, high) = (high, high + high / 8 + 1);
+    }
+    loop {
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if fits(middle)? {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        // The last of the steps above that fails is what the answer must be above of.
+        let mut failed = None;
+        for above in 1..=STEPS {
+            if !fits(high + above)? {
+                failed = Some(high + above);
+            }
+        }
+        let Some(failed) = failed else { return Ok(Some(Bytes::new(high * STEP))) };
+        low = failed;
+        high = failed + 1;
+        while !fits(high)? {
+            (low, high) = (high, high + 1);
+        }
+    }
+}

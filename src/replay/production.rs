@@ -1,0 +1,248 @@
+//! The production pools under a replay: the runtime of a training process, the ledger and the store of a daemon, over the simulated driver.
+//!
+//! What a daemon and its client do in two processes happens here in one: the descriptors that would go between them are not made, and counted as one export for each chunk that
+//! is created and one import for each that is leased.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::allocator::{Allocator, More, OutOfMemory, Reserved, ServedBytes};
+use super::calls::{CallSum, SHOWN};
+use super::script::Asked;
+use crate::clock::{Clock, ManualClock};
+use crate::driver::cost_table::CostTable;
+use crate::driver::layers::metered::{Meter, Metered};
+use crate::driver::sim::{SimDriver, SimOptions};
+use crate::driver::{Call, Driver};
+use crate::error::{ErrorKind, chain};
+use crate::ids::{ChunkId, DeviceId, SessionId, StreamId};
+use crate::ladder::Ladder;
+use crate::ledger::Holder;
+use crate::memory::{Chunk, Device};
+use crate::plan::Plan;
+use crate::pool::Request;
+use crate::runtime::{ChunkSource, Counters, Runtime, RuntimeConfig, RuntimeStats, SourceError, Want};
+use crate::steward::{Answer, Ask, Steward};
+use crate::store::Store;
+use crate::units::{Bytes, DeviceAddress};
+
+/// How the production pools are set up.
+#[derive(Clone, Debug)]
+pub struct ProductionOptions {
+    /// Bytes of the device.
+    pub capacity: Bytes,
+    /// Sizes of chunk.
+    pub ladder: Ladder,
+    /// How the runtime behaves.
+    pub runtime: RuntimeConfig,
+    /// What calls cost.
+    pub costs: CostTable,
+}
+
+impl ProductionOptions {
+    /// Bytes of a device where nobody has said how many: more than any job needs.
+    pub const UNLIMITED: Bytes = Bytes::gib(4096);
+}
+
+/// The production pools of one device in one process.
+#[derive(Debug)]
+pub struct Production {
+    runtime: Runtime,
+    source: Arc<LedgerSource>,
+    sim: Arc<SimDriver>,
+    meter: Arc<Metered>,
+    clock: Arc<ManualClock>,
+    /// By slot of the script.
+    held: Vec<(DeviceAddress, StreamId)>,
+    requests: u64,
+    iterations: u64,
+}
+
+const DEVICE: DeviceId = DeviceId(0);
+
+impl Production {
+    /// A node of one device with one session; with `plan` its static pool is there before the first request. The text says why that plan is not used, if it is not.
+    pub fn new(options: &ProductionOptions, plan: Option<&Plan>) -> (Production, Option<String>) {
+        let clock = Arc::new(ManualClock::default());
+        let sim = SimOptions { costs: options.costs.clone(), ..SimOptions::with_devices(&[options.capacity]) };
+        let sim = Arc::new(SimDriver::new(sim));
+        let meter = Meter::around(Arc::clone(&sim) as Arc<dyn Driver>, Arc::clone(&clock) as Arc<dyn Clock>);
+        let device = Device::open(Arc::clone(&meter) as Arc<dyn Driver>, DEVICE);
+        let device = device.expect("a simulated device without faults opens");
+        let store = Store::new(vec![Arc::clone(&device)]);
+        let steward = Steward::inline(store, Arc::clone(&clock) as Arc<dyn Clock>);
+        let steward = steward.expect("a simulated device without faults says what it has");
+        let session = steward.open(Bytes::MAX, 0).expect("the first session of a ledger is opened");
+        let source = Arc::new(LedgerSource {
+            steward,
+            session,
+            ladder: options.ladder.clone(),
+            costs: options.costs.clone(),
+            sim: Arc::clone(&sim),
+            rpcs: AtomicU64::new(0),
+            imports: AtomicU64::new(0),
+            import_seconds: Mutex::new(0.0),
+            reserved: Mutex::default(),
+        });
+        let config =
+            RuntimeConfig { granule: options.ladder.step_at_least(options.runtime.granule), ..options.runtime };
+        let runtime = Runtime::new(
+            device,
+            Arc::clone(&source) as Arc<dyn ChunkSource>,
+            Arc::clone(&clock) as Arc<dyn Clock>,
+            config,
+            Counters::private(),
+        );
+        let refused = plan.and_then(|plan| runtime.install_plan(plan).err()).map(|error| chain(&error));
+        let production =
+            Production { runtime, source, sim, meter, clock, held: Vec::new(), requests: 0, iterations: 0 };
+        (production, refused)
+    }
+
+    /// What the runtime holds and has done.
+    pub fn stats(&self) -> RuntimeStats {
+        self.runtime.stats()
+    }
+
+    /// Says what is wrong with pools or ledger; nothing, unless one has a bug.
+    pub fn invariants(&self) -> Result<(), String> {
+        self.runtime.invariants()
+    }
+}
+
+impl Allocator for Production {
+    #[inline]
+    fn alloc(&mut self, asked: &Asked) -> Result<DeviceAddress, OutOfMemory> {
+        // Time passes while a job works: what the daemon refused a while ago may be asked for again.
+        const PER_64_REQUESTS: Duration = Duration::from_millis(1);
+        self.requests += 1;
+        if self.requests.is_multiple_of(64) {
+            self.clock.advance(PER_64_REQUESTS);
+        }
+        let Asked { bytes, stream, context, is_dynamic, .. } = *asked;
+        let address = self.runtime.alloc(&Request { bytes, stream, context, is_dynamic }).map_err(|_| OutOfMemory)?;
+        let slot = asked.slot as usize;
+        if slot >= self.held.len() {
+            self.held.resize(slot + 1, (DeviceAddress::new(0), StreamId::DEFAULT));
+        }
+        self.held[slot] = (address, stream);
+        Ok(address)
+    }
+
+    fn free(&mut self, _slot: u32) {
+        // With the rest, once the bytes can be used again: the simulated streams have always passed.
+    }
+
+    #[inline]
+    fn completed(&mut self, slot: u32) {
+        let (address, stream) = self.held[slot as usize];
+        self.runtime.free(address, stream).expect("a script completes what is live, once");
+    }
+
+    fn record_stream(&mut self, slot: u32, stream: StreamId) {
+        self.runtime.record_stream(self.held[slot as usize].0, stream);
+    }
+
+    fn begin_iteration(&mut self, _iteration: u32) {
+        // The first begins where the job does, and ends nothing.
+        if self.iterations > 0 {
+            self.runtime.mark_iteration();
+        }
+        self.iterations += 1;
+    }
+
+    fn reserved(&self) -> Reserved {
+        *self.source.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn calls(&self) -> CallSum {
+        let counts = self.meter.layer().counts();
+        let mut sum = CallSum::default();
+        for call in SHOWN {
+            sum.add(call, counts.of(call).calls);
+        }
+        sum.add(Call::Export, counts.of(Call::Create).calls);
+        sum.add(Call::Import, self.source.imports.load(Ordering::Relaxed));
+        let between = *self.source.import_seconds.lock().unwrap_or_else(PoisonError::into_inner);
+        sum.seconds = self.sim.modelled_seconds() + between;
+        sum
+    }
+
+    fn more(&self) -> More {
+        let stats = self.runtime.stats();
+        More {
+            lease_rpcs: self.source.rpcs.load(Ordering::Relaxed),
+            served: ServedBytes {
+                planned: stats.served.planned_bytes,
+                reuse: Bytes::ZERO,
+                stitching: stats.served.stitching_bytes,
+                small: stats.served.small_bytes,
+            },
+            deviations: stats.planned.deviations(),
+            overlapped: Bytes::ZERO,
+        }
+    }
+}
+
+/// The node's ledger as a source of chunks for the one session that it has.
+#[derive(Debug)]
+struct LedgerSource {
+    steward: Arc<Steward>,
+    session: SessionId,
+    ladder: Ladder,
+    costs: CostTable,
+    sim: Arc<SimDriver>,
+    /// Requests that would have gone to the daemon.
+    rpcs: AtomicU64,
+    imports: AtomicU64,
+    import_seconds: Mutex<f64>,
+    /// Bytes of chunks that exist, leased or idle.
+    reserved: Mutex<Reserved>,
+}
+
+impl LedgerSource {
+    fn note_reserved(&self) {
+        let now = self.sim.charged(DEVICE);
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.now = now;
+        reserved.peak = reserved.peak.max(now);
+    }
+
+    fn lease(&self, want: Want) -> Result<Vec<(ChunkId, Bytes)>, SourceError> {
+        let invalid = |message| SourceError { kind: ErrorKind::Invalid, message };
+        let too_large = || invalid(format!("{} are more than one lease can be", want.len));
+        let parts = self.ladder.cover(want.len, want.shape).ok_or_else(too_large)?;
+        self.rpcs.fetch_add(1, Ordering::Relaxed);
+        let holder = Holder::Session(self.session);
+        let ask = Ask { holder, device: DEVICE, parts, plan: want.plan, wait_ms: 0 };
+        let answer = self.steward.acquire_now(ask).map_err(|error| invalid(chain(&error)))?;
+        match answer {
+            Answer::Granted(chunks) => Ok(chunks),
+            Answer::Refused(refusal) => Err(SourceError { kind: refusal.kind(), message: refusal.to_string() }),
+        }
+    }
+}
+
+impl ChunkSource for LedgerSource {
+    fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        let granted = self.lease(want)?;
+        self.imports.fetch_add(granted.len() as u64, Ordering::Relaxed);
+        let seconds: f64 = granted
+            .iter()
+            .map(|(_, len)| self.costs.seconds(Call::Import, *len) + self.costs.seconds(Call::Export, *len))
+            .sum();
+        *self.import_seconds.lock().unwrap_or_else(PoisonError::into_inner) += seconds;
+        self.note_reserved();
+        let chunk = |id: &ChunkId| self.steward.store().chunk(*id).expect("it was just granted");
+        Ok(granted.iter().map(|(id, _)| chunk(id)).collect())
+    }
+
+    fn release(&self, chunks: Vec<Arc<Chunk>>) {
+        let ids = chunks.iter().map(|chunk| chunk.id()).collect();
+        drop(chunks);
+        self.rpcs.fetch_add(1, Ordering::Relaxed);
+        self.steward.release(self.session, ids).expect("a runtime releases what it was granted");
+        self.note_reserved();
+    }
+}

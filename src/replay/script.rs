@@ -1,0 +1,167 @@
+//! A trace as a replay runs it: the events of one device, each live allocation in a slot of its own.
+//!
+//! Not for: what allocators make of it. A script is the same for all of them.
+//!
+//! Invariant: a slot holds one allocation at a time, from its [`Step::Alloc`] to its last step, and every step names a slot below [`Script::slots`].
+
+use std::collections::HashMap;
+
+use crate::ids::StreamId;
+use crate::trace::{Context, ContextKey, Event, EventKind, Trace};
+use crate::units::{Bytes, Tick};
+
+/// What is asked of an allocator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Asked {
+    /// Where the allocation is kept while it lives.
+    pub slot: u32,
+    /// The event of the trace that this is.
+    pub event: u32,
+    /// Bytes, not zero.
+    pub bytes: Bytes,
+    /// The stream it is for.
+    pub stream: StreamId,
+    /// From where in the job.
+    pub context: ContextKey,
+    /// It varies from iteration to iteration.
+    pub is_dynamic: bool,
+}
+
+/// One step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Memory is asked for.
+    Alloc(Asked),
+    /// It is given back: asked for, or done at once where the trace knows no more.
+    Free {
+        /// Which.
+        slot: u32,
+        /// The event of the trace that this is.
+        event: u32,
+    },
+    /// Its bytes can be used again.
+    Completed {
+        /// Which.
+        slot: u32,
+    },
+    /// Another stream uses it, too.
+    RecordStream {
+        /// Which.
+        slot: u32,
+        /// The other stream.
+        stream: StreamId,
+    },
+    /// The iteration of this number begins.
+    Iteration(u32),
+}
+
+/// A trace, ready to run.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    /// In the order of the trace.
+    pub steps: Vec<Step>,
+    /// One more than the highest slot.
+    pub slots: u32,
+    /// Allocations.
+    pub requests: u64,
+    /// Iterations that it begins; at least one.
+    pub iterations: u32,
+    /// The trace says when bytes can be used again: a free alone does not give them back.
+    pub has_completions: bool,
+    /// Most bytes live at one time.
+    pub peak_live: Bytes,
+    /// Events of other devices that were left out.
+    pub left_out: u64,
+}
+
+/// Slots that are free, and those of live ids.
+#[derive(Default)]
+struct Slots {
+    by_id: HashMap<u64, u32>,
+    free: Vec<u32>,
+    count: u32,
+}
+
+impl Slots {
+    fn take(&mut self, id: u64) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.count += 1;
+            self.count - 1
+        });
+        self.by_id.insert(id, slot);
+        slot
+    }
+
+    fn of(&self, id: u64) -> Option<u32> {
+        self.by_id.get(&id).copied()
+    }
+
+    fn give_back(&mut self, id: u64) {
+        self.free.extend(self.by_id.remove(&id));
+    }
+}
+
+impl Script {
+    /// The events of `device`. Requests for nothing are left out: no allocator does anything for them.
+    pub fn of(trace: &Trace, device: u32) -> Script {
+        let mut script = Script::default();
+        let mut slots = Slots::default();
+        let mut keys: HashMap<Context, ContextKey> = HashMap::new();
+        let mut live: HashMap<u64, Bytes> = HashMap::new();
+        let mut live_bytes = Bytes::ZERO;
+        let mut iteration = None;
+        script.has_completions = trace.events.iter().any(|event| event.kind == EventKind::FreeCompleted);
+        for (at, event) in trace.events.iter().enumerate() {
+            if event.device != device {
+                script.left_out += 1;
+                continue;
+            }
+            if event.kind.has_id() && iteration.is_none_or(|last| event.iteration > last) {
+                iteration = Some(event.iteration);
+                script.iterations += 1;
+                script.steps.push(Step::Iteration(event.iteration));
+            }
+            let number = at as u32;
+            match event.kind {
+                EventKind::Alloc if event.bytes > Bytes::ZERO => {
+                    live.insert(event.id, event.bytes);
+                    live_bytes += event.bytes;
+                    script.peak_live = script.peak_live.max(live_bytes);
+                    script.requests += 1;
+                    let context = *keys.entry(event.context).or_insert_with(|| trace.key(&event.context));
+                    let slot = slots.take(event.id);
+                    script.steps.push(Step::Alloc(asked(event, slot, number, context)));
+                }
+                EventKind::Free => {
+                    let Some(slot) = slots.of(event.id) else { continue };
+                    live_bytes -= live.remove(&event.id).unwrap_or(Bytes::ZERO);
+                    script.steps.push(Step::Free { slot, event: number });
+                    if !script.has_completions {
+                        slots.give_back(event.id);
+                    }
+                }
+                EventKind::FreeCompleted => {
+                    let Some(slot) = slots.of(event.id) else { continue };
+                    script.steps.push(Step::Completed { slot });
+                    slots.give_back(event.id);
+                }
+                EventKind::RecordStream => {
+                    let Some(slot) = slots.of(event.id) else { continue };
+                    script.steps.push(Step::RecordStream { slot, stream: event.stream });
+                }
+                EventKind::Alloc | EventKind::Enter | EventKind::Exit | EventKind::Mark => {}
+            }
+        }
+        script.slots = slots.count;
+        script
+    }
+
+    /// When the event of this number happened.
+    pub fn tick(trace: &Trace, event: u32) -> Tick {
+        trace.events.get(event as usize).map_or(Tick(0), |event| event.tick)
+    }
+}
+
+fn asked(event: &Event, slot: u32, number: u32, context: ContextKey) -> Asked {
+    Asked { slot, event: number, bytes: event.bytes, stream: event.stream, context, is_dynamic: event.is_dynamic }
+}

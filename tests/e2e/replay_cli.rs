@@ -1,0 +1,201 @@
+//! `stitchd replay`: the figures that checks read, the answers to bad questions, and the picture.
+
+#[path = "../../src/trace/import/written.rs"]
+mod written;
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::support::{run, run_json, stderr};
+use written::{annotation, entry, pickle, segment, snapshot};
+
+fn real(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(format!("{name}.csv.zst"));
+    path.to_str().unwrap().to_owned()
+}
+
+fn pool<'a>(shown: &'a serde_json::Value, name: &str) -> &'a serde_json::Value {
+    shown["pools"].as_array().unwrap().iter().find(|pool| pool["name"] == name).unwrap()
+}
+
+#[test]
+fn every_pool_is_replayed_and_the_plan_is_judged_by_what_it_was_not_made_from() {
+    let shown = run_json(&["replay", &real("resnet50-olla"), "--plan-from-iteration", "1", "--json"]);
+    assert_eq!(shown["trace"]["requests"], 2165);
+    assert_eq!(shown["trace"]["iterations"], 3);
+    assert_eq!(shown["trace"]["peak_live_bytes"], 22_417_856_144_u64);
+    for name in ["native", "caching", "expandable", "gmlake", "stalloc", "stitchd"] {
+        let pool = pool(&shown, name);
+        let (live, reserved) =
+            (pool["peak_live_bytes"].as_u64().unwrap(), pool["peak_reserved_bytes"].as_u64().unwrap());
+        assert!(live <= reserved && pool["out_of_memory"].is_null(), "{pool}");
+        let efficiency = pool["efficiency"].as_f64().unwrap();
+        assert!((efficiency - live as f64 / reserved as f64).abs() < 1e-9, "{pool}");
+        assert!(pool["efficiency_after_plan"].as_f64().unwrap() >= efficiency - 1e-9, "{pool}");
+        assert!(pool["ns_per_operation"].is_null() && pool["driver_calls"]["create"].is_u64(), "{pool}");
+    }
+    assert_eq!(pool(&shown, "caching")["peak_reserved_bytes"], 26_724_007_936_u64);
+    assert_eq!(pool(&shown, "caching")["driver_calls"]["malloc"], 137);
+    let ours = pool(&shown, "stitchd");
+    assert!(ours["efficiency"].as_f64().unwrap() > 0.99, "{ours}");
+    assert_eq!(ours["served_bytes"]["stitching"], 0, "all is planned: {ours}");
+    assert_eq!(ours["steady_driver_calls_per_iteration"], 0);
+    assert!(ours["lease_rpcs"].as_u64().unwrap() >= 1 && ours["deviations"] == 0, "{ours}");
+    assert!(shown["verdict"].as_str().unwrap().starts_with("fits in "), "{}", shown["verdict"]);
+}
+
+#[test]
+fn a_capacity_that_is_too_small_is_the_answer_no_with_the_place() {
+    let output = run(&["replay", &real("gpt2-medium-hf"), "--pool", "caching", "--capacity", "29301407744", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let refused = &pool(&shown, "caching")["out_of_memory"];
+    assert_eq!(refused["served_requests"], 2_868);
+    assert!(refused["tick"].as_u64().unwrap() > 0 && refused["requested_bytes"].as_u64().unwrap() > 0, "{refused}");
+    let output = run(&["replay", &real("gpt2-medium-hf"), "--pool", "caching", "--capacity", "29301407744"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("caching: out of memory at tick "), "{text}");
+}
+
+#[test]
+fn the_least_capacity_is_enough_and_a_step_less_is_not() {
+    let file = real("resnet50-olla");
+    let shown = run_json(&["replay", &file, "--pool", "caching,expandable", "--min-capacity", "--json"]);
+    for name in ["caching", "expandable"] {
+        let least = pool(&shown, name)["min_capacity_bytes"].as_u64().unwrap();
+        for (capacity, code) in [(least, 0), (least + 16 * (1 << 20), 0), (least - (2 << 20), 1)] {
+            let output = run(&["replay", &file, "--pool", name, "--capacity", &capacity.to_string()]);
+            assert_eq!(output.status.code(), Some(code), "{name} in {capacity}");
+        }
+    }
+}
+
+#[test]
+fn a_setting_is_swept_and_wrong_ones_are_named() {
+    let file = real("resnet50-olla");
+    let swept = run_json(&["replay", &file, "--pool", "gmlake", "--sweep", "gmlake.frag_limit=2MiB,512MiB", "--json"]);
+    let reserved: Vec<u64> = swept["sweep"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["pools"][0]["peak_reserved_bytes"].as_u64().unwrap())
+        .collect();
+    assert!(reserved.len() == 2 && reserved[0] < reserved[1], "stitching small blocks saves memory: {reserved:?}");
+    for (arguments, expected) in [
+        (&["--pool", "jemalloc"][..], "there is no pool 'jemalloc'; there are native"),
+        (&["--sweep", "colour=red"], "there is no setting 'colour'"),
+        (&["--sweep", "capacity"], "--sweep takes KEY=A,B,C"),
+        (&["--costs", "b300"], "there is no cost table 'b300'; there are a100"),
+        (&["--conf", "colour:red"], "--conf: PyTorch 2.15 has no option \"colour\""),
+        (&["--disable", "reuse"], "--disable reuse"),
+        (&["--device", "3"], "nothing is allocated on device 3"),
+        (&["--plan-from-iteration", "9"], "there is no iteration 9"),
+    ] {
+        let output = run(&[&["replay", file.as_str()], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_disturbed_job_is_served_and_what_is_not_planned_is_counted() {
+    let arguments = ["--repeat", "2", "--perturb", "5", "--plan-from-iteration", "1", "--pool", "stitchd,stalloc"];
+    let shown = run_json(&[&["replay", &real("resnet50-olla"), "--json"], &arguments[..]].concat());
+    assert_eq!(shown["trace"]["iterations"], 5);
+    let ours = pool(&shown, "stitchd");
+    assert!(ours["deviations"].as_u64().unwrap() > 0 && ours["overlapped_bytes"] == 0, "{ours}");
+    // What makes the difference: an unguarded plan hands out bytes that are live.
+    assert!(pool(&shown, "stalloc")["overlapped_bytes"].as_u64().unwrap() > 0, "{shown}");
+}
+
+/// A snapshot of a job of three steps. It rounded 300 MiB up to 320, as its settings say.
+fn recorded_job() -> Vec<u8> {
+    const BASE: u64 = 0x7f00_0000_0000;
+    const ASKED: i64 = 300 << 20;
+    const TAKEN: i64 = 320 << 20;
+    let mut entries = vec![entry("segment_alloc", BASE, TAKEN, 0, 0)];
+    for step in 0..3 {
+        let time = step * 10;
+        let kinds = [("alloc", 1), ("free_requested", 2), ("free_completed", 3)];
+        entries.extend(kinds.map(|(kind, later)| entry(kind, BASE, ASKED, 0, time + later)));
+    }
+    let steps = (0..3).map(|step| annotation(&format!("ProfilerStep#{step}"), "START", step * 10)).collect();
+    pickle(&snapshot(vec![segment(0, BASE, 0, 0, &[(TAKEN, 0, "inactive")])], vec![entries], steps), 4)
+}
+
+#[test]
+fn a_recorded_job_is_replayed_as_it_was_set_and_held_against_what_it_reserved() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("job.pickle");
+    std::fs::write(&file, recorded_job()).unwrap();
+    let page = dir.path().join("report.html");
+    let file = file.to_str().unwrap();
+    let shown = run_json(&["replay", file, "--pool", "caching", "--report", page.to_str().unwrap(), "--json"]);
+    assert_eq!(shown["trace"]["iterations"], 3);
+    let notes = shown["notes"].to_string();
+    for said in
+        ["had expandable segments", "roundup_power2_divisions:[1:0,2:0,256:4]", "garbage_collection_threshold:0.8"]
+    {
+        assert!(notes.contains(said), "{said} is not in {notes}");
+    }
+    assert_eq!(shown["recorded"]["peak_reserved_bytes"], 320 << 20);
+    assert_eq!(pool(&shown, "caching")["peak_reserved_bytes"], 320 << 20);
+    assert!(std::fs::read_to_string(&page).unwrap().contains("<th scope=\"col\">recorded</th>"));
+    let output = run(&["replay", file, "--pool", "caching"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("(recorded)"), "{text}");
+
+    let otherwise = run_json(&["replay", file, "--pool", "caching", "--conf", "", "--json"]);
+    assert_eq!(pool(&otherwise, "caching")["peak_reserved_bytes"], 300 << 20);
+    // What was repeated or disturbed is not what was recorded.
+    let repeated = run_json(&["replay", file, "--pool", "caching", "--repeat", "2", "--json"]);
+    assert!(repeated["recorded"].is_null() && repeated["trace"]["iterations"] == 5, "{repeated}");
+}
+
+#[test]
+fn iterations_that_nobody_numbered_are_numbered_for_replays_and_plans() {
+    let mut marked = "tick,event,id,bytes\n".to_owned();
+    for step in 0..3 {
+        let (tick, id) = (step * 10, step * 2);
+        for line in [
+            format!("{tick},alloc,{id},1048576"),
+            format!("{},alloc,{},4194304", tick + 1, id + 1),
+            format!("{},free,{id},", tick + 2),
+            format!("{},free,{},", tick + 3, id + 1),
+            format!("{},mark,,", tick + 4),
+        ] {
+            writeln!(marked, "{line}").unwrap();
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("marked.csv");
+    std::fs::write(&file, marked).unwrap();
+    let file = file.to_str().unwrap();
+    let said = "3 iterations are numbered by the marks between them";
+    let shown = run_json(&["replay", file, "--plan-from-iteration", "1", "--pool", "stitchd", "--json"]);
+    assert_eq!((&shown["trace"]["iterations"], &shown["notes"][0]), (&3.into(), &said.into()), "{shown}");
+    let plan = dir.path().join("marked.plan");
+    let plan = plan.to_str().unwrap();
+    let made = run_json(&["plan", file, "-o", plan, "--json"]);
+    assert_eq!((&made["notes"][0], &made["static_requests"]), (&said.into(), &4.into()), "{made}");
+    assert_eq!(run(&["plan", "check", plan, file]).status.code(), Some(0));
+    let served = run_json(&["replay", file, "--plan", plan, "--pool", "stitchd", "--json"]);
+    let ours = pool(&served, "stitchd");
+    assert_eq!((&ours["deviations"], &ours["served_bytes"]["stitching"]), (&0.into(), &0.into()), "{ours}");
+}
+
+#[test]
+fn the_picture_is_one_file_that_names_every_pool() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("report.html");
+    let output = run(&["replay", &real("resnet50-olla"), "--report", out.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let page = std::fs::read_to_string(&out).unwrap();
+    for name in ["native", "caching", "expandable", "gmlake", "stalloc", "stitchd"] {
+        assert!(page.contains(&format!("<th scope=\"col\">{name}</th>")), "{name}");
+    }
+    assert!(!page.contains("http://") && !page.contains("https://"), "it needs no network");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+    let output = run(&["replay", &real("resnet50-olla"), "--report", "/nowhere/report.html"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+}
