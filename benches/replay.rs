@@ -21,7 +21,7 @@ use stitchd::replay::{Job, PoolName, Setup, Watch, repeat, replay, run};
 use stitchd::runtime::RuntimeConfig;
 use stitchd::trace::Trace;
 use stitchd::units::DeviceAddress;
-use support::compare;
+use support::{compare, timed};
 
 const ROUNDS: usize = 5;
 
@@ -95,7 +95,10 @@ fn main() {
                     let done = replay(pool, job, &setup, Watch::default(), &clock, &|_| ()).unwrap();
                     (done.run.time, operations)
                 },
-                || (run(&script, &mut Counter::default(), Watch::default(), &clock, &|_| ()).time, operations),
+                || {
+                    let mut counter = Counter::default();
+                    (timed(|| run(&script, &mut counter, Watch::default(), &clock, &|_| ())), operations)
+                },
             ));
         }
     }
