@@ -69,7 +69,7 @@ fn main() {
     let clock = SystemClock::new();
     let mut compared = Vec::new();
     // The last is a job of 865,000 requests.
-    for (job, times) in [("gpt2-medium-hf", 0), ("qwen-moe-V-last", 0), ("gpt2-345m-VR", 0), ("gpt2-345m-VR", 45)] {
+    for (job, times) in [("gpt2-medium-hf", 0), ("qwen-moe-V-last", 0), ("gpt2-345m-VR", 0), ("gpt2-345m-VR", 47)] {
         let label = |pool: &str| match times {
             0 => format!("{job}, {pool}"),
             _ => format!("{job} --repeat {times}, {pool}"),

@@ -63,13 +63,45 @@ pub fn number(trace: &mut Trace) -> Numbering {
         }
         return Numbering::Marks;
     }
-    match find(trace) {
+    match find(trace).filter(|period| is_job(trace, period)) {
         Some(period) => {
             assign(trace, &period);
             Numbering::Period(period.match_share)
         }
         None => Numbering::None,
     }
+}
+
+/// Whether what repeats is the job, and not a part of its only iteration that repeats there (the layers of a model, the steps of its optimizer): most requests are in it, memory is as full
+/// as anywhere, and what is taken is given back.
+fn is_job(trace: &Trace, period: &Period) -> bool {
+    let [.., before, last] = period.starts[..] else { return false };
+    // The last one may be cut, or followed by what is no iteration.
+    let inside = period.first..last + (last - before);
+    let mut sizes: HashMap<u64, i128> = HashMap::new();
+    let (mut live, mut peak, mut peak_inside, mut gives_back) = (0_i128, 0, 0, false);
+    let (mut requests, mut requests_inside) = (0_u64, 0_u64);
+    for (at, event) in trace.events.iter().enumerate() {
+        match event.kind {
+            EventKind::Alloc => {
+                let bytes = i128::from(event.bytes.get());
+                sizes.insert(event.id, bytes);
+                live += bytes;
+                requests += u64::from(event.context.phase != Phase::Init);
+                requests_inside += u64::from(inside.contains(&at));
+            }
+            EventKind::Free => {
+                live -= sizes.remove(&event.id).unwrap_or(0);
+                gives_back = true;
+            }
+            _ => continue,
+        }
+        peak = peak.max(live);
+        if inside.contains(&at) {
+            peak_inside = peak_inside.max(live);
+        }
+    }
+    gives_back && peak_inside * 20 >= peak * 19 && requests_inside * 2 >= requests
 }
 
 /// Sets the iteration of every event.
@@ -398,13 +430,19 @@ mod tests {
     fn what_comes_before_the_first_step_is_initialisation() {
         let mut rng = Rng::new(5);
         let (before, step) = (random(&mut rng, 30, 1000), random(&mut rng, 100, 40));
-        let mut short = trace(&[before.clone(), step.repeat(3)].concat());
+        let given_back = |sizes: &[u64]| {
+            let mut trace = trace(sizes);
+            let last = *trace.events.last().unwrap();
+            trace.events.push(Event { kind: EventKind::Free, bytes: Bytes::ZERO, ..last });
+            trace
+        };
+        let mut short = given_back(&[before.clone(), step.repeat(3)].concat());
         assert!(matches!(number(&mut short), Numbering::Period(_)));
         let phases = |trace: &Trace| trace.events.iter().filter(|e| e.context.phase == Phase::Init).count();
         assert_eq!((short.iterations(), phases(&short), short.events[129].iteration), (3, 30, 0));
         // A first step that differs is one all the same.
         let first = random(&mut rng, 110, 40);
-        let mut long = trace(&[before, first, step.repeat(2)].concat());
+        let mut long = given_back(&[before, first, step.repeat(2)].concat());
         assert!(matches!(number(&mut long), Numbering::Period(_)));
         assert_eq!((long.iterations(), phases(&long), long.events[140].iteration), (3, 40, 1));
     }
@@ -416,6 +454,30 @@ mod tests {
         assert_eq!(number(&mut marked), Numbering::Marks);
         assert_eq!(marked.events.iter().map(|event| event.iteration).collect::<Vec<_>>(), [0, 0, 1, 1]);
         assert_eq!(number(&mut marked), Numbering::Column);
+    }
+
+    #[test]
+    fn parts_of_an_only_iteration_that_repeat_are_no_iterations() {
+        let layers: Vec<u64> = (0..20_u64).flat_map(|_| (1..30_u64).map(|size| size * size << 9)).collect();
+        let mut taken = trace(&layers);
+        assert!(find(&taken).is_some());
+        assert_eq!(number(&mut taken), Numbering::None);
+        let last = *taken.events.last().unwrap();
+        taken.events.push(Event { kind: EventKind::Free, bytes: Bytes::ZERO, ..last });
+        assert!(matches!(number(&mut taken.clone()), Numbering::Period(_)));
+        // Memory was fuller before it, as in a forward pass before an optimizer.
+        let most = Event { id: 1 << 20, bytes: Bytes::gib(1), ..taken.events[0] };
+        let over = [most, Event { kind: EventKind::Free, bytes: Bytes::ZERO, ..most }];
+        let mut late = Trace { events: [&over[..], &taken.events].concat(), ..taken.clone() };
+        assert_eq!(number(&mut late), Numbering::None);
+        // Most requests were before it.
+        let other: Vec<u64> = (0..700_u64).map(|n| (1 + n * n) << 3).collect();
+        let mut other = trace(&other).events;
+        other.iter_mut().for_each(|event| event.id += 1 << 20);
+        let given = other.iter().map(|event| Event { kind: EventKind::Free, bytes: Bytes::ZERO, ..*event });
+        let mut small = Trace { events: [other.clone(), given.collect(), taken.events].concat(), ..late };
+        small.events.iter_mut().for_each(|event| event.iteration = 0);
+        assert_eq!(number(&mut small), Numbering::None);
     }
 
     #[cfg(feature = "daemon")]

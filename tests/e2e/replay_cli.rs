@@ -81,8 +81,12 @@ fn a_setting_is_swept_and_wrong_ones_are_named() {
         .map(|one| one["pools"][0]["peak_reserved_bytes"].as_u64().unwrap())
         .collect();
     assert!(reserved.len() == 2 && reserved[0] < reserved[1], "stitching small blocks saves memory: {reserved:?}");
+    let set = run_json(&["replay", &file, "--pool", "gmlake", "--set", "gmlake.frag_limit=2MiB", "--json"]);
+    assert_eq!(pool(&set, "gmlake")["peak_reserved_bytes"], reserved[0]);
     for (arguments, expected) in [
         (&["--pool", "jemalloc"][..], "there is no pool 'jemalloc'; there are native"),
+        (&["--set", "capacity"], "--set takes KEY=VALUE, not 'capacity'"),
+        (&["--set", "stitchd.granule=red"], "stitchd.granule=red: "),
         (&["--sweep", "colour=red"], "there is no setting 'colour'"),
         (&["--sweep", "capacity"], "--sweep takes KEY=A,B,C"),
         (&["--costs", "b300"], "there is no cost table 'b300'; there are a100"),

@@ -62,6 +62,9 @@ pub(super) struct ReplayArgs {
     /// Measure nanoseconds per operation: pools one after another, the median of five
     #[arg(long, conflicts_with_all = ["sweep", "report"])]
     timing: bool,
+    /// Change a setting (may be given several times; --set help lists them)
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
     /// Replay once for each value of a setting (--sweep help lists them)
     #[arg(long, value_name = "KEY=A,B,C")]
     sweep: Option<String>,
@@ -109,6 +112,8 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
     let pools = pools(&args.pool)?;
     let mut setup = setup(args)?;
     let sweep = args.sweep.as_deref().map(Sweep::parse).transpose()?;
+    // What is wrong must not cost the time that a large file takes.
+    args.set.iter().try_for_each(|setting| sweep::set(setting, &setup).map(drop))?;
     let (imported, _) = trace::read_numbered(&args.file)?;
     let mut notes = imported.notes;
     if let (None, Some(settings)) = (&args.conf, &imported.settings) {
@@ -127,6 +132,10 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         notes.push(format!("{} events of other devices are left out; --device chooses another", script.left_out));
     }
     let job = Job { trace: &trace, script: &script, plan: plan.as_ref() };
+    // After what a snapshot says: whoever sets something means it.
+    for setting in &args.set {
+        setup = sweep::set(setting, &setup)?;
+    }
     if let Some(sweep) = sweep {
         return sweep.run(args, &pools, job, &setup);
     }

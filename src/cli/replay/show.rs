@@ -25,7 +25,7 @@ pub(super) fn print(args: &ReplayArgs, replayed: &Replayed, setup: &Setup) -> Ou
             "recorded": recorded.as_ref().map(|record| json!({ "peak_reserved_bytes": most_reserved(record).get() })),
             "pools": pools,
             "notes": notes,
-            "verdict": verdict(results),
+            "verdict": verdict(results, script.iterations),
         }));
     } else {
         outln!("{} requests in {} iterations, peak live {}", script.requests, script.iterations, script.peak_live);
@@ -50,7 +50,7 @@ pub(super) fn print(args: &ReplayArgs, replayed: &Replayed, setup: &Setup) -> Ou
                 );
             }
         }
-        outln!("{}", verdict(results));
+        outln!("{}", verdict(results, script.iterations));
     }
     Ok(u8::from(results.iter().any(|result| result.done.run.out_of_memory.is_some())))
 }
@@ -168,7 +168,7 @@ fn table(replayed: &Replayed) -> Table {
 }
 
 /// One sentence to act on.
-pub(super) fn verdict(results: &[Result]) -> String {
+pub(super) fn verdict(results: &[Result], iterations: u32) -> String {
     let of = |pool: PoolName| results.iter().find(|result| result.pool == pool);
     let needs = |result: &Result| match result.min_capacity {
         Some(least) => least.map_or_else(|| "more than any device has".to_owned(), |least| least.to_string()),
@@ -188,8 +188,13 @@ pub(super) fn verdict(results: &[Result]) -> String {
         others.push(format!("PyTorch's allocator needs {}", needs(caching)));
     }
     if let Some(expandable) = of(PoolName::Expandable) {
-        let calls = expandable.done.run.last_iteration.total();
-        others.push(format!("expandable segments {} with {calls} driver calls per iteration", needs(expandable)));
+        let run = &expandable.done.run;
+        let calls = if iterations > 1 {
+            format!("{} driver calls per iteration", run.last_iteration.total())
+        } else {
+            format!("{} driver calls", run.calls.total())
+        };
+        others.push(format!("expandable segments {} with {calls}", needs(expandable)));
     }
     if !others.is_empty() {
         parts.push(others.join(", "));
@@ -224,7 +229,7 @@ pub(super) fn report(args: &ReplayArgs, replayed: &Replayed, out: &Path) -> std:
         title: &title,
         trace,
         notes,
-        verdict: &verdict(results),
+        verdict: &verdict(results, script.iterations),
         iterations: &iterations,
         events: u32::try_from(trace.events.len()).unwrap_or(u32::MAX),
         pools: real.chain(pools).collect(),

@@ -1,4 +1,4 @@
-//! `--sweep KEY=A,B,C`: the same replay once for each value of a setting.
+//! `--set KEY=VALUE`, and `--sweep KEY=A,B,C`: the same replay once for each value of a setting.
 
 use serde_json::{Value, json};
 
@@ -17,6 +17,37 @@ pub(super) struct Sweep {
 
 const KEYS: &str = "capacity, gmlake.frag_limit, gmlake.stitches_max, stitchd.granule, stitchd.soft_budget, stitchd.slack_per_mille, stitchd.fragmentation_limit, stitchd.stitch_limit, and caching.OPTION for any option of PyTorch";
 
+/// `KEY=VALUE` as `--set` takes it.
+pub(super) fn set(text: &str, setup: &Setup) -> Result<Setup, Failure> {
+    let wrong = || Failure::Usage(format!("--set takes KEY=VALUE, not '{text}'; keys are {KEYS}"));
+    let (key, value) = text.split_once('=').ok_or_else(wrong)?;
+    with(setup, key.trim(), value.trim())
+}
+
+/// The same with one setting changed.
+fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
+    let mut setup = setup.clone();
+    let wrong = |why: String| Failure::Usage(format!("{key}={value}: {why}"));
+    let bytes = || value.parse::<Bytes>().map_err(|error| wrong(error.to_string()));
+    let number = || value.parse::<usize>().map_err(|_| wrong("not a number".to_owned()));
+    match key {
+        "capacity" => setup.capacity = Some(bytes()?),
+        "gmlake.frag_limit" => setup.gmlake.frag_limit = bytes()?,
+        "gmlake.stitches_max" => setup.gmlake.stitches_max = number()?,
+        "stitchd.granule" => setup.runtime.granule = bytes()?,
+        "stitchd.soft_budget" => setup.runtime.soft_budget = bytes()?,
+        "stitchd.slack_per_mille" => setup.runtime.slack_per_mille = number()? as u64,
+        "stitchd.fragmentation_limit" => setup.runtime.stitch.fragmentation_limit = bytes()?,
+        "stitchd.stitch_limit" => setup.runtime.stitch.stitch_limit = bytes()?,
+        key => {
+            let unknown = || Failure::Usage(format!("there is no setting '{key}'; there are {KEYS}"));
+            let option = key.strip_prefix("caching.").ok_or_else(unknown)?;
+            setup.conf = setup.conf.and(&format!("{option}:{value}")).map_err(|error| wrong(error.to_string()))?;
+        }
+    }
+    Ok(setup)
+}
+
 impl Sweep {
     pub(super) fn parse(text: &str) -> Result<Sweep, Failure> {
         let wrong = || Failure::Usage(format!("--sweep takes KEY=A,B,C; keys are {KEYS}"));
@@ -28,33 +59,9 @@ impl Sweep {
         Ok(Sweep { key: key.trim().to_owned(), values })
     }
 
-    fn apply(&self, value: &str, setup: &Setup) -> Result<Setup, Failure> {
-        let mut setup = setup.clone();
-        let bytes = || value.parse::<Bytes>().map_err(|error| Failure::Usage(format!("{}={value}: {error}", self.key)));
-        let number =
-            || value.parse::<usize>().map_err(|_| Failure::Usage(format!("{}={value}: not a number", self.key)));
-        match self.key.as_str() {
-            "capacity" => setup.capacity = Some(bytes()?),
-            "gmlake.frag_limit" => setup.gmlake.frag_limit = bytes()?,
-            "gmlake.stitches_max" => setup.gmlake.stitches_max = number()?,
-            "stitchd.granule" => setup.runtime.granule = bytes()?,
-            "stitchd.soft_budget" => setup.runtime.soft_budget = bytes()?,
-            "stitchd.slack_per_mille" => setup.runtime.slack_per_mille = number()? as u64,
-            "stitchd.fragmentation_limit" => setup.runtime.stitch.fragmentation_limit = bytes()?,
-            "stitchd.stitch_limit" => setup.runtime.stitch.stitch_limit = bytes()?,
-            key => {
-                let unknown = || Failure::Usage(format!("there is no setting '{key}'; there are {KEYS}"));
-                let option = key.strip_prefix("caching.").ok_or_else(unknown)?;
-                let conf = setup.conf.and(&format!("{option}:{value}"));
-                setup.conf = conf.map_err(|error| Failure::Usage(format!("--sweep: {error}")))?;
-            }
-        }
-        Ok(setup)
-    }
-
     pub(super) fn run(&self, args: &ReplayArgs, pools: &[PoolName], job: Job<'_>, setup: &Setup) -> Outcome {
         // All values first: one that is wrong must not cost the others' work.
-        let setups = self.values.iter().map(|value| self.apply(value, setup));
+        let setups = self.values.iter().map(|value| with(setup, &self.key, value));
         let setups = setups.collect::<Result<Vec<_>, _>>()?;
         let mut table = Table::new(&[
             &self.key,
