@@ -87,7 +87,7 @@ fn main() {
         let operations = script.steps.iter().filter(is_operation).count() as u64;
         let plan = Plan::from_trace(&trace, 1).unwrap();
         for (name, pool, has_plan) in rows {
-            let job = Job { trace: &trace, script: &script, plan: has_plan.then_some(&plan) };
+            let job = Job { trace: &trace, profile: &trace, script: &script, plan: has_plan.then_some(&plan) };
             compared.push(compare(
                 name,
                 ROUNDS,

@@ -49,7 +49,7 @@ use crate::trace::TraceError;
     name = "stitchd",
     version,
     about = "The memory daemon for GPU nodes: stitched, planned and shared GPU memory for training processes",
-    after_help = "Examples:\n  stitchd demo                                  the whole thing on this machine, no GPU needed\n  stitchd serve --runtime-dir /tmp/s &          a daemon\n  stitchd status --socket /tmp/s/stitchd.sock   what it holds",
+    after_help = "Examples:\n  stitchd demo                                  # the whole thing on this machine, no GPU needed\n  stitchd serve --runtime-dir /tmp/s &          # a daemon\n  stitchd status --socket /tmp/s/stitchd.sock   # what it holds",
     max_term_width = 110
 )]
 pub struct Cli {

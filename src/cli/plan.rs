@@ -6,20 +6,21 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::table::Table;
-use super::{DONE, Failure, Outcome, file_error, print_json, print_out, read_plan, trace};
+use super::{DONE, Failure, Outcome, print_json, print_out, read_plan, trace, whole_file};
 use crate::clock::{Clock as _, SystemClock};
 use crate::plan::{Plan, Problem, format, lower_bound, solve, validate};
+use crate::trace::Trace;
 use crate::units::Bytes;
 
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
-    after_help = "Examples:\n  stitchd plan trace.csv.zst -o job.plan        plan from the first two iterations\n  stitchd plan trace.csv.zst --from-iteration 2  from the first and the third\n  stitchd plan check job.plan trace.csv.zst     is it right, and for this job?\n  stitchd plan show job.plan | less"
+    after_help = "Examples:\n  stitchd plan trace.csv.zst -o job.plan         # plan from the first two iterations\n  stitchd plan trace.csv.zst --from-iteration 2  # from the first and the third\n  stitchd plan check job.plan trace.csv.zst      # is it right, and for this job?\n  stitchd plan show job.plan | less"
 )]
 pub(super) struct PlanArgs {
     #[command(subcommand)]
     command: Option<PlanCommand>,
-    /// A trace (CSV; .zst and .gz are read as they are)
+    /// A trace, or anything that can be imported (.zst and .gz are read as they are)
     #[arg(required = true)]
     file: Option<PathBuf>,
     /// Write the plan here
@@ -28,6 +29,9 @@ pub(super) struct PlanArgs {
     /// The iteration that repeats; nothing later in the trace is looked at [default: 1, or 0 if that is all there is]
     #[arg(long, value_name = "N")]
     from_iteration: Option<u32>,
+    /// Which device of a job that uses several [default: the first that it allocates on]
+    #[arg(long, value_name = "ORDINAL")]
+    device: Option<u32>,
     /// Use only this solver, such as first-fit/size-start
     #[arg(long, value_name = "NAME")]
     solver: Option<String>,
@@ -45,6 +49,9 @@ enum PlanCommand {
         plan: PathBuf,
         /// The trace
         file: PathBuf,
+        /// Which device of a job that uses several
+        #[arg(long, value_name = "ORDINAL")]
+        device: Option<u32>,
     },
     /// Prints a plan
     #[command(
@@ -58,7 +65,7 @@ enum PlanCommand {
 
 pub(super) fn run(args: &PlanArgs) -> Outcome {
     match (&args.command, &args.file) {
-        (Some(PlanCommand::Check { plan, file }), _) => check(plan, file, args.json),
+        (Some(PlanCommand::Check { plan, file, device }), _) => check(plan, file, *device, args.json),
         (Some(PlanCommand::Show { plan }), _) => show(plan, args.json),
         (None, Some(file)) => make(args, file),
         (None, None) => Err(Failure::Usage("which trace?".into())),
@@ -67,7 +74,10 @@ pub(super) fn run(args: &PlanArgs) -> Outcome {
 
 fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     let clock = SystemClock::new();
-    let (imported, _) = trace::read_numbered(file)?;
+    if let Some(out) = &args.out {
+        whole_file::is_not(out, file)?;
+    }
+    let (imported, _) = trace::read_job(file, args.device)?;
     let trace = imported.trace;
     let iteration = args.from_iteration.unwrap_or_else(|| u32::from(trace.iterations() > 1));
     let started = clock.now();
@@ -82,7 +92,7 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     };
     let seconds = (clock.now() - started).as_secs_f64();
     if let Some(out) = &args.out {
-        std::fs::write(out, format::write(&plan)).map_err(file_error(out))?;
+        whole_file::write(out, |mut file| std::io::Write::write_all(&mut file, &format::write(&plan)))?;
     }
     let is_optimal = plan.pool_len == plan.provenance.lower_bound;
     if args.json {
@@ -130,15 +140,14 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     DONE
 }
 
-fn check(plan_file: &std::path::Path, trace_file: &std::path::Path, json: bool) -> Outcome {
+fn check(plan_file: &std::path::Path, trace_file: &std::path::Path, device: Option<u32>, json: bool) -> Outcome {
     // Reading validates the plan in itself; what is left is whether it is this job's.
     let wrong = match read_plan(plan_file) {
         Err(error @ Failure::PlanFile { .. }) => vec![error.to_string()],
         Err(other) => return Err(other),
         Ok(plan) => {
-            let (imported, _) = trace::read_numbered(trace_file)?;
-            let problem = Problem::from_trace(&imported.trace, plan.provenance.iteration)?;
-            differences(&plan, &problem)
+            let (imported, _) = trace::read_job(trace_file, device)?;
+            differences(&plan, &imported.trace)?
         }
     };
     if json {
@@ -151,9 +160,10 @@ fn check(plan_file: &std::path::Path, trace_file: &std::path::Path, json: bool) 
     Ok(u8::from(!wrong.is_empty()))
 }
 
-/// What keeps the plan from being one for this problem. At most a screen of it.
-fn differences(plan: &Plan, problem: &Problem) -> Vec<String> {
+/// What keeps the plan from being one for this job. At most a screen of it.
+pub(super) fn differences(plan: &Plan, trace: &Trace) -> Result<Vec<String>, Failure> {
     const SHOWN: usize = 20;
+    let problem = Problem::from_trace(trace, plan.provenance.iteration)?;
     let mut wrong = Vec::new();
     if let Err(error) = validate::check(plan) {
         wrong.push(error.to_string());
@@ -171,7 +181,7 @@ fn differences(plan: &Plan, problem: &Problem) -> Vec<String> {
         let same = (entry.bytes, entry.stream, entry.context) == (buffer.bytes, buffer.stream, buffer.context);
         if !same {
             wrong.push(format!(
-                "request {at}: the plan has {:?} on {}, the trace {:?} on {}",
+                "request {at}: the plan has {} on {}, the trace {} on {}",
                 entry.bytes, entry.stream, buffer.bytes, buffer.stream
             ));
         } else if (entry.lifetime, entry.again) != (buffer.lifetime, buffer.again) {
@@ -182,10 +192,11 @@ fn differences(plan: &Plan, problem: &Problem) -> Vec<String> {
             break;
         }
     }
-    if lower_bound(problem) > plan.pool_len {
-        wrong.push(format!("the pool of {} is below the bound of the trace, {}", plan.pool_len, lower_bound(problem)));
+    let bound = lower_bound(&problem);
+    if bound > plan.pool_len {
+        wrong.push(format!("the pool of {} is below the bound of the trace, {bound}", plan.pool_len));
     }
-    wrong
+    Ok(wrong)
 }
 
 fn show(file: &std::path::Path, json: bool) -> Outcome {

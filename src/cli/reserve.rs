@@ -14,7 +14,7 @@ use crate::wire::v1::plans_client::PlansClient;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd reserve --plan job.plan --wait 60    wait up to a minute for others to finish\n  stitchd reserve --plan job.plan --release    the job will not come after all"
+    after_help = "Examples:\n  stitchd reserve --plan job.plan --wait 60    # wait up to a minute for others to finish\n  stitchd reserve --plan job.plan --release    # the job will not come after all"
 )]
 pub(super) struct ReserveArgs {
     /// A plan file; the daemon stores it

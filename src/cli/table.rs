@@ -13,6 +13,11 @@ impl Table {
         Table { headers: headers.iter().map(|header| (*header).to_owned()).collect(), rows: Vec::new() }
     }
 
+    /// How many columns it has.
+    pub(super) fn columns(&self) -> usize {
+        self.headers.len()
+    }
+
     pub(super) fn row(&mut self, cells: Vec<String>) {
         assert_eq!(cells.len(), self.headers.len(), "a row has a cell for every column");
         self.rows.push(cells);

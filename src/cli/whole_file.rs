@@ -4,9 +4,19 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use super::{Failure, file_error};
+
+/// Refuses to write over the file that is read, under whatever name.
+pub(super) fn is_not(path: &Path, input: &Path) -> Result<(), Failure> {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
+    if identity(path).is_some_and(|out| identity(input) == Some(out)) {
+        return Err(Failure::Usage(format!("{} is the file that is read; write to another", path.display())));
+    }
+    Ok(())
+}
 
 /// Has `write` fill a file beside `path`, and gives it that name when it is whole. Says how many bytes it has.
 pub(super) fn write(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) -> Result<u64, Failure> {
@@ -25,6 +35,6 @@ pub(super) fn write(path: &Path, write: impl FnOnce(&File) -> io::Result<()>) ->
         if error.kind() != io::ErrorKind::AlreadyExists {
             let _ = fs::remove_file(&beside);
         }
-        file_error(path)(error)
+        file_error(path)(io::Error::new(error.kind(), format!("it cannot be written: {error}")))
     })
 }

@@ -15,7 +15,7 @@ pub mod script;
 
 pub use extend::repeat;
 pub use perturb::perturb;
-pub use pools::{Job, PoolName, PoolRun, Setup, min_capacity, replay};
+pub use pools::{Job, Least, PoolName, PoolRun, Setup, min_capacity, replay};
 pub use record::{Placed, Point, Record};
 pub use recorded::recorded;
 pub use report::{PoolReport, Report};

@@ -74,7 +74,9 @@ pub struct Setup {
 pub struct Job<'a> {
     /// The events.
     pub trace: &'a Trace,
-    /// The same, ready to run.
+    /// The job before anything in it was repeated or disturbed: what plans are made from.
+    pub profile: &'a Trace,
+    /// The same as `trace`, ready to run.
     pub script: &'a Script,
     /// The plan that the production pools serve from.
     pub plan: Option<&'a Plan>,
@@ -107,7 +109,7 @@ pub fn replay(
     ) -> PoolRun {
         PoolRun { run: run(script, &mut allocator, watch, clock, progress), note: None }
     }
-    let Job { trace, script, plan } = job;
+    let Job { profile, script, plan, .. } = job;
     let Setup { capacity, costs, .. } = setup;
     Ok(match pool {
         PoolName::Native => go(Native::new(*capacity, costs), script, watch, clock, progress),
@@ -118,8 +120,8 @@ pub fn replay(
         }
         PoolName::Gmlake => go(Gmlake::new(setup.gmlake, *capacity, costs), script, watch, clock, progress),
         PoolName::Stalloc => {
-            let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(trace.iterations() > 1));
-            go(Stalloc::new(trace, iteration, *capacity, costs)?, script, watch, clock, progress)
+            let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(profile.iterations() > 1));
+            go(Stalloc::new(profile, iteration, *capacity, costs)?, script, watch, clock, progress)
         }
         PoolName::Stitchd => {
             let options = ProductionOptions {
@@ -135,29 +137,45 @@ pub fn replay(
     })
 }
 
-/// The smallest capacity with which the job runs to its end, and also at each of the next eight steps of 2 MiB: more memory does not always help an allocator.
+/// The least that a pool needs, and what it does then.
+#[derive(Clone, Debug)]
+pub struct Least {
+    /// Of the device.
+    pub capacity: Bytes,
+    /// The job with no more than that.
+    pub run: Run,
+}
+
+/// The smallest capacity with which the job runs to its end, and also at each of the next eight steps of 2 MiB: more memory does not always help an allocator. `unlimited` is the
+/// job without a limit; nothing where even then memory runs out.
 pub fn min_capacity(
     pool: PoolName,
     job: Job<'_>,
     setup: &Setup,
+    unlimited: &Run,
     clock: &dyn Clock,
-    progress: &dyn Fn(usize),
-) -> Result<Option<Bytes>, PlanError> {
+) -> Result<Option<Least>, PlanError> {
     const STEP: u64 = 2 << 20;
     const STEPS: u64 = 8;
-    let fits = |steps: u64| -> Result<bool, PlanError> {
+    /// Of a device that nobody will ever have.
+    const MOST: u64 = (1 << 62) / STEP;
+    let run = |steps: u64| -> Result<Run, PlanError> {
         let setup = Setup { capacity: Some(Bytes::new(steps * STEP)), ..setup.clone() };
-        Ok(replay(pool, job, &setup, Watch::default(), clock, progress)?.run.out_of_memory.is_none())
+        Ok(replay(pool, job, &setup, Watch::default(), clock, &|_| ())?.run)
     };
-    let unlimited = replay(pool, job, &Setup { capacity: None, ..setup.clone() }, Watch::default(), clock, progress)?;
-    if unlimited.run.out_of_memory.is_some() {
+    let fits = |steps: u64| -> Result<bool, PlanError> { Ok(run(steps)?.out_of_memory.is_none()) };
+    if unlimited.out_of_memory.is_some() {
         return Ok(None);
     }
     // Nothing below what is live can do, and what was reserved without a limit mostly does; where it does not, look further up.
     let mut low = job.script.peak_live.get().saturating_sub(1) / STEP;
-    let mut high = unlimited.run.peak_reserved.get().div_ceil(STEP).max(low + 1);
+    let mut high = unlimited.peak_reserved.get().div_ceil(STEP).max(low + 1);
     while !fits(high)? {
         (low, high) = (high, high + high / 8 + 1);
+        // An option may keep a pool from ever having enough.
+        if high > MOST {
+            return Ok(None);
+        }
     }
     loop {
         while high - low > 1 {
@@ -175,7 +193,9 @@ pub fn min_capacity(
                 failed = Some(high + above);
             }
         }
-        let Some(failed) = failed else { return Ok(Some(Bytes::new(high * STEP))) };
+        let Some(failed) = failed else {
+            return Ok(Some(Least { capacity: Bytes::new(high * STEP), run: run(high)? }));
+        };
         low = failed;
         high = failed + 1;
         while !fits(high)? {

@@ -458,7 +458,7 @@ mod tests {
 
     #[test]
     fn parts_of_an_only_iteration_that_repeat_are_no_iterations() {
-        let layers: Vec<u64> = (0..20_u64).flat_map(|_| (1..30_u64).map(|size| size * size << 9)).collect();
+        let layers: Vec<u64> = (0..20_u64).flat_map(|_| (1..30_u64).map(|size| (size * size) << 9)).collect();
         let mut taken = trace(&layers);
         assert!(find(&taken).is_some());
         assert_eq!(number(&mut taken), Numbering::None);

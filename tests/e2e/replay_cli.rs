@@ -188,6 +188,111 @@ fn iterations_that_nobody_numbered_are_numbered_for_replays_and_plans() {
     assert_eq!((&ours["deviations"], &ours["served_bytes"]["stitching"]), (&0.into(), &0.into()), "{ours}");
 }
 
+/// A trace of two jobs on two devices at once. Each repeats itself, on the second with one request more between; of each device 12 MiB are live at the most.
+fn two_devices() -> String {
+    let mut text = "tick,event,id,bytes,device\n".to_owned();
+    let mut tick = 0;
+    for step in 0..8 {
+        for device in [1, 0] {
+            for (event, id, bytes) in
+                [("alloc", 0, "4194304"), ("alloc", 1, "8388608"), ("free", 0, ""), ("free", 1, "")]
+            {
+                tick += 1;
+                writeln!(text, "{tick},{event},{},{bytes},{device}", step * 4 + device * 2 + id).unwrap();
+            }
+        }
+    }
+    text
+}
+
+#[test]
+fn a_job_of_several_devices_is_looked_at_device_by_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("two.csv");
+    std::fs::write(&file, two_devices()).unwrap();
+    let file = file.to_str().unwrap();
+    let note = "32 events of other devices than 1 are left out; --device chooses another";
+    let shown = run_json(&["replay", file, "--pool", "stalloc,stitchd", "--plan-from-iteration", "0", "--json"]);
+    assert_eq!(shown["trace"]["requests"], 16);
+    assert!(shown["notes"].to_string().contains(note), "{}", shown["notes"]);
+    for name in ["stalloc", "stitchd"] {
+        assert!(pool(&shown, name)["peak_reserved_bytes"].as_u64().unwrap() <= 128 << 20, "{shown}");
+    }
+    let made = run_json(&["plan", file, "--device", "0", "--from-iteration", "0", "--json"]);
+    assert_eq!((&made["static_requests"], &made["peak_bytes"]), (&16.into(), &(12 << 20).into()), "{made}");
+    let output = run(&["plan", file, "--device", "7"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("nothing is allocated on device 7"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_pool_that_cannot_have_a_job_is_left_out_and_the_others_are_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("small.csv");
+    std::fs::write(&file, "tick,event,id,bytes\n1,alloc,1,512\n2,alloc,2,256\n3,free,1,\n4,free,2,\n").unwrap();
+    let shown = run_json(&["replay", file.to_str().unwrap(), "--json"]);
+    let names: Vec<&str> =
+        shown["pools"].as_array().unwrap().iter().map(|pool| pool["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["native", "caching", "expandable", "gmlake", "stitchd"]);
+    assert!(shown["notes"].to_string().contains("stalloc is left out, it has no plan: "), "{}", shown["notes"]);
+    assert_eq!(run(&["replay", file.to_str().unwrap(), "--pool", "stalloc"]).status.code(), Some(2));
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_and_no_file_is_written_over_its_own_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("job.csv");
+    std::fs::write(&file, two_devices()).unwrap();
+    let file = file.to_str().unwrap();
+    for (arguments, expected) in [
+        (&["replay", file, "--report", file][..], "is the file that is read"),
+        (&["plan", file, "-o", file], "is the file that is read"),
+        (&["replay", file, "--repeat", "4000000000"], "--repeat 4000000000 makes "),
+        (&["replay", file, "--plan-from-iteration", "0", "--perturb", "1"], "--repeat adds some"),
+        (&["replay", file, "--min-capacity", "--capacity", "1GiB"], "cannot be used with"),
+        (&["replay", file, "--set", "stitchd.granule=3MiB"], "chunks are of 2.0 MiB, 32.0 MiB"),
+    ] {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
+    }
+    assert_eq!(std::fs::read_to_string(file).unwrap(), two_devices());
+    let never = ["--conf", "per_process_memory_fraction:0", "--pool", "caching", "--min-capacity", "--json"];
+    let shown = run_json(&[&["replay", file], &never[..]].concat());
+    assert!(pool(&shown, "caching")["min_capacity_bytes"].is_null(), "{shown}");
+}
+
+#[test]
+fn a_sweep_says_where_memory_runs_out_and_what_each_value_needs() {
+    let sweep = ["replay", &real("resnet50-olla"), "--pool", "caching", "--sweep", "capacity=1GiB,64GiB"];
+    let output = run(&sweep);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("1GiB") && text.contains("out of memory") && text.contains("modelled"), "{text}");
+    let least = ["replay", &real("resnet50-olla"), "--pool", "caching", "--sweep", "caching.max_split_size_mb=64,512"];
+    let output = run(&[&least[..], &["--min-capacity"]].concat());
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("needs"), "{text}");
+    let help = run(&["replay", "any", "--sweep", "help"]);
+    assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("gmlake.frag_limit"));
+}
+
+#[test]
+fn a_plan_of_another_job_is_said_to_be_that_and_time_and_seconds_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = dir.path().join("other.plan");
+    let plan = plan.to_str().unwrap();
+    assert!(run(&["plan", &real("gpt2-medium-hf"), "-o", plan]).status.success());
+    let shown =
+        run_json(&["replay", &real("resnet50-olla"), "--plan", plan, "--pool", "stitchd,native", "--timing", "--json"]);
+    assert!(shown["notes"].to_string().contains("the plan was not made for this job: "), "{}", shown["notes"]);
+    for name in ["stitchd", "native"] {
+        let pool = pool(&shown, name);
+        assert!(pool["ns_per_operation"].as_f64().unwrap() > 0.0, "{pool}");
+        assert!(pool["modelled_driver_seconds"].as_f64().unwrap() > 0.0, "{pool}");
+    }
+}
+
 #[test]
 fn the_picture_is_one_file_that_names_every_pool() {
     let dir = tempfile::tempdir().unwrap();

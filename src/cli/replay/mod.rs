@@ -12,15 +12,17 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::{Failure, Outcome, read_plan, trace};
+use super::plan::differences;
+use super::{DONE, Failure, Outcome, read_plan, trace, whole_file};
 use crate::clock::SystemClock;
 use crate::driver::cost_table::CostTable;
 use crate::ladder::Ladder;
-use crate::plan::Plan;
+use crate::limits;
+use crate::plan::{Plan, PlanError};
 use crate::replay::models::caching::{Conf, Version};
 use crate::replay::models::gmlake::GmlakeOptions;
 use crate::replay::script::Script;
-use crate::replay::{Job, PoolName, PoolRun, Record, Setup, Watch};
+use crate::replay::{Job, Least, PoolName, PoolRun, Record, Setup, Watch};
 use crate::replay::{min_capacity, perturb, recorded, repeat, replay};
 use crate::runtime::RuntimeConfig;
 use crate::trace::Trace;
@@ -30,7 +32,7 @@ use sweep::Sweep;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd replay trace.csv.zst                              every pool, without a limit\n  stitchd replay trace.csv.zst --plan-from-iteration 1      stitchd with a plan of iterations 0 and 1\n  stitchd replay snapshot.pickle --min-capacity             what each pool needs\n  stitchd replay trace.csv.zst --pool caching,expandable --capacity 40GiB\n  stitchd replay trace.csv.zst --pool caching --conf max_split_size_mb:128,garbage_collection_threshold:0.8\n  stitchd replay trace.csv.zst --pool gmlake --sweep gmlake.frag_limit=2MiB,64MiB,512MiB"
+    after_help = "Examples:\n  stitchd replay trace.csv.zst                           # every pool, without a limit\n  stitchd replay trace.csv.zst --plan-from-iteration 1   # stitchd with a plan of iterations 0, 1\n  stitchd replay snapshot.pickle --min-capacity          # what each pool needs\n  stitchd replay trace.csv.zst --pool caching,expandable --capacity 40GiB\n  stitchd replay trace.csv.zst --pool caching --conf max_split_size_mb:128\n  stitchd replay trace.csv.zst --pool gmlake --sweep gmlake.frag_limit=2MiB,64MiB,512MiB"
 )]
 pub(super) struct ReplayArgs {
     /// A trace, a PyTorch memory snapshot, or whatever `stitchd trace info` can read
@@ -45,7 +47,7 @@ pub(super) struct ReplayArgs {
     #[arg(long, value_name = "N")]
     plan_from_iteration: Option<u32>,
     /// Bytes that the device has for this process [default: any number]
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", conflicts_with = "min_capacity")]
     capacity: Option<Bytes>,
     /// Find the smallest capacity with which each pool gets to the end
     #[arg(long)]
@@ -53,7 +55,7 @@ pub(super) struct ReplayArgs {
     /// Append the last iteration so many times
     #[arg(long, value_name = "K", default_value_t = 0)]
     repeat: u32,
-    /// Disturb the iterations that no plan was made from: 1 % of requests dropped, inserted, swapped or resized, one micro-batch more, an evaluation between
+    /// Disturb the iterations that no plan was made from (all, without one): 1 % of requests dropped, inserted, swapped or resized, one micro-batch more, an evaluation between
     #[arg(long, value_name = "SEED")]
     perturb: Option<u64>,
     /// Turn parts of stitchd's pools off, to see what they are worth: plan, stitch
@@ -62,10 +64,10 @@ pub(super) struct ReplayArgs {
     /// Measure nanoseconds per operation: pools one after another, the median of five
     #[arg(long, conflicts_with_all = ["sweep", "report"])]
     timing: bool,
-    /// Change a setting (may be given several times; --set help lists them)
+    /// Change a setting (several times if need be; `--set help` lists them)
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Replay once for each value of a setting (--sweep help lists them)
+    /// Replay once for each value of a setting (`--sweep help` lists them)
     #[arg(long, value_name = "KEY=A,B,C")]
     sweep: Option<String>,
     /// Write a picture of it all: one HTML file that needs nothing else
@@ -80,7 +82,7 @@ pub(super) struct ReplayArgs {
     /// What driver calls cost: a100, gmlake or free
     #[arg(long, value_name = "NAME", default_value = "a100")]
     costs: String,
-    /// Which device of a job that uses several
+    /// Which device of a job that uses several [default: the first that it allocates on]
     #[arg(long, value_name = "ORDINAL")]
     device: Option<u32>,
     /// Print one JSON object
@@ -93,14 +95,15 @@ pub(super) struct ReplayArgs {
 struct Result {
     pool: PoolName,
     done: PoolRun,
-    min_capacity: Option<Option<Bytes>>,
+    /// The least that it needs, if that was asked for; `None` in it where no device has so much.
+    least: Option<Option<Least>>,
     ns_per_operation: Option<f64>,
 }
 
 /// What was replayed and what came of it.
-struct Replayed {
-    trace: Trace,
-    script: Script,
+struct Replayed<'a> {
+    trace: &'a Trace,
+    script: &'a Script,
     /// What the allocator that was recorded did, if the file says so.
     recorded: Option<Record>,
     notes: Vec<String>,
@@ -109,53 +112,58 @@ struct Replayed {
 }
 
 pub(super) fn run(args: &ReplayArgs) -> Outcome {
+    if args.set.iter().map(String::as_str).chain(args.sweep.as_deref()).any(|text| text == "help") {
+        sweep::print_keys();
+        return DONE;
+    }
     let pools = pools(&args.pool)?;
     let mut setup = setup(args)?;
     let sweep = args.sweep.as_deref().map(Sweep::parse).transpose()?;
     // What is wrong must not cost the time that a large file takes.
     args.set.iter().try_for_each(|setting| sweep::set(setting, &setup).map(drop))?;
-    let (imported, _) = trace::read_numbered(&args.file)?;
+    if let Some(out) = &args.report {
+        whole_file::is_not(out, &args.file)?;
+    }
+    let (imported, device) = trace::read_job(&args.file, args.device)?;
     let mut notes = imported.notes;
     if let (None, Some(settings)) = (&args.conf, &imported.settings) {
         notes.extend(follow(settings, &mut setup.conf));
     }
-    let device = args.device.unwrap_or_else(|| imported.trace.events.first().map_or(0, |event| event.device));
-    let plan = plan(args, &imported.trace)?;
-    let is_as_recorded = args.repeat == 0 && args.perturb.is_none();
-    let recorded = recorded(&imported.trace, device, &imported.reserved).filter(|_| is_as_recorded);
-    let trace = prepared(args, imported.trace, plan.as_ref());
-    let script = Script::of(&trace, device);
-    if script.requests == 0 {
-        return Err(Failure::Usage(format!("{}: nothing is allocated on device {device}", args.file.display())));
-    }
-    if script.left_out > 0 {
-        notes.push(format!("{} events of other devices are left out; --device chooses another", script.left_out));
-    }
-    let job = Job { trace: &trace, script: &script, plan: plan.as_ref() };
     // After what a snapshot says: whoever sets something means it.
     for setting in &args.set {
         setup = sweep::set(setting, &setup)?;
     }
+    let profile = imported.trace;
+    let plan = plan(args, &profile)?;
+    notes.extend(about_plans(&pools, plan.as_ref(), &profile, &setup));
+    notes.extend(about_options(args, &pools, &setup));
+    let is_as_recorded = args.repeat == 0 && args.perturb.is_none();
+    let recorded = recorded(&profile, device, &imported.reserved).filter(|_| is_as_recorded);
+    let trace = prepared(args, &profile, plan.as_ref())?;
+    let trace = trace.as_ref().unwrap_or(&profile);
+    let script = Script::of(trace, device);
+    if script.requests == 0 {
+        return Err(Failure::Usage(format!("{}: only nothing is asked for", args.file.display())));
+    }
+    let job = Job { trace, profile: &profile, script: &script, plan: plan.as_ref() };
     if let Some(sweep) = sweep {
-        return sweep.run(args, &pools, job, &setup);
+        return sweep.run(args, &pools, job, &setup, notes);
     }
-    let results = all(args, &pools, job, &setup)?;
-    for result in &results {
-        notes.extend(result.done.note.iter().map(|note| format!("{}: {note}", result.pool.as_str())));
-    }
-    let replayed = Replayed { has_plan: plan.is_some(), trace, script, recorded, notes, results };
+    let results = all(args, &pools, job, &setup, &mut notes)?;
+    let replayed = Replayed { has_plan: plan.is_some(), trace, script: &script, recorded, notes, results };
     if let Some(out) = &args.report {
-        show::report(args, &replayed, out)?;
+        show::report(args, &replayed, &setup, out)?;
     }
     show::print(args, &replayed, &setup)
 }
 
 fn pools(names: &[String]) -> std::result::Result<Vec<PoolName>, Failure> {
-    if names.iter().any(|name| name == "all") {
+    if names.iter().any(|name| name.trim() == "all") {
         return Ok(PoolName::ALL.into_iter().map(|(_, pool)| pool).collect());
     }
     let known = |name: &String| {
-        let found = PoolName::ALL.into_iter().find(|(known, _)| known == name);
+        let name = name.trim();
+        let found = PoolName::ALL.into_iter().find(|(known, _)| *known == name);
         let names = PoolName::ALL.map(|(name, _)| name).join(", ");
         found
             .map(|(_, pool)| pool)
@@ -223,26 +231,89 @@ fn plan(args: &ReplayArgs, trace: &Trace) -> std::result::Result<Option<Plan>, F
     }
 }
 
-/// The trace as it is replayed.
-fn prepared(args: &ReplayArgs, trace: Trace, plan: Option<&Plan>) -> Trace {
-    let trace = if args.repeat > 0 { repeat(&trace, args.repeat) } else { trace };
-    match args.perturb {
-        // What a plan was made from stays as it was when it was made.
-        Some(seed) => perturb(&trace, seed, plan.map_or(0, |plan| plan.provenance.iteration + 1)),
-        None => trace,
+/// What a reader should know of who has which plan.
+fn about_plans(pools: &[PoolName], plan: Option<&Plan>, profile: &Trace, setup: &Setup) -> Vec<String> {
+    let mut notes = Vec::new();
+    let has = |pool| pools.contains(&pool);
+    if has(PoolName::Stalloc) {
+        let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(profile.iterations() > 1));
+        let from = if iteration == 0 { "iteration 0".to_owned() } else { format!("iterations 0 and {iteration}") };
+        let ours = match plan {
+            Some(_) => "",
+            None if has(PoolName::Stitchd) => "; stitchd has none (--plan-from-iteration gives it one)",
+            None => "",
+        };
+        notes.push(format!("stalloc serves from a plan of {from}{ours}"));
     }
+    if let Some(plan) = plan.filter(|_| has(PoolName::Stitchd)) {
+        let different = match differences(plan, profile) {
+            Ok(wrong) => wrong.into_iter().next(),
+            Err(error) => Some(error.to_string()),
+        };
+        notes.extend(different.map(|first| format!("the plan was not made for this job: {first}")));
+    }
+    notes
 }
 
-/// Every pool's results, in the order asked for: several at a time, unless they are measured.
+/// What was asked for and does nothing here.
+fn about_options(args: &ReplayArgs, pools: &[PoolName], setup: &Setup) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !pools.iter().any(|pool| matches!(pool, PoolName::Caching | PoolName::Expandable)) {
+        return notes;
+    }
+    if args.conf.as_deref().is_some_and(|conf| conf.contains("expandable_segments:")) {
+        notes.push("expandable_segments is what tells caching and expandable apart: --pool chooses".to_owned());
+    }
+    let conf = &setup.conf;
+    let wants_capacity = conf.memory_fraction.is_some() || conf.garbage_collection_threshold > 0.0;
+    if wants_capacity && setup.capacity.is_none() {
+        notes.push("shares of the device's memory mean nothing without --capacity".to_owned());
+    }
+    notes
+}
+
+/// The trace as it is replayed, where that is another than what was read.
+fn prepared(args: &ReplayArgs, trace: &Trace, plan: Option<&Plan>) -> std::result::Result<Option<Trace>, Failure> {
+    let mut prepared = None;
+    if args.repeat > 0 {
+        let last = trace.iterations().saturating_sub(1);
+        let cycle = trace.events.iter().filter(|event| event.iteration == last).count();
+        let events = cycle.saturating_mul(args.repeat as usize).saturating_add(trace.events.len());
+        if events > limits::TRACE_EVENTS_MAX {
+            let max = limits::TRACE_EVENTS_MAX;
+            let text = format!("--repeat {} makes {events} events of {cycle}; {max} are possible", args.repeat);
+            return Err(Failure::Usage(text));
+        }
+        prepared = Some(repeat(trace, args.repeat));
+    }
+    if let Some(seed) = args.perturb {
+        let trace = prepared.as_ref().unwrap_or(trace);
+        // What a plan was made from stays as it was when it was made.
+        let first = plan.map_or(0, |plan| plan.provenance.iteration.saturating_add(1));
+        if first >= trace.iterations() {
+            let text = format!(
+                "--perturb disturbs iterations that the plan was not made from, and there are none after {}; --repeat adds some",
+                first.saturating_sub(1)
+            );
+            return Err(Failure::Usage(text));
+        }
+        prepared = Some(perturb(trace, seed, first));
+    }
+    Ok(prepared)
+}
+
+/// Every pool's results, in the order asked for: several at a time, unless they are measured. What a pool has to say goes to `notes`; one that cannot have this job is left out with
+/// the reason.
 fn all(
     args: &ReplayArgs,
     pools: &[PoolName],
     job: Job<'_>,
     setup: &Setup,
+    notes: &mut Vec<String>,
 ) -> std::result::Result<Vec<Result>, Failure> {
     let steps = job.script.steps.len();
     let bar = bar(args, (steps * pools.len()) as u64);
-    let results: Mutex<Vec<Option<std::result::Result<Result, Failure>>>> =
+    let results: Mutex<Vec<Option<std::result::Result<Result, PlanError>>>> =
         Mutex::new(pools.iter().map(|_| None).collect());
     let next = AtomicUsize::new(0);
     let work = || {
@@ -262,7 +333,23 @@ fn all(
     });
     bar.finish_and_clear();
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.into_iter().map(|result| result.expect("every pool was given to a thread")).collect()
+    let (mut done, mut failed) = (Vec::new(), None);
+    for (pool, result) in pools.iter().zip(results) {
+        match result.expect("every pool was given to a thread") {
+            Ok(result) => {
+                notes.extend(result.done.note.iter().map(|note| format!("{}: {note}", pool.as_str())));
+                done.push(result);
+            }
+            Err(error) => {
+                notes.push(format!("{} is left out, it has no plan: {error}", pool.as_str()));
+                failed = Some(error);
+            }
+        }
+    }
+    match failed.filter(|_| done.is_empty()) {
+        Some(error) => Err(error.into()),
+        None => Ok(done),
+    }
 }
 
 fn one(
@@ -271,7 +358,7 @@ fn one(
     job: Job<'_>,
     setup: &Setup,
     bar: &ProgressBar,
-) -> std::result::Result<Result, Failure> {
+) -> std::result::Result<Result, PlanError> {
     const ROUNDS: usize = 5;
     let clock = SystemClock::new();
     let watch =
@@ -291,8 +378,16 @@ fn one(
     } else {
         None
     };
-    let min_capacity = if args.min_capacity { Some(min_capacity(pool, job, setup, &clock, &|_| ())?) } else { None };
-    Ok(Result { pool, done, min_capacity, ns_per_operation })
+    let least = match (args.min_capacity, setup.capacity) {
+        (false, _) => None,
+        (true, None) => Some(min_capacity(pool, job, setup, &done.run, &clock)?),
+        (true, Some(_)) => {
+            let setup = Setup { capacity: None, ..setup.clone() };
+            let unlimited = replay(pool, job, &setup, Watch::default(), &clock, &|_| ())?;
+            Some(min_capacity(pool, job, &setup, &unlimited.run, &clock)?)
+        }
+    };
+    Ok(Result { pool, done, least, ns_per_operation })
 }
 
 /// Allocations and frees are an operation each.

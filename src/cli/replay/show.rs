@@ -15,7 +15,7 @@ use crate::trace::Trace;
 use crate::units::Bytes;
 
 /// Prints it all. With a capacity the answer is no where a pool ran out of memory.
-pub(super) fn print(args: &ReplayArgs, replayed: &Replayed, setup: &Setup) -> Outcome {
+pub(super) fn print(args: &ReplayArgs, replayed: &Replayed<'_>, setup: &Setup) -> Outcome {
     let Replayed { trace, script, recorded, notes, results, has_plan } = replayed;
     if args.json {
         let pools: Vec<Value> =
@@ -28,31 +28,53 @@ pub(super) fn print(args: &ReplayArgs, replayed: &Replayed, setup: &Setup) -> Ou
             "verdict": verdict(results, script.iterations),
         }));
     } else {
-        outln!("{} requests in {} iterations, peak live {}", script.requests, script.iterations, script.peak_live);
-        print_out(&table(replayed));
+        outln!("{}", summary(script, setup));
+        let mut table = Columns::of(results, *has_plan, script.iterations).table(&[]);
+        if let Some(record) = recorded {
+            let mut row = vec!["(recorded)".to_owned(), most_reserved(record).to_string()];
+            row.resize(table.columns(), String::new());
+            table.row(row);
+        }
+        let columns = Columns::of(results, *has_plan, script.iterations);
+        results.iter().for_each(|result| table.row(columns.row(result)));
+        print_out(&table);
         outln!("driver seconds are modelled: {}", setup.costs.source);
         notes.iter().for_each(|note| outln!("note: {note}"));
-        for result in results {
-            if let Some(refused) = result.done.run.out_of_memory {
-                outln!(
-                    "{}: out of memory at tick {}: {} asked for, after {} requests",
-                    result.pool.as_str(),
-                    Script::tick(trace, refused.event),
-                    refused.requested,
-                    result.done.run.served
-                );
-            }
-            let overlapped = result.done.run.more.overlapped;
-            if overlapped > Bytes::ZERO {
-                outln!(
-                    "{}: handed out {overlapped} that were live already: a job's tensors would have been overwritten",
-                    result.pool.as_str()
-                );
-            }
-        }
+        results.iter().for_each(|result| warnings(trace, result).iter().for_each(|line| outln!("{line}")));
         outln!("{}", verdict(results, script.iterations));
     }
     Ok(u8::from(results.iter().any(|result| result.done.run.out_of_memory.is_some())))
+}
+
+/// What was replayed, in a line.
+fn summary(script: &Script, setup: &Setup) -> String {
+    let iterations = if script.iterations == 1 { "iteration" } else { "iterations" };
+    let capacity = setup.capacity.map_or_else(String::new, |capacity| format!(", on a device of {capacity}"));
+    format!(
+        "{} requests in {} {iterations}, peak live {}{capacity}",
+        script.requests, script.iterations, script.peak_live
+    )
+}
+
+/// What went wrong in a pool's replay, a sentence each.
+fn warnings(trace: &Trace, result: &Result) -> Vec<String> {
+    let (name, run) = (result.pool.as_str(), &result.done.run);
+    let mut lines = Vec::new();
+    if let Some(refused) = run.out_of_memory {
+        lines.push(format!(
+            "{name}: out of memory at tick {}: {} asked for, after {} requests",
+            Script::tick(trace, refused.event),
+            refused.requested,
+            run.served
+        ));
+    }
+    let overlapped = run.more.overlapped;
+    if overlapped > Bytes::ZERO {
+        lines.push(format!(
+            "{name}: handed out {overlapped} that were live already: a job's tensors would have been overwritten"
+        ));
+    }
+    lines
 }
 
 pub(super) fn trace_json(script: &Script) -> Value {
@@ -99,8 +121,8 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
     if has_plan {
         fields.insert("efficiency_after_plan".into(), json!(run.efficiency_after()));
     }
-    if let Some(least) = result.min_capacity {
-        fields.insert("min_capacity_bytes".into(), json!(least.map(Bytes::get)));
+    if let Some(least) = &result.least {
+        fields.insert("min_capacity_bytes".into(), json!(least.as_ref().map(|least| least.capacity.get())));
     }
     value
 }
@@ -122,100 +144,135 @@ fn percent(share: f64) -> String {
     format!("{:.2} %", share * 100.0)
 }
 
-fn table(replayed: &Replayed) -> Table {
-    let results = &replayed.results;
-    let has_least = results.iter().any(|result| result.min_capacity.is_some());
-    let has_time = results.iter().any(|result| result.ns_per_operation.is_some());
-    let mut headers = vec!["pool", ">reserved", ">efficiency"];
-    if replayed.has_plan {
-        headers.push(">after plan");
+/// Rounded up to what is shown: a device of so much is enough.
+fn at_least(bytes: Bytes) -> String {
+    let up = |unit: u64, parts: u64| bytes.get().saturating_mul(parts).div_ceil(unit) as f64 / parts as f64;
+    match bytes.get() {
+        small if small < 1 << 20 => bytes.to_string(),
+        medium if medium < 1 << 30 => format!("{:.1} MiB", up(1 << 20, 10)),
+        _ => format!("{:.2} GiB", up(1 << 30, 100)),
     }
-    headers.extend([">driver calls", ">per iteration", ">driver seconds"]);
-    if has_least {
-        headers.push(">needs");
-    }
-    if has_time {
-        headers.push(">ns/operation");
-    }
-    headers.push("");
-    let columns = headers.len();
-    let mut table = Table::new(&headers);
-    if let Some(record) = &replayed.recorded {
-        let reserved = most_reserved(record);
-        let mut row = vec!["(recorded)".to_owned(), reserved.to_string()];
-        row.resize(columns, String::new());
-        table.row(row);
-    }
-    for result in results {
-        let run = &result.done.run;
-        let mut row = vec![result.pool.as_str().to_owned(), run.peak_reserved.to_string(), percent(run.efficiency())];
-        if replayed.has_plan {
-            row.push(run.efficiency_after().map_or_else(String::new, percent));
-        }
-        row.push(run.calls.total().to_string());
-        row.push(run.last_iteration.total().to_string());
-        row.push(format!("{:.3}", run.calls.seconds));
-        if has_least {
-            row.push(result.min_capacity.flatten().map_or_else(|| "-".to_owned(), |least| least.to_string()));
-        }
-        if has_time {
-            row.push(result.ns_per_operation.map_or_else(|| "-".to_owned(), |nanos| format!("{nanos:.1}")));
-        }
-        row.push(if run.out_of_memory.is_some() { "out of memory".into() } else { String::new() });
-        table.row(row);
-    }
-    table
 }
 
-/// One sentence to act on.
+/// The columns of a table of results.
+pub(super) struct Columns {
+    has_plan: bool,
+    has_least: bool,
+    has_time: bool,
+    has_iterations: bool,
+}
+
+impl Columns {
+    pub(super) fn of(results: &[Result], has_plan: bool, iterations: u32) -> Columns {
+        Columns {
+            has_plan,
+            has_least: results.iter().any(|result| result.least.is_some()),
+            has_time: results.iter().any(|result| result.ns_per_operation.is_some()),
+            has_iterations: iterations > 1,
+        }
+    }
+
+    /// A table with them, `before` first.
+    pub(super) fn table(&self, before: &[&str]) -> Table {
+        let mut headers = before.to_vec();
+        headers.extend(["pool", ">reserved", ">efficiency"]);
+        let more = [
+            (self.has_plan, ">after plan"),
+            (true, ">driver calls"),
+            (self.has_iterations, ">last iteration"),
+            (true, ">driver seconds"),
+            (self.has_least, ">needs"),
+            (self.has_time, ">ns/operation"),
+            (true, ""),
+        ];
+        headers.extend(more.into_iter().filter_map(|(is_there, header)| is_there.then_some(header)));
+        Table::new(&headers)
+    }
+
+    pub(super) fn row(&self, result: &Result) -> Vec<String> {
+        let run = &result.done.run;
+        let is_done = run.out_of_memory.is_none();
+        let nothing = || "-".to_owned();
+        let share = |share: Option<f64>| share.filter(|_| is_done).map_or_else(nothing, percent);
+        let least = || result.least.as_ref()?.as_ref().map(|least| at_least(least.capacity));
+        let mut row =
+            vec![result.pool.as_str().to_owned(), run.peak_reserved.to_string(), share(Some(run.efficiency()))];
+        let more = [
+            (self.has_plan, share(run.efficiency_after())),
+            (true, run.calls.total().to_string()),
+            (self.has_iterations, if is_done { run.last_iteration.total().to_string() } else { nothing() }),
+            (true, format!("{:.3}", run.calls.seconds)),
+            (self.has_least, least().unwrap_or_else(nothing)),
+            (self.has_time, result.ns_per_operation.map_or_else(nothing, |nanos| format!("{nanos:.1}"))),
+            (true, if is_done { String::new() } else { "out of memory".to_owned() }),
+        ];
+        row.extend(more.into_iter().filter_map(|(is_there, cell)| is_there.then_some(cell)));
+        row
+    }
+}
+
+/// One sentence to act on. What a pool reserved without a limit is enough for it, and others do with less when they must: only what was looked for is called a need.
 pub(super) fn verdict(results: &[Result], iterations: u32) -> String {
     let of = |pool: PoolName| results.iter().find(|result| result.pool == pool);
-    let needs = |result: &Result| match result.min_capacity {
-        Some(least) => least.map_or_else(|| "more than any device has".to_owned(), |least| least.to_string()),
-        None if result.done.run.out_of_memory.is_some() => "more than there is".to_owned(),
-        None => result.done.run.peak_reserved.to_string(),
+    let takes = |result: &Result| match &result.least {
+        Some(Some(least)) => format!("needs {}", at_least(least.capacity)),
+        Some(None) => "needs more than any device has".to_owned(),
+        None if result.done.run.out_of_memory.is_some() => "runs out of memory".to_owned(),
+        None => format!("takes {}", at_least(result.done.run.peak_reserved)),
+    };
+    let calls = |result: &Result| {
+        let run = result.least.as_ref().map_or(Some(&result.done.run), |least| least.as_ref().map(|least| &least.run));
+        let run = run.filter(|run| run.out_of_memory.is_none())?;
+        Some(if iterations > 1 {
+            format!(" with {} driver calls in an iteration", run.last_iteration.total())
+        } else {
+            format!(" with {} driver calls", run.calls.total())
+        })
     };
     let mut parts = Vec::new();
     if let Some(ours) = of(PoolName::Stitchd) {
-        parts.push(if ours.done.run.out_of_memory.is_some() && ours.min_capacity.is_none() {
-            "does not fit".to_owned()
-        } else {
-            format!("fits in {}", needs(ours))
+        parts.push(match (&ours.least, ours.done.run.out_of_memory) {
+            (Some(Some(least)), _) => format!("fits in {} with stitchd", at_least(least.capacity)),
+            (None, None) => format!("fits in {} with stitchd", at_least(ours.done.run.peak_reserved)),
+            (Some(None), _) | (None, Some(_)) => "does not fit with stitchd".to_owned(),
         });
     }
     let mut others = Vec::new();
     if let Some(caching) = of(PoolName::Caching) {
-        others.push(format!("PyTorch's allocator needs {}", needs(caching)));
+        others.push(format!("PyTorch's allocator {}", takes(caching)));
     }
     if let Some(expandable) = of(PoolName::Expandable) {
-        let run = &expandable.done.run;
-        let calls = if iterations > 1 {
-            format!("{} driver calls per iteration", run.last_iteration.total())
-        } else {
-            format!("{} driver calls", run.calls.total())
-        };
-        others.push(format!("expandable segments {} with {calls}", needs(expandable)));
+        let calls = calls(expandable).unwrap_or_default();
+        others.push(format!("with expandable segments it {}{calls}", takes(expandable)));
     }
     if !others.is_empty() {
         parts.push(others.join(", "));
     }
     if parts.is_empty() {
-        let each = results.iter().map(|result| format!("{} needs {}", result.pool.as_str(), needs(result)));
+        let each = results.iter().map(|result| format!("{} {}", result.pool.as_str(), takes(result)));
         parts.push(each.collect::<Vec<_>>().join(", "));
     }
     parts.join("; ")
 }
 
 /// Writes the picture, whole or not at all.
-pub(super) fn report(args: &ReplayArgs, replayed: &Replayed, out: &Path) -> std::result::Result<(), Failure> {
+pub(super) fn report(
+    args: &ReplayArgs,
+    replayed: &Replayed<'_>,
+    setup: &Setup,
+    out: &Path,
+) -> std::result::Result<(), Failure> {
     let Replayed { trace, script, recorded, notes, results, .. } = replayed;
     let title = args.file.file_name().unwrap_or(args.file.as_os_str()).to_string_lossy();
     let iterations = iterations(script);
-    let real = recorded.iter().map(|record| PoolReport {
-        name: "recorded",
-        figures: vec![("peak reserved", most_reserved(record).to_string())],
-        out_of_memory: None,
-        record,
+    let real = recorded.iter().map(|record| {
+        let live = record.curve.iter().map(|point| point.live).max().unwrap_or(Bytes::ZERO);
+        PoolReport {
+            name: "recorded",
+            figures: vec![("peak reserved", most_reserved(record).to_string()), ("peak live", live.to_string())],
+            out_of_memory: None,
+            record,
+        }
     });
     let pools = results.iter().filter_map(|result| {
         Some(PoolReport {
@@ -225,10 +282,13 @@ pub(super) fn report(args: &ReplayArgs, replayed: &Replayed, out: &Path) -> std:
             record: result.done.run.record.as_ref()?,
         })
     });
+    let mut said = vec![format!("{}; driver seconds are modelled: {}", summary(script, setup), setup.costs.source)];
+    said.extend(notes.iter().cloned());
+    said.extend(results.iter().flat_map(|result| warnings(trace, result)));
     let report = Report {
         title: &title,
         trace,
-        notes,
+        notes: &said,
         verdict: &verdict(results, script.iterations),
         iterations: &iterations,
         events: u32::try_from(trace.events.len()).unwrap_or(u32::MAX),
@@ -255,7 +315,7 @@ fn iterations(script: &Script) -> Vec<(u32, u32)> {
 }
 
 /// What the page says of a pool.
-fn figures(replayed: &Replayed, result: &Result) -> Vec<(&'static str, String)> {
+fn figures(replayed: &Replayed<'_>, result: &Result) -> Vec<(&'static str, String)> {
     let run = &result.done.run;
     let mut figures = vec![
         ("peak reserved", run.peak_reserved.to_string()),
@@ -265,8 +325,8 @@ fn figures(replayed: &Replayed, result: &Result) -> Vec<(&'static str, String)> 
     if replayed.has_plan {
         figures.push(("efficiency after the plan", run.efficiency_after().map_or_else(String::new, percent)));
     }
-    if let Some(least) = result.min_capacity.flatten() {
-        figures.push(("needs", least.to_string()));
+    if let Some(Some(least)) = &result.least {
+        figures.push(("needs", at_least(least.capacity)));
     }
     figures.extend([
         ("driver calls", run.calls.total().to_string()),

@@ -15,11 +15,34 @@ pub(super) struct Sweep {
     values: Vec<String>,
 }
 
-const KEYS: &str = "capacity, gmlake.frag_limit, gmlake.stitches_max, stitchd.granule, stitchd.soft_budget, stitchd.slack_per_mille, stitchd.fragmentation_limit, stitchd.stitch_limit, and caching.OPTION for any option of PyTorch";
+/// Every setting, with its unit and what it is.
+const KEYS: [(&str, &str); 9] = [
+    ("capacity", "bytes that the device has for this process"),
+    ("gmlake.frag_limit", "bytes; smaller blocks of GMLake serve exact matches only (512MiB)"),
+    ("gmlake.stitches_max", "stitched blocks of GMLake before idle ones go (10000)"),
+    ("stitchd.granule", "bytes; the size of chunk that the pools grow by (2MiB), one of the ladder's"),
+    ("stitchd.soft_budget", "bytes; up to which the pools rather ask for more than stitch"),
+    ("stitchd.slack_per_mille", "above it they still do while at most so many thousandths are idle"),
+    ("stitchd.fragmentation_limit", "bytes; smaller blocks are not stitched, unless memory runs out"),
+    ("stitchd.stitch_limit", "bytes of addresses that stitched blocks may take"),
+    ("caching.OPTION", "any option of PyTorch's, such as caching.max_split_size_mb=128"),
+];
+
+/// Says what can be set.
+pub(super) fn print_keys() {
+    let mut table = Table::new(&["setting", "what it is"]);
+    KEYS.iter().for_each(|(key, what)| table.row(vec![(*key).to_owned(), (*what).to_owned()]));
+    print_out(&table);
+}
+
+/// The names alone.
+fn keys() -> String {
+    KEYS.map(|(key, _)| key).join(", ")
+}
 
 /// `KEY=VALUE` as `--set` takes it.
 pub(super) fn set(text: &str, setup: &Setup) -> Result<Setup, Failure> {
-    let wrong = || Failure::Usage(format!("--set takes KEY=VALUE, not '{text}'; keys are {KEYS}"));
+    let wrong = || Failure::Usage(format!("--set takes KEY=VALUE, not '{text}'; keys are {}", keys()));
     let (key, value) = text.split_once('=').ok_or_else(wrong)?;
     with(setup, key.trim(), value.trim())
 }
@@ -34,13 +57,20 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
         "capacity" => setup.capacity = Some(bytes()?),
         "gmlake.frag_limit" => setup.gmlake.frag_limit = bytes()?,
         "gmlake.stitches_max" => setup.gmlake.stitches_max = number()?,
-        "stitchd.granule" => setup.runtime.granule = bytes()?,
+        "stitchd.granule" => {
+            let (granule, steps) = (bytes()?, setup.ladder.steps());
+            if !steps.contains(&granule) {
+                let steps: Vec<String> = steps.iter().map(Bytes::to_string).collect();
+                return Err(wrong(format!("chunks are of {}", steps.join(", "))));
+            }
+            setup.runtime.granule = granule;
+        }
         "stitchd.soft_budget" => setup.runtime.soft_budget = bytes()?,
         "stitchd.slack_per_mille" => setup.runtime.slack_per_mille = number()? as u64,
         "stitchd.fragmentation_limit" => setup.runtime.stitch.fragmentation_limit = bytes()?,
         "stitchd.stitch_limit" => setup.runtime.stitch.stitch_limit = bytes()?,
         key => {
-            let unknown = || Failure::Usage(format!("there is no setting '{key}'; there are {KEYS}"));
+            let unknown = || Failure::Usage(format!("there is no setting '{key}'; there are {}", keys()));
             let option = key.strip_prefix("caching.").ok_or_else(unknown)?;
             setup.conf = setup.conf.and(&format!("{option}:{value}")).map_err(|error| wrong(error.to_string()))?;
         }
@@ -50,7 +80,7 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
 
 impl Sweep {
     pub(super) fn parse(text: &str) -> Result<Sweep, Failure> {
-        let wrong = || Failure::Usage(format!("--sweep takes KEY=A,B,C; keys are {KEYS}"));
+        let wrong = || Failure::Usage(format!("--sweep takes KEY=A,B,C; keys are {}", keys()));
         let (key, values) = text.split_once('=').ok_or_else(wrong)?;
         let values: Vec<String> = values.split(',').map(|value| value.trim().to_owned()).collect();
         if values.iter().any(String::is_empty) {
@@ -59,45 +89,40 @@ impl Sweep {
         Ok(Sweep { key: key.trim().to_owned(), values })
     }
 
-    pub(super) fn run(&self, args: &ReplayArgs, pools: &[PoolName], job: Job<'_>, setup: &Setup) -> Outcome {
+    pub(super) fn run(
+        &self,
+        args: &ReplayArgs,
+        pools: &[PoolName],
+        job: Job<'_>,
+        setup: &Setup,
+        mut notes: Vec<String>,
+    ) -> Outcome {
         // All values first: one that is wrong must not cost the others' work.
         let setups = self.values.iter().map(|value| with(setup, &self.key, value));
         let setups = setups.collect::<Result<Vec<_>, _>>()?;
-        let mut table = Table::new(&[
-            &self.key,
-            "pool",
-            ">reserved",
-            ">efficiency",
-            ">driver calls",
-            ">per iteration",
-            ">driver seconds",
-            "",
-        ]);
-        let mut swept = Vec::new();
+        let (has_plan, iterations) = (job.plan.is_some(), job.script.iterations);
+        let (mut table, mut swept, mut is_enough) = (None, Vec::new(), true);
         for (value, setup) in self.values.iter().zip(&setups) {
-            let results = all(args, pools, job, setup)?;
+            let mut said = Vec::new();
+            let results = all(args, pools, job, setup, &mut said)?;
+            notes.extend(said.into_iter().map(|note| format!("{}={value}: {note}", self.key)));
+            let columns = show::Columns::of(&results, has_plan, iterations);
+            let table = table.get_or_insert_with(|| columns.table(&[&self.key]));
             let mut shown: Vec<Value> = Vec::new();
             for result in &results {
-                let run = &result.done.run;
-                table.row(vec![
-                    value.clone(),
-                    result.pool.as_str().to_owned(),
-                    run.peak_reserved.to_string(),
-                    format!("{:.2} %", run.efficiency() * 100.0),
-                    run.calls.total().to_string(),
-                    run.last_iteration.total().to_string(),
-                    format!("{:.3}", run.calls.seconds),
-                    if run.out_of_memory.is_some() { "out of memory".into() } else { String::new() },
-                ]);
-                shown.push(show::pool_json(job.trace, job.plan.is_some(), result, &setup.costs));
+                table.row([vec![value.clone()], columns.row(result)].concat());
+                shown.push(show::pool_json(job.trace, has_plan, result, &setup.costs));
+                is_enough &= result.done.run.out_of_memory.is_none();
             }
             swept.push(json!({ "key": self.key, "value": value, "pools": shown }));
         }
         if args.json {
-            print_json(&json!({ "trace": show::trace_json(job.script), "sweep": swept }));
+            print_json(&json!({ "trace": show::trace_json(job.script), "sweep": swept, "notes": notes }));
         } else {
-            print_out(&table);
+            table.iter().for_each(print_out);
+            outln!("driver seconds are modelled: {}", setup.costs.source);
+            notes.iter().for_each(|note| outln!("note: {note}"));
         }
-        Ok(0)
+        Ok(u8::from(!is_enough))
     }
 }

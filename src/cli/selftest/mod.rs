@@ -38,7 +38,7 @@ use crate::units::Bytes;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd selftest --driver host            every rule, on memory of this machine\n  stitchd selftest --driver host --costs    and what each call takes, by chunk size, with the ladder that follows\n  stitchd selftest --driver host --all      and what nobody has written down about the driver, by experiment"
+    after_help = "Examples:\n  stitchd selftest --driver host            # every rule, on memory of this machine\n  stitchd selftest --driver host --costs    # and what each call takes; the ladder\n  stitchd selftest --driver host --all      # and questions, by experiment"
 )]
 pub(super) struct SelftestArgs {
     /// Which driver: auto, cuda, hip, host or sim

@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use super::{DONE, Failure, Outcome, print_json};
+use crate::trace::EventKind;
 use crate::trace::import;
 use crate::trace::import::Imported;
 use crate::trace::period;
@@ -19,7 +20,7 @@ use target::Target;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd trace info job.csv.zst                      requests, sizes, iterations, what is live at the peak\n  stitchd trace import rmm_log.csv -o job.stitchtrace  a log of RMM as a trace\n  stitchd trace convert job.stitchtrace -o job.csv     and as text"
+    after_help = "Examples:\n  stitchd trace info job.csv.zst                      # requests, sizes, iterations\n  stitchd trace import rmm_log.csv -o job.stitchtrace  # a log of RMM as a trace\n  stitchd trace convert job.stitchtrace -o job.csv     # and as text"
 )]
 pub(super) struct TraceArgs {
     #[command(subcommand)]
@@ -44,10 +45,10 @@ enum TraceCommand {
     },
     /// Reads what others recorded, numbers its iterations if nobody did, says what is missing, and writes a trace
     #[command(
-        after_help = "Examples:\n  stitchd trace import rmm_log.csv -o job.stitchtrace.zst\n  stitchd trace import problem.csv                   only says what would become of it"
+        after_help = "Examples:\n  stitchd trace import rmm_log.csv -o job.stitchtrace.zst\n  stitchd trace import problem.csv                   # only says what would become of it"
     )]
     Import {
-        /// A trace, a log of RMM or a problem CSV, told by its first bytes
+        /// A trace, a PyTorch memory snapshot, a log of RMM or a problem CSV, told by its first bytes
         file: PathBuf,
         /// Write the trace here: .csv or .stitchtrace, also with .zst or .gz after it
         #[arg(short, long, value_name = "FILE")]
@@ -103,6 +104,23 @@ pub(super) fn read_numbered(path: &Path) -> Result<(Imported, Numbering), Failur
     let numbering = period::number(&mut imported.trace);
     imported.notes.extend(numbered(numbering, imported.trace.iterations()));
     Ok((imported, numbering))
+}
+
+/// Reads a file as the job of one device, by default the first that it allocates on, with iterations. Says which device.
+pub(super) fn read_job(path: &Path, device: Option<u32>) -> Result<(Imported, u32), Failure> {
+    let mut imported = read(path)?;
+    let device = device.unwrap_or_else(|| imported.first_device());
+    let left_out = imported.keep_device(device);
+    if !imported.trace.events.iter().any(|event| event.kind == EventKind::Alloc && event.device == device) {
+        return Err(Failure::Usage(format!("{}: nothing is allocated on device {device}", path.display())));
+    }
+    let numbering = period::number(&mut imported.trace);
+    imported.notes.extend(numbered(numbering, imported.trace.iterations()));
+    if left_out > 0 {
+        let note = format!("{left_out} events of other devices than {device} are left out; --device chooses another");
+        imported.notes.push(note);
+    }
+    Ok((imported, device))
 }
 
 /// What the numbers of iterations are worth, where the file had none.

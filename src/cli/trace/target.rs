@@ -1,7 +1,5 @@
 //! The file that a trace is to be written to: in what form, and not over what is read.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use crate::cli::{Failure, whole_file};
@@ -20,11 +18,7 @@ impl<'a> Target<'a> {
     pub(super) fn of(path: &'a Path, input: &Path) -> Result<Target<'a>, Failure> {
         let form = Form::of(path)
             .ok_or_else(|| Failure::Usage(format!("{}: a trace is written to {}", path.display(), Form::ENDINGS)))?;
-        let identity = |path: &Path| fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));
-        if identity(path).is_some_and(|out| identity(input) == Some(out)) {
-            let text = format!("{} is the file that is read; write to another", path.display());
-            return Err(Failure::Usage(text));
-        }
+        whole_file::is_not(path, input)?;
         Ok(Target { path, form })
     }
 

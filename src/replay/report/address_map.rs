@@ -9,6 +9,7 @@ use std::io;
 
 use super::columns::Columns;
 use crate::replay::record::Placed;
+use crate::rng::mix;
 
 /// At most so many unused ranges of addresses are cut out.
 const CUTS_MAX: usize = 4000;
@@ -80,17 +81,17 @@ pub(super) struct AddressMap {
 }
 
 impl AddressMap {
-    /// The map of what was placed in the time up to `events`. At most `shown_max` allocations are shown: half of them the largest, half of
+    /// The map of what was placed in the time up to `events`; where memory ran out at `end`, nothing is there after it. At most `shown_max` allocations are shown: half of them the largest, half of
     /// them those that, of the others, hold the most bytes × time.
-    pub(super) fn new(placed: &[Placed], events: u32, shown_max: usize) -> AddressMap {
+    pub(super) fn new(placed: &[Placed], events: u32, end: u32, shown_max: usize) -> AddressMap {
         let ranges = used_ranges(placed);
         let rectangle = |placed: &Placed| {
-            let from = placed.from.min(events);
-            let until = placed.until.clamp(from, events);
+            let from = placed.from.min(end);
+            let until = placed.until.clamp(from, end);
             Rectangle {
                 from,
                 events: until - from,
-                is_freed: placed.until < events,
+                is_freed: placed.until < end,
                 offset: offset_of(&ranges, placed.address.get()),
                 bytes: placed.bytes.get(),
                 event: placed.event,
@@ -100,9 +101,10 @@ impl AddressMap {
         let mut rest = Vec::new();
         if shown.len() > shown_max {
             let half = shown_max / 2;
-            // Ties go to the earlier, so that the same replay gives the same page.
-            shown.sort_by_key(|rectangle| Reverse((rectangle.bytes, rectangle.events)));
-            shown[half..].sort_by_key(|rectangle| Reverse(rectangle.area()));
+            // Ties go to any, the same in every run: were it the earlier, equal iterations would look as if something changed among them.
+            let any = |rectangle: &Rectangle| mix(u64::from(rectangle.from));
+            shown.sort_by_key(|rectangle| Reverse((rectangle.bytes, rectangle.events, any(rectangle))));
+            shown[half..].sort_by_key(|rectangle| Reverse((rectangle.area(), any(rectangle))));
             rest = shown.split_off(shown_max);
             shown.sort_by_key(|rectangle| (rectangle.from, rectangle.offset));
         }
@@ -245,7 +247,6 @@ fn parts(from: f64, until: f64, count: u64) -> impl Iterator<Item = (usize, f64)
 mod tests {
     use super::super::columns::decoder::Decoder;
     use super::*;
-    use crate::rng::mix;
     use crate::units::{Bytes, DeviceAddress};
 
     fn placed(from: u32, until: u32, address: u64, bytes: u64) -> Placed {
@@ -273,7 +274,7 @@ mod tests {
     fn what_is_shown_and_what_is_left_out_are_the_whole() {
         let placed = many(4000);
         for shown_max in [0, 1, 10, 999, 4000, 5000] {
-            let map = AddressMap::new(&placed, 5000, shown_max);
+            let map = AddressMap::new(&placed, 5000, 5000, shown_max);
             assert_eq!(map.shown.len(), shown_max.min(4000));
             assert_eq!(map.shown.len() + map.left_out.count, 4000);
             let shown: u128 = map.shown.iter().map(Rectangle::area).sum();
@@ -285,7 +286,7 @@ mod tests {
             assert!((haze - map.left_out.area as f64).abs() <= 1e-6 * haze, "{haze} and {}", map.left_out.area);
             assert!(map.left_out.haze.iter().all(|part| (0.0..=1.0 + 1e-6).contains(part)));
         }
-        let map = AddressMap::new(&placed, 5000, 1000);
+        let map = AddressMap::new(&placed, 5000, 5000, 1000);
         let largest = placed.iter().map(|placed| placed.bytes.get()).max().unwrap();
         assert!(map.shown.iter().any(|rectangle| rectangle.bytes == largest));
         assert!(map.left_out.largest < largest);
@@ -294,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_map_is_decoded_as_it_was() {
-        let map = AddressMap::new(&many(4000), 5000, 3000);
+        let map = AddressMap::new(&many(4000), 5000, 5000, 3000);
         let mut columns = Columns::new();
         map.write(&mut columns, |event| u64::from(event) + 7).unwrap();
         let mut decoder = Decoder::new(&columns.finish().unwrap());
@@ -327,6 +328,7 @@ mod tests {
         let map = AddressMap::new(
             &[placed(0, 9, 1 << 40, 1000), placed(1, 9, (1 << 40) + 1010, 990), placed(2, u32::MAX, 1 << 46, 500)],
             9,
+            9,
             10,
         );
         let second = Range { start: 1 << 46, len: 500, offset: 2000 };
@@ -338,20 +340,31 @@ mod tests {
 
     #[test]
     fn nothing_one_and_impossible_ones_have_maps() {
-        let map = AddressMap::new(&[], 0, 10);
+        let map = AddressMap::new(&[], 0, 0, 10);
         assert!(map.ranges.is_empty() && map.shown.is_empty());
-        let map = AddressMap::new(&[placed(0, u32::MAX, 4096, 1)], 1, 10);
+        let map = AddressMap::new(&[placed(0, u32::MAX, 4096, 1)], 1, 1, 10);
         assert_eq!(map.ranges, [Range { start: 4096, len: 1, offset: 0 }]);
         let at_the_end = placed(7, 3, u64::MAX - 1, 1 << 62);
-        let map = AddressMap::new(&[placed(0, 1, 0, 0), at_the_end, placed(u32::MAX, u32::MAX, 5, 3)], 2, 0);
+        let map = AddressMap::new(&[placed(0, 1, 0, 0), at_the_end, placed(u32::MAX, u32::MAX, 5, 3)], 2, 2, 0);
         assert_eq!(map.left_out.count, 3);
         assert_eq!(map.left_out.area, 0);
     }
 
     #[test]
+    fn where_memory_runs_out_every_allocation_ends() {
+        let map = AddressMap::new(&[placed(0, u32::MAX, 4096, 64), placed(1, 3, 8192, 64)], 100, 10, 10);
+        let ends: Vec<_> = map.shown.iter().map(|it| (it.from + it.events, it.is_freed)).collect();
+        assert_eq!(ends, [(10, false), (3, true)]);
+        let hazy = AddressMap::new(&[placed(0, u32::MAX, 4096, 64)], 100, 10, 0);
+        let area: f64 = hazy.left_out.haze.iter().sum();
+        let whole = (HAZE_COLUMNS * HAZE_ROWS) as f64;
+        assert!((area / whole - 0.1).abs() < 0.01, "a tenth of the time: {area} of {whole}");
+    }
+
+    #[test]
     fn more_gaps_than_can_be_cut_are_cut_where_they_are_longest() {
         let apart: Vec<Placed> = (0..10_000_u64).map(|n| placed(n as u32, u32::MAX, n * n * 4096, 4096)).collect();
-        let map = AddressMap::new(&apart, 10_000, 20_000);
+        let map = AddressMap::new(&apart, 10_000, 10_000, 20_000);
         assert_eq!(map.ranges.len(), CUTS_MAX + 1);
         let is_sorted = map.ranges.windows(2).all(|pair| pair[0].start + pair[0].len < pair[1].start);
         assert!(is_sorted && map.ranges[0].len > map.ranges[4000].len);

@@ -116,7 +116,7 @@ const lastDrawn = { view: null, canvas: document.createElement("canvas"), rectan
 function drawMap(isMoving) {
     const plot = mapPlot, context = plot.begin();
     Object.assign(plot, { low: view.low, high: view.high });
-    if (isMoving && lastDrawn.milliseconds > 30 && lastDrawn.view.map === map) {
+    if (isMoving && lastDrawn.milliseconds > 30 && lastDrawn.view.map === map && performance.now() - lastDrawn.at < 250) {
         stretchLastDrawn(context);
         clearTimeout(lastDrawn.timer);
         lastDrawn.timer = setTimeout(() => repaint(), 120);
@@ -126,8 +126,8 @@ function drawMap(isMoving) {
     drawCuts(context);
     plot.drawIterations(context);
     plot.drawAxes(context);
-    const part = (view.until - view.from) / report.events;
-    byId("window").textContent = part > 0.999 ? count(report.events) + " events"
+    const part = (view.until - view.from) / lastEvent;
+    byId("window").textContent = part > 0.999 ? count(lastEvent) + " events" + (lastEvent < report.events ? " of " + count(report.events) : "")
         : "events " + count(view.from) + " – " + count(view.until) + " of " + count(report.events);
 }
 
@@ -153,7 +153,7 @@ function drawRectangles(context) {
     Object.assign(canvas, { width: raster.wide, height: raster.high });
     raster.paint(canvas.getContext("2d"), channelsOf(mapPlot.ink("ground")));
     context.drawImage(canvas, margin.left, margin.top, raster.wide / scale, raster.high / scale);
-    Object.assign(lastDrawn, { view: { ...view, map }, milliseconds: performance.now() - started });
+    Object.assign(lastDrawn, { view: { ...view, map }, milliseconds: performance.now() - started, at: performance.now() });
 }
 
 /// Gathers every rectangle in view, and says how many there are.
@@ -195,13 +195,17 @@ function coverHaze(perEvent, perByte) {
 function drawCuts(context) {
     const plot = mapPlot;
     context.fillStyle = plot.ink("quiet");
+    const cuts = map.ranges.filter(({ offset }) => offset > view.low && offset < view.high).map(({ offset }) => Math.round(plot.y(offset)));
+    // Many lines would hide what they lie over: then they are marks at the edge.
+    const isMany = cuts.length > plot.height / 24;
     let last = Infinity;
-    for (const { offset } of map.ranges) {
-        const y = Math.round(plot.y(offset));
-        if (offset <= view.low || offset >= view.high || last - y < 3) continue;
-        context.fillRect(plot.margin.left, y, plot.width, 0.7);
+    for (const y of cuts) {
+        if (last - y < 3) continue;
+        context.globalAlpha = isMany ? 1 : 0.45;
+        context.fillRect(isMany ? plot.margin.left + plot.width : plot.margin.left, y, isMany ? 6 : plot.width, 0.7);
         last = y;
     }
+    context.globalAlpha = 1;
 }
 
 /// The allocation at a place, or the largest of those that are too thin to be met there.
@@ -230,7 +234,7 @@ function hoverMap(pointer) {
     context.strokeRect(left - 1, top - 1, Math.max(right - left, 1) + 2, Math.max(bottom - top, 1) + 2);
 
     const request = map.request[at], microbatch = requests.microbatch[request], iteration = iterationAt(map.from[at]);
-    const end = map.isFreed[at] ? count(map.until[at]) + " (" + count(map.until[at] - map.from[at]) + " events)" : "the end: never freed";
+    const end = map.isFreed[at] ? count(map.until[at]) + " (" + count(map.until[at] - map.from[at]) + " events)" : report.pools[map.pool].out_of_memory ? "out of memory" : "the end: never freed";
     const endIteration = iterationAt(map.until[at]);
     const rows = [["module", report.modules[requests.module[request]] || "–"], ["phase", report.phases[requests.phase[request]]]];
     if (microbatch > 0) rows.push(["micro-batch", count(microbatch - 1)]);
@@ -241,7 +245,7 @@ function hoverMap(pointer) {
 
 function hoverHaze(pointer, { event, bytes }) {
     const { wide, high, full } = map.haze;
-    const column = Math.floor(event / report.events * wide), row = Math.floor(bytes / map.height * high);
+    const column = clamp(Math.floor(event / report.events * wide), 0, wide - 1), row = clamp(Math.floor(bytes / map.height * high), 0, high - 1);
     const part = wide ? full[row * wide + column] / 65535 : 0;
     const rows = [["address", addressText(bytes)], ["time", whenText(event)]];
     if (part > 0) rows.push(["not shown one by one", (100 * part).toFixed(1) + " % of this place"]);

@@ -71,7 +71,10 @@ impl Report<'_> {
     pub fn write(&self, mut to: impl Write) -> io::Result<()> {
         let pools = self.pools.len().max(1);
         let shown_max = SHOWN_OF_POOL_MAX.min(SHOWN_MAX / pools);
-        let new_map = |pool: &PoolReport<'_>| AddressMap::new(&pool.record.placed, self.events, shown_max);
+        let new_map = |pool: &PoolReport<'_>| {
+            let end = pool.out_of_memory.map_or(self.events, |(event, _)| event.min(self.events));
+            AddressMap::new(&pool.record.placed, self.events, end, shown_max)
+        };
         let maps: Vec<AddressMap> = self.pools.iter().map(new_map).collect();
         let requests = Requests::of(self.trace, &maps);
 

@@ -47,11 +47,16 @@ function drawCurves() {
         // Lines that lie on each other: the first is seen on both sides of the next.
         context.lineWidth = 1.6 + 3 * (1 - (place + 1) / shown.length);
         context.lineJoin = "round";
+        // What a pixel holds of ups and downs is a pale band, so that it does not hide what lies behind it; the line is the most.
+        context.fillStyle = context.strokeStyle;
+        context.globalAlpha = 0.18;
+        most.forEach((bytes, x) => {
+            if (bytes > least[x]) context.fillRect(plot.margin.left + x, plot.y(bytes), 1, plot.y(least[x]) - plot.y(bytes));
+        });
+        context.globalAlpha = 1;
         context.beginPath();
         most.forEach((bytes, x) => {
-            if (bytes < 0) return;
-            context.lineTo(plot.margin.left + x + 0.5, plot.y(bytes));
-            if (least[x] < bytes) context.lineTo(plot.margin.left + x + 0.5, plot.y(least[x]));
+            if (bytes >= 0) context.lineTo(plot.margin.left + x + 0.5, plot.y(bytes));
         });
         context.stroke();
         const end = report.pools[curve.pool].out_of_memory;
@@ -75,7 +80,7 @@ function drawOutOfMemory(context, plot, curve, [event, bytes]) {
     context.textBaseline = "middle";
     context.textAlign = x > plot.margin.left + plot.width / 2 ? "right" : "left";
     const text = report.pools[curve.pool].name.slice(0, 30) + ": out of memory, " + size(bytes) + " asked for";
-    context.fillText(text, context.textAlign === "right" ? x - 10 : x + 10, y + 4 + 15 * (curve.pool % 4));
+    context.fillText(text, context.textAlign === "right" ? x - 10 : x + 10, y + 17 + 15 * (curve.pool % 4));
 }
 
 function hoverCurves(pointer) {
@@ -110,7 +115,7 @@ function fillSizes() {
         line.append(make("td", power(Math.log2(row[0])) + " – " + power(Math.log2(row[0]) + 1)));
         for (const [column, text] of [[1, count(row[1])], [2, size(row[2])]]) {
             const cell = make("td"), fill = make("span", "", "fill");
-            fill.style.width = (row[column] ? Math.max(30 * row[column] / most[column - 1], 0.1) : 0) + "vw";
+            fill.style.width = `calc((100% - 7em) * ${row[column] / most[column - 1]})`;
             if (row[column] > 0) cell.append(fill, text);
             line.append(cell);
         }
@@ -162,7 +167,7 @@ function show({ from = view.from, until = view.until, low = view.low, high = vie
         const length = clamp(end - start, Math.min(least, most), most), first = clamp(start, 0, most - length);
         return [first, first + length];
     };
-    [view.from, view.until] = fit(from, until, 8, Math.max(report.events, 1));
+    [view.from, view.until] = fit(from, until, 8, lastEvent);
     if (map) [view.low, view.high] = fit(low, high, 512, map.height);
     repaint(true);
 }
@@ -211,10 +216,12 @@ function listenToMap() {
         hideTip();
     }, { passive: false });
     canvas.addEventListener("pointerdown", (event) => {
+        if (event.button !== 0) return;
         canvas.setPointerCapture(event.pointerId);
         held = { x: event.clientX, y: event.clientY, view: { ...view } };
     });
     canvas.addEventListener("pointermove", (event) => {
+        if (held && !event.buttons) held = null;
         if (!held) return hoverMap(event);
         const events = (held.x - event.clientX) / mapPlot.width * (held.view.until - held.view.from);
         const bytes = (event.clientY - held.y) / mapPlot.height * (held.view.high - held.view.low);
@@ -291,7 +298,8 @@ function offerPools() {
         line.style.background = PALETTE[curve.pool % PALETTE.length];
         label.append(box, line, report.pools[curve.pool].name + " reserved");
         byId("pools").append(label);
-        byId("pool").append(new Option(report.pools[curve.pool].name, curve.pool));
+        // A pool of which only the curve is known has no addresses to show.
+        if (report.pools[curve.pool].ranges.length > 0) byId("pool").append(new Option(report.pools[curve.pool].name, curve.pool));
     });
     byId("pools").append(swatch("var(--area)", "live"));
 }
@@ -311,6 +319,9 @@ async function start() {
     curves = report.pools.map((_, pool) => readCurve(columns, pool));
     for (const curve of curves) curve.peak = curve.reserved.most.reduce((peak, bytes) => Math.max(peak, bytes), 0);
     for (const curve of curves) curve.peak = curve.live.most.reduce((peak, bytes) => Math.max(peak, bytes), curve.peak);
+    // Where every pool has run out of memory, nothing comes after that.
+    lastEvent = Math.min(view.until, Math.ceil(1.04 * curves.reduce((last, curve) => Math.max(last, curve.until), 1)));
+    view.until = lastEvent;
     offerPools();
     listenToCurves();
     listenToMap();
@@ -322,8 +333,11 @@ async function start() {
     new ResizeObserver(() => repaint()).observe(mapPlot.canvas.parentElement);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => repaint());
     drawCurves();
-    if (report.pools.length > 0) {
-        await choosePool(0);
+    const offered = [...byId("pool").options].map((option) => Number(option.value));
+    if (offered.length > 0) {
+        const ours = offered.find((pool) => report.pools[pool].name === "stitchd") ?? offered[0];
+        byId("pool").value = ours;
+        await choosePool(ours);
         drawMap();
     }
     document.body.dataset.ready = lastDrawn.rectangles;

@@ -8,11 +8,12 @@
 const PALETTE = ["#4c86c6", "#f0883e", "#3fa66b", "#d9534f", "#9a6fc4", "#2aa5a5", "#b0783f", "#e377a8", "#a3a83a", "#6f74d9", "#5ec2f0", "#c9a227"];
 const SIZES = ["#6b4fa0", "#5a63b5", "#447fbe", "#2f98b3", "#2bac96", "#4fbd75", "#8ac850", "#c9cb3d", "#f0b92d", "#f08a2c"];
 const OTHER = "#8b929c";
-const MARGIN = { left: 82, right: 34, top: 20, bottom: 40 };
+const MARGIN = { left: 108, right: 34, top: 20, bottom: 40 };
 
 const report = JSON.parse(byId("report").textContent);
 // What the map shows: a stretch of time, and of the used addresses. The curve shows the same stretch of time.
 const view = { from: 0, until: Math.max(report.events, 1), low: 0, high: 1 };
+let lastEvent = view.until;
 let curves = [];
 let requests = null;
 let map = null;
@@ -77,7 +78,7 @@ function iterationAt(event) {
 
 function whenText(event) {
     const iteration = iterationAt(event);
-    return "event " + count(event) + (iteration === null ? "" : ", iteration " + iteration);
+    return "event " + count(Math.floor(event)) + (iteration === null ? "" : ", iteration " + iteration);
 }
 
 // ---- reading columns
@@ -155,7 +156,7 @@ function readMap(columns, pool) {
     const isFreed = new Uint8Array(length);
     for (let at = 0; at < length; at++) {
         isFreed[at] = until[at] % 2;
-        until[at] = from[at] + Math.floor(until[at] / 2);
+        until[at] = Math.min(from[at] + Math.floor(until[at] / 2), report.pools[pool].out_of_memory?.[0] ?? Infinity);
     }
     const offset = columns.differences(new Float64Array(length));
     const bytes = columns.numbers(new Float64Array(length));
@@ -252,13 +253,16 @@ class Plot {
         context.fillStyle = this.ink("quiet");
         context.textAlign = "right";
         context.textBaseline = "middle";
-        const unit = unitOf(this.high), unitBytes = 1024 ** unit;
-        const step = roundStep((this.high - this.low) / unitBytes, this.height / 45);
+        // A unit in which neighbouring labels differ within two digits after the point.
+        const unit = Math.min(unitOf(this.high), unitOf((this.high - this.low) * 8)), unitBytes = 1024 ** unit;
+        const step = Math.max(roundStep((this.high - this.low) / unitBytes, this.height / 45), unit === 0 ? 1 : 0);
         const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
         for (let tick = Math.ceil(this.low / unitBytes / step); tick * step * unitBytes <= this.high; tick++) {
             const y = this.y(tick * step * unitBytes);
+            if (y < top + 7 && iterationStarts.length > 0) continue;
             context.fillRect(left - 4, Math.round(y), 4, 1);
-            context.fillText((tick * step).toFixed(digits) + " " + UNITS[unit], left - 7, y);
+            const number = (tick * step).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+            context.fillText(number + " " + UNITS[unit], left - 7, y);
         }
         context.textBaseline = "top";
         context.textAlign = "center";

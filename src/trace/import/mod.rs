@@ -1,5 +1,6 @@
 //! Traces from whatever people have: told by its first bytes, never by its name.
 
+mod device;
 pub mod pickle;
 mod problem;
 mod rmm;

@@ -180,10 +180,22 @@ impl<'f> History<'f> {
                 let step = self.steps.len();
                 return self.curves.change(device, step, entry).ok_or_else(|| place.fault(SnapshotFault::Bytes));
             }
-            Action::OutOfMemory => self.findings.refused.push(entry.bytes),
+            Action::OutOfMemory => self.refused(device, entry),
             Action::Nothing => {}
         }
         Ok(())
+    }
+
+    /// A request for which there was no memory. Whoever looks at such a job asks what it would have taken: it is in the trace as if it had been served, and given back at once.
+    fn refused(&mut self, device: u32, entry: &Entry) {
+        self.findings.refused.push(entry.bytes);
+        // There is nothing at an address.
+        let here = self.places.remove(&(device, entry.address));
+        let record = self.open_entry(device, entry, Origin::Recorded);
+        self.places.remove(&(device, entry.address));
+        self.places.extend(here.map(|here| ((device, entry.address), here)));
+        self.step(EventKind::Alloc, record);
+        self.end(record, Now::Live);
     }
 
     /// Steps of the profiler that have begun by now end the ones before them.

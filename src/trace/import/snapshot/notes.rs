@@ -82,7 +82,10 @@ fn left_out(notes: &mut Vec<String>, fields: &Fields, findings: &Findings) {
         let sizes: Vec<String> = findings.refused.iter().take(SHOWN).map(Bytes::to_string).collect();
         let more = if findings.refused.len() > SHOWN { " and more" } else { "" };
         let requests = counted(findings.refused.len() as u64, "request");
-        notes.push(format!("Memory ran out: {requests} refused, of {}{more}.", sizes.join(", ")));
+        notes.push(format!(
+            "Memory ran out: {requests} refused, of {}{more}; in the trace as if served, and given back at once.",
+            sizes.join(", ")
+        ));
     }
     if findings.padding > 0 {
         let entries = counted(findings.padding, "entry");

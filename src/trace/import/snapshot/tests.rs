@@ -259,11 +259,14 @@ fn entries_that_are_no_allocations_are_named_or_passed_by() {
         at("teleport", 0, 10),
     ];
     let imported = import(&record(vec![segment(0, BASE, 0, 0, &[(1024, 10, LIVE)])], entries));
-    assert_eq!(events(&imported), [("alloc", 0)]);
+    assert_eq!(events(&imported), [("alloc", 0), ("alloc", 1), ("free", 1), ("alloc", 2), ("free", 2)]);
+    // What was refused counts as what the job needs, and not as what it has.
+    let summary = imported.trace.summary();
+    assert_eq!((summary.peak_live.get(), summary.persistent.get()), ((2 << 30) + 10, 10));
     notes_begin(
         &imported,
         &[
-            "Memory ran out: 2 requests refused, of 2.00 GiB, 2.00 GiB.",
+            "Memory ran out: 2 requests refused, of 2.00 GiB, 2.00 GiB; in the trace as if served",
             "1 entry left out that PyTorch makes for itself",
             "1 entry left out of kinds that are not known, such as \"teleport\"",
         ],
