@@ -12,7 +12,6 @@ use serde_json::json;
 use super::{DONE, Failure, Outcome, print_json};
 use crate::trace::import;
 use crate::trace::import::Imported;
-use crate::trace::period;
 use crate::trace::period::Numbering;
 use crate::units::Bytes;
 use target::Target;
@@ -100,7 +99,7 @@ pub(super) fn read(path: &Path) -> Result<Imported, Failure> {
 /// Reads a file, and numbers its iterations if nobody did. A note says where the numbers are from.
 pub(super) fn read_numbered(path: &Path) -> Result<(Imported, Numbering), Failure> {
     let mut imported = read(path)?;
-    let numbering = period::number(&mut imported.trace);
+    let numbering = imported.number();
     imported.notes.extend(numbered(numbering, imported.trace.iterations()));
     Ok((imported, numbering))
 }
