@@ -65,6 +65,8 @@ pub const TRACE_EVENTS_MAX: usize = 1 << 27;
 pub const TRACE_BLOCK_LEN_MAX: u32 = 2 << 20;
 /// Bytes in the name of a module of a binary trace: hundreds of times the longest seen.
 pub const TRACE_MODULE_LEN_MAX: usize = 64 << 10;
+/// Bytes in one line of a text that is read, what stands in quotes included: sixteen times the longest name of a module.
+pub const TEXT_LINE_LEN_MAX: usize = 1 << 20;
 /// Figures in a stats page: eight times what there are, in half a kilobyte.
 pub const COUNTERS_MAX: usize = 64;
 /// Milliseconds between two words that a request is still worked on, at most; a client that has less patience hears more often, but not more often than [`WORD_MS_MIN`].

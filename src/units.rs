@@ -16,6 +16,8 @@ impl Bytes {
     pub const ZERO: Bytes = Bytes(0);
     /// 2^63 − 1: more than any machine has, and still safe to add once.
     pub const MAX: Bytes = Bytes(i64::MAX as u64);
+    /// 2^62: the largest size that is read from anywhere. No device comes near it, and sums of two still fit.
+    pub const LARGEST: Bytes = Bytes(1 << 62);
 
     /// `n` bytes.
     pub const fn new(n: u64) -> Bytes {
@@ -50,6 +52,11 @@ impl Bytes {
     /// The sum, or `None` past [`Bytes::MAX`].
     pub fn checked_add(self, other: Bytes) -> Option<Bytes> {
         self.0.checked_add(other.0).map(Bytes).filter(|sum| *sum <= Bytes::MAX)
+    }
+
+    /// The sum, or [`Bytes::MAX`]: for figures that only have to be right where there is so much.
+    pub fn saturating_add(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_add(other.0)).min(Bytes::MAX)
     }
 
     /// The difference, or `None` below zero.
@@ -144,9 +151,6 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// The largest size that is read: no device comes near it, and sums of two still fit.
-const LARGEST_READ: u64 = 1 << 62;
-
 /// A size that a person wrote: a plain number of bytes, or a number with `KiB`, `MiB`, `GiB`, `TiB` (`K`, `M`, `G`,
 /// `T` for short).
 impl std::str::FromStr for Bytes {
@@ -167,14 +171,14 @@ impl std::str::FromStr for Bytes {
         };
         if let Ok(whole) = digits.parse::<u64>() {
             let bytes = Bytes(whole).checked_mul(1 << shift);
-            return bytes.filter(|bytes| bytes.0 <= LARGEST_READ).ok_or_else(too_large);
+            return bytes.filter(|bytes| *bytes <= Bytes::LARGEST).ok_or_else(too_large);
         }
         let fraction: f64 = digits.parse().map_err(|_| error())?;
         let bytes = fraction * (1u64 << shift) as f64;
         if bytes < 0.0 {
             return Err(error());
         }
-        if bytes > LARGEST_READ as f64 {
+        if bytes > Bytes::LARGEST.0 as f64 {
             return Err(too_large());
         }
         Ok(Bytes(bytes as u64))

@@ -213,6 +213,8 @@ impl Seen {
             }
             let place = seen.lens.entry(iteration).or_default();
             match event.kind {
+                // No script asks for nothing, and an entry for it would never be matched.
+                EventKind::Alloc if event.bytes == Bytes::ZERO => {}
                 EventKind::Alloc if event.is_dynamic => seen.dynamic += u64::from(iteration == 0 || iteration == last),
                 EventKind::Alloc => {
                     live.insert(event.id, seen.allocations.len());

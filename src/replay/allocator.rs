@@ -46,7 +46,12 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// More is kept.
+    /// Whether a device of `capacity`, or the largest that anybody could have, has `bytes` more. What fits can be added.
+    pub fn has_room(&self, bytes: Bytes, capacity: Option<Bytes>) -> bool {
+        self.now.checked_add(bytes).is_some_and(|sum| sum <= capacity.unwrap_or(Bytes::LARGEST))
+    }
+
+    /// More is kept, for which there is room.
     pub fn grow(&mut self, bytes: Bytes) {
         self.now += bytes;
         self.peak = self.peak.max(self.now);

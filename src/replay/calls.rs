@@ -113,3 +113,40 @@ impl Calls {
         self.counts
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_charged_what_their_table_says() {
+        let mut calls = Calls::new(&CostTable::A100);
+        let chunk = Bytes::mib(2);
+        let mut expected = 0.0;
+        let mut check = |calls: &Calls, micros: f64, total| {
+            expected += micros;
+            let found = calls.sum().seconds * 1e6;
+            assert!((found - expected).abs() < 1e-6, "{found} and not {expected} µs");
+            assert_eq!(calls.sum().total(), total);
+        };
+        calls.note(Call::Create, chunk, 3);
+        check(&calls, 3.0 * 193.0, 3);
+        // A run of chunks is one call that costs as much as one for each.
+        calls.note_run(Call::SetAccess, chunk, 4);
+        check(&calls, 4.0 * 36.0, 4);
+        let before = calls.sum();
+        calls.malloc(Bytes::mib(20));
+        check(&calls, 193.0 + 19.0 + 1.45 + 36.0, 5);
+        calls.free(Bytes::mib(20));
+        check(&calls, 26.0 + 26.0 + 19.0, 6);
+        // Nobody has measured an event.
+        calls.note(Call::Event, Bytes::ZERO, 2);
+        check(&calls, 0.0, 8);
+        let since = calls.sum().since(&before);
+        assert_eq!((since.malloc, since.free, since.of(Call::Event), since.of(Call::Create)), (1, 1, 2, 0));
+        assert!((since.seconds * 1e6 - 320.45).abs() < 1e-6, "{}", since.seconds);
+        let sum = before.plus(&since);
+        assert_eq!((sum.total(), sum.of(Call::Create)), (8, 3));
+        assert!((sum.seconds - calls.sum().seconds).abs() < 1e-12);
+    }
+}

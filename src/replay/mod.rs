@@ -3,6 +3,7 @@
 pub mod allocator;
 pub mod calls;
 mod extend;
+mod fresh;
 pub mod models;
 mod perturb;
 mod pools;

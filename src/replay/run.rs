@@ -147,7 +147,7 @@ impl Keeper {
 
     #[inline]
     fn alloc<A: Allocator + ?Sized>(&mut self, asked: &Asked, address: DeviceAddress, allocator: &A) {
-        self.live += asked.bytes;
+        self.live = self.live.saturating_add(asked.bytes);
         self.peak_live = self.peak_live.max(self.live);
         self.sizes[asked.slot as usize] = (asked.bytes, self.record.placed.len() as u32);
         self.note(allocator);
@@ -161,7 +161,7 @@ impl Keeper {
     #[inline]
     fn free<A: Allocator + ?Sized>(&mut self, slot: u32, event: u32, allocator: &A) {
         let (bytes, placed) = self.sizes[slot as usize];
-        self.live -= bytes;
+        self.live = self.live.saturating_sub(bytes);
         if self.watch.records {
             if let Some(placed) = self.record.placed.get_mut(placed as usize) {
                 placed.until = event;
@@ -202,5 +202,101 @@ impl Keeper {
             run.last_iteration = last.since(before);
         }
         run.record = self.watch.records.then_some(self.record);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::ids::StreamId;
+    use crate::replay::allocator::{OutOfMemory, Reserved};
+
+    /// Writes down what it is asked, and keeps what was not completed.
+    #[derive(Default)]
+    struct Noting {
+        heard: Vec<(char, u32)>,
+        sizes: Vec<Bytes>,
+        reserved: Reserved,
+        capacity: Option<Bytes>,
+        calls: CallSum,
+    }
+
+    impl Allocator for Noting {
+        fn alloc(&mut self, asked: &Asked) -> Result<DeviceAddress, OutOfMemory> {
+            if self.capacity.is_some_and(|capacity| self.reserved.now + asked.bytes > capacity) {
+                return Err(OutOfMemory);
+            }
+            self.heard.push(('a', asked.slot));
+            self.sizes.resize(self.sizes.len().max(asked.slot as usize + 1), Bytes::ZERO);
+            self.sizes[asked.slot as usize] = asked.bytes;
+            self.reserved.grow(asked.bytes);
+            self.calls.malloc += 1;
+            Ok(DeviceAddress::new(4096))
+        }
+
+        fn free(&mut self, slot: u32) {
+            self.heard.push(('f', slot));
+        }
+
+        fn completed(&mut self, slot: u32) {
+            self.heard.push(('c', slot));
+            self.reserved.shrink(self.sizes[slot as usize]);
+        }
+
+        fn record_stream(&mut self, slot: u32, _stream: StreamId) {
+            self.heard.push(('r', slot));
+        }
+
+        fn begin_iteration(&mut self, iteration: u32) {
+            self.heard.push(('i', iteration));
+        }
+
+        fn reserved(&self) -> Reserved {
+            self.reserved
+        }
+
+        fn calls(&self) -> CallSum {
+            self.calls
+        }
+    }
+
+    fn ran(rows: &str, device: u32, capacity: Option<u64>, watch: Watch) -> (Run, Vec<(char, u32)>) {
+        let text = format!("tick,event,id,bytes,stream,iteration,device\n{rows}");
+        let script = Script::of(&crate::trace::csv::read(text.as_bytes()).unwrap(), device);
+        let mut noting = Noting { capacity: capacity.map(Bytes::new), ..Noting::default() };
+        let run = run(&script, &mut noting, watch, &ManualClock::default(), &|_| ());
+        (run, noting.heard)
+    }
+
+    /// Device 1 says when bytes can be used again, and device 0 does not.
+    const TWO_DEVICES: &str = "0,alloc,1,100,0,0,0\n1,alloc,2,30,0,0,1\n2,free,1,,0,0,0\n3,alloc,3,50,0,1,0\n\
+        4,free,2,,0,1,1\n5,alloc,4,40,0,1,1\n6,free_completed,2,,0,1,1\n";
+
+    #[test]
+    fn a_free_completes_at_once_where_its_device_says_no_more() {
+        let (run, heard) = ran(TWO_DEVICES, 0, None, Watch::default());
+        assert_eq!(heard, [('i', 0), ('a', 0), ('f', 0), ('c', 0), ('i', 1), ('a', 0)]);
+        assert_eq!((run.served, run.peak_live, run.peak_reserved), (2, Bytes::new(100), Bytes::new(100)));
+        assert_eq!((run.calls.malloc, run.last_iteration.malloc, run.efficiency()), (2, 1, 1.0));
+    }
+
+    #[test]
+    fn a_free_completes_when_its_device_says_so() {
+        let (run, heard) = ran(TWO_DEVICES, 1, None, Watch::default());
+        assert_eq!(heard, [('i', 0), ('a', 0), ('i', 1), ('f', 0), ('a', 1), ('c', 0)]);
+        // What is freed is not live, and its bytes are still kept.
+        assert_eq!((run.peak_live, run.peak_reserved), (Bytes::new(40), Bytes::new(70)));
+        let (refused, heard) = ran(TWO_DEVICES, 1, Some(60), Watch::default());
+        assert_eq!(refused.out_of_memory, Some(Refused { event: 5, requested: Bytes::new(40) }));
+        assert_eq!((refused.served, heard.last()), (1, Some(&('f', 0))));
+    }
+
+    #[test]
+    fn peaks_are_also_those_of_the_iterations_after_a_plan() {
+        let (run, _) = ran(TWO_DEVICES, 0, None, Watch { after_iteration: Some(0), records: true });
+        assert_eq!(run.after, Some((Bytes::new(50), Bytes::new(50))));
+        let placed: Vec<_> = run.record.unwrap().placed.iter().map(|placed| (placed.from, placed.until)).collect();
+        assert_eq!(placed, [(0, 2), (3, u32::MAX)]);
     }
 }

@@ -66,7 +66,7 @@ pub struct Script {
     pub requests: u64,
     /// Iterations that it begins; at least one.
     pub iterations: u32,
-    /// The trace says when bytes can be used again: a free alone does not give them back.
+    /// The trace says of this device when bytes can be used again: a free alone does not give them back.
     pub has_completions: bool,
     /// Most bytes live at one time.
     pub peak_live: Bytes,
@@ -110,7 +110,8 @@ impl Script {
         let mut live: HashMap<u64, Bytes> = HashMap::new();
         let mut live_bytes = Bytes::ZERO;
         let mut iteration = None;
-        script.has_completions = trace.events.iter().any(|event| event.kind == EventKind::FreeCompleted);
+        let completes = |event: &Event| event.device == device && event.kind == EventKind::FreeCompleted;
+        script.has_completions = trace.events.iter().any(completes);
         for (at, event) in trace.events.iter().enumerate() {
             if event.device != device {
                 script.left_out += 1;
@@ -125,7 +126,7 @@ impl Script {
             match event.kind {
                 EventKind::Alloc if event.bytes > Bytes::ZERO => {
                     live.insert(event.id, event.bytes);
-                    live_bytes += event.bytes;
+                    live_bytes = live_bytes.saturating_add(event.bytes);
                     script.peak_live = script.peak_live.max(live_bytes);
                     script.requests += 1;
                     let context = *keys.entry(event.context).or_insert_with(|| trace.key(&event.context));
@@ -134,7 +135,7 @@ impl Script {
                 }
                 EventKind::Free => {
                     let Some(slot) = slots.of(event.id) else { continue };
-                    live_bytes -= live.remove(&event.id).unwrap_or(Bytes::ZERO);
+                    live_bytes = live_bytes.saturating_sub(live.remove(&event.id).unwrap_or(Bytes::ZERO));
                     script.steps.push(Step::Free { slot, event: number });
                     if !script.has_completions {
                         slots.give_back(event.id);
@@ -164,4 +165,54 @@ impl Script {
 
 fn asked(event: &Event, slot: u32, number: u32, context: ContextKey) -> Asked {
     Asked { slot, event: number, bytes: event.bytes, stream: event.stream, context, is_dynamic: event.is_dynamic }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(rows: &str, device: u32) -> Script {
+        let text = format!("tick,event,id,bytes,stream,iteration,device\n{rows}");
+        Script::of(&crate::trace::csv::read(text.as_bytes()).unwrap(), device)
+    }
+
+    /// Letters of the steps, with their slots or iterations.
+    fn letters(script: &Script) -> Vec<(char, u32)> {
+        let letter = |step: &Step| match *step {
+            Step::Alloc(asked) => ('a', asked.slot),
+            Step::Free { slot, .. } => ('f', slot),
+            Step::Completed { slot } => ('c', slot),
+            Step::RecordStream { slot, .. } => ('r', slot),
+            Step::Iteration(number) => ('i', number),
+        };
+        script.steps.iter().map(letter).collect()
+    }
+
+    /// Device 1 says when bytes can be used again, and device 0 does not.
+    const TWO_DEVICES: &str = "0,alloc,1,100,0,0,0\n1,alloc,2,30,0,0,1\n2,free,1,,0,0,0\n3,alloc,3,50,0,1,0\n\
+        4,free,2,,0,1,1\n5,alloc,4,40,0,1,1\n6,free_completed,2,,0,1,1\n7,alloc,5,10,0,1,1\n8,free,3,,0,2,0\n";
+
+    #[test]
+    fn the_events_of_one_device_are_run_and_the_others_are_counted() {
+        let first = steps(TWO_DEVICES, 0);
+        assert_eq!(letters(&first), [('i', 0), ('a', 0), ('f', 0), ('i', 1), ('a', 0), ('i', 2), ('f', 0)]);
+        assert_eq!((first.slots, first.requests, first.iterations, first.left_out), (1, 2, 3, 5));
+        assert_eq!(first.peak_live, Bytes::new(100));
+        assert!(!first.has_completions, "another device's are none of its business");
+    }
+
+    #[test]
+    fn a_slot_is_given_out_again_when_its_bytes_can_be_used_again() {
+        let second = steps(TWO_DEVICES, 1);
+        let expected = [('i', 0), ('a', 0), ('i', 1), ('f', 0), ('a', 1), ('c', 0), ('a', 0)];
+        assert_eq!(letters(&second), expected);
+        assert!(second.has_completions);
+        assert_eq!((second.slots, second.peak_live, second.left_out), (2, Bytes::new(50), 4));
+    }
+
+    #[test]
+    fn requests_for_nothing_and_what_becomes_of_them_are_left_out() {
+        let script = steps("0,alloc,1,0,0,0,0\n1,record_stream,1,,7,0,0\n2,alloc,2,8,0,0,0\n3,free,1,,0,0,0\n", 0);
+        assert_eq!((letters(&script), script.requests), (vec![('i', 0), ('a', 0)], 1));
+    }
 }

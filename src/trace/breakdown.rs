@@ -96,18 +96,18 @@ impl Count {
     fn alloc(&mut self, event: &Event, is_before_peak: bool) {
         self.requests += 1;
         self.dynamic_requests += u64::from(event.is_dynamic);
-        self.asked += event.bytes;
-        self.live += event.bytes;
+        self.asked = self.asked.saturating_add(event.bytes);
+        self.live = self.live.saturating_add(event.bytes);
         self.peak_live = self.peak_live.max(self.live);
         if is_before_peak {
-            self.at_peak += event.bytes;
+            self.at_peak = self.at_peak.saturating_add(event.bytes);
         }
     }
 
     fn free(&mut self, bytes: Bytes, is_before_peak: bool) {
-        self.live -= bytes;
+        self.live = self.live.saturating_sub(bytes);
         if is_before_peak {
-            self.at_peak -= bytes;
+            self.at_peak = self.at_peak.saturating_sub(bytes);
         }
     }
 
@@ -154,20 +154,22 @@ impl Trace {
                 EventKind::Alloc => {
                     figures.requests += 1;
                     figures.dynamic_requests += u64::from(event.is_dynamic);
-                    figures.asked += event.bytes;
-                    breakdown.asked += event.bytes;
+                    figures.asked = figures.asked.saturating_add(event.bytes);
+                    breakdown.asked = breakdown.asked.saturating_add(event.bytes);
                     if event.is_dynamic {
-                        breakdown.dynamic += event.bytes;
+                        breakdown.dynamic = breakdown.dynamic.saturating_add(event.bytes);
                     }
                     live.insert(event.id, event.bytes);
-                    live_bytes += event.bytes;
+                    live_bytes = live_bytes.saturating_add(event.bytes);
                     figures.peak_live = figures.peak_live.max(live_bytes);
                     if live_bytes > peak {
                         (peak, peak_at) = (live_bytes, at);
                         (breakdown.peak_tick, breakdown.peak_iteration) = (event.tick, event.iteration);
                     }
                 }
-                EventKind::Free => live_bytes -= live.remove(&event.id).unwrap_or(Bytes::ZERO),
+                EventKind::Free => {
+                    live_bytes = live_bytes.saturating_sub(live.remove(&event.id).unwrap_or(Bytes::ZERO));
+                }
                 _ => {}
             }
         }
@@ -218,7 +220,7 @@ impl Trace {
             }
             if let Some(class) = breakdown.sizes.last_mut() {
                 class.requests += 1;
-                class.asked += bytes;
+                class.asked = class.asked.saturating_add(bytes);
             }
         }
         breakdown.streams = distinct(self.requests().map(|event| event.stream.0));

@@ -93,7 +93,7 @@ impl Builder {
         }
         let mut asked = self.asked;
         if event.kind == EventKind::Alloc {
-            let sum = Some(event.bytes).filter(|bytes| *bytes <= Bytes::MAX);
+            let sum = Some(event.bytes).filter(|bytes| *bytes <= Bytes::LARGEST);
             asked = sum.and_then(|bytes| asked.checked_add(bytes)).ok_or(RuleError::Bytes)?;
         }
         if event.kind.has_id() {

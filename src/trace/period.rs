@@ -25,6 +25,8 @@ const AGREE: usize = 6;
 /// What a request that is not the same takes from a stretch, where each that is gives one: so that it shrinks below a share of 12 in 13, a little less than
 /// [`SHARE_MIN`], and a place with many misses does not cut it in two.
 const MISS: i64 = 12;
+/// Iterations begin with about the same live bytes: at most one part in so many of the peak apart.
+const BEGUN_WITH_MAX: i128 = 20;
 
 /// What repeats in a trace.
 #[derive(Clone, PartialEq, Debug)]
@@ -73,15 +75,20 @@ pub fn number(trace: &mut Trace) -> Numbering {
 }
 
 /// Whether what repeats is the job, and not a part of its only iteration that repeats there (the layers of a model, the steps of its optimizer): most requests are in it, memory is as full
-/// as anywhere, and what is taken is given back.
+/// as anywhere, what is taken is given back, and one iteration begins with as much as another. Layers that keep what they made for the backward pass begin with more each time.
 fn is_job(trace: &Trace, period: &Period) -> bool {
     let [.., before, last] = period.starts[..] else { return false };
     // The last one may be cut, or followed by what is no iteration.
     let inside = period.first..last + (last - before);
+    let mut starts = period.starts.iter().copied().peekable();
+    let mut begun_with = Vec::with_capacity(period.starts.len());
     let mut sizes: HashMap<u64, i128> = HashMap::new();
     let (mut live, mut peak, mut peak_inside, mut gives_back) = (0_i128, 0, 0, false);
     let (mut requests, mut requests_inside) = (0_u64, 0_u64);
     for (at, event) in trace.events.iter().enumerate() {
+        if starts.next_if_eq(&at).is_some() {
+            begun_with.push(live);
+        }
         match event.kind {
             EventKind::Alloc => {
                 let bytes = i128::from(event.bytes.get());
@@ -101,7 +108,11 @@ fn is_job(trace: &Trace, period: &Period) -> bool {
             peak_inside = peak_inside.max(live);
         }
     }
-    gives_back && peak_inside * 20 >= peak * 19 && requests_inside * 2 >= requests
+    // In the first that is found an optimizer may make its state.
+    let settled = begun_with.get(usize::from(begun_with.len() > 2)..).unwrap_or_default();
+    let (least, most) = settled.iter().fold((i128::MAX, 0), |(least, most), live| (least.min(*live), most.max(*live)));
+    let is_level = (most - least) * BEGUN_WITH_MAX <= peak;
+    gives_back && is_level && peak_inside * 20 >= peak * 19 && requests_inside * 2 >= requests
 }
 
 /// Sets the iteration of every event.
@@ -349,6 +360,18 @@ mod tests {
         Trace { events: sizes.iter().enumerate().map(event).collect(), modules: vec![String::new()] }
     }
 
+    /// The same with frees: each request but the first `kept` is freed behind the one that comes `after` less one behind it.
+    fn given_back(taken: &Trace, kept: usize, after: usize) -> Trace {
+        let mut events = Vec::new();
+        for (at, event) in taken.events.iter().enumerate() {
+            events.push(*event);
+            let freed = (at + 1).checked_sub(after).filter(|freed| *freed >= kept);
+            let freed = freed.and_then(|freed| taken.events.get(freed));
+            events.extend(freed.map(|freed| Event { kind: EventKind::Free, bytes: Bytes::ZERO, ..*freed }));
+        }
+        Trace { events, ..taken.clone() }
+    }
+
     fn random(rng: &mut Rng, len: usize, kinds: u64) -> Vec<u64> {
         (0..len).map(|_| 512 * (1 + rng.below(kinds))).collect()
     }
@@ -430,21 +453,18 @@ mod tests {
     fn what_comes_before_the_first_step_is_initialisation() {
         let mut rng = Rng::new(5);
         let (before, step) = (random(&mut rng, 30, 1000), random(&mut rng, 100, 40));
-        let given_back = |sizes: &[u64]| {
-            let mut trace = trace(sizes);
-            let last = *trace.events.last().unwrap();
-            trace.events.push(Event { kind: EventKind::Free, bytes: Bytes::ZERO, ..last });
-            trace
-        };
-        let mut short = given_back(&[before.clone(), step.repeat(3)].concat());
+        let given_back = |sizes: &[u64]| given_back(&trace(sizes), before.len(), 1);
+        let mut short = given_back(&[&before[..], &step.repeat(3)].concat());
         assert!(matches!(number(&mut short), Numbering::Period(_)));
-        let phases = |trace: &Trace| trace.events.iter().filter(|e| e.context.phase == Phase::Init).count();
-        assert_eq!((short.iterations(), phases(&short), short.events[129].iteration), (3, 30, 0));
+        let phases = |trace: &Trace| {
+            trace.events.iter().filter(|e| e.kind == EventKind::Alloc && e.context.phase == Phase::Init).count()
+        };
+        assert_eq!((short.iterations(), phases(&short), short.events[30 + 2 * 99].iteration), (3, 30, 0));
         // A first step that differs is one all the same.
         let first = random(&mut rng, 110, 40);
-        let mut long = given_back(&[before, first, step.repeat(2)].concat());
+        let mut long = given_back(&[&before[..], &first, &step.repeat(2)].concat());
         assert!(matches!(number(&mut long), Numbering::Period(_)));
-        assert_eq!((long.iterations(), phases(&long), long.events[140].iteration), (3, 40, 1));
+        assert_eq!((long.iterations(), phases(&long), long.events[30 + 2 * 110].iteration), (3, 40, 1));
     }
 
     #[test]
@@ -459,11 +479,14 @@ mod tests {
     #[test]
     fn parts_of_an_only_iteration_that_repeat_are_no_iterations() {
         let layers: Vec<u64> = (0..20_u64).flat_map(|_| (1..30_u64).map(|size| (size * size) << 9)).collect();
-        let mut taken = trace(&layers);
-        assert!(find(&taken).is_some());
-        assert_eq!(number(&mut taken), Numbering::None);
-        let last = *taken.events.last().unwrap();
-        taken.events.push(Event { kind: EventKind::Free, bytes: Bytes::ZERO, ..last });
+        let mut kept = trace(&layers);
+        assert!(find(&kept).is_some());
+        assert_eq!(number(&mut kept), Numbering::None);
+        // Activations are there until the backward pass frees them, the last first.
+        let given = kept.events.iter().rev().map(|event| Event { kind: EventKind::Free, bytes: Bytes::ZERO, ..*event });
+        let mut forward = Trace { events: kept.events.iter().copied().chain(given).collect(), ..kept.clone() };
+        assert_eq!(number(&mut forward), Numbering::None);
+        let taken = given_back(&kept, 0, 20);
         assert!(matches!(number(&mut taken.clone()), Numbering::Period(_)));
         // Memory was fuller before it, as in a forward pass before an optimizer.
         let most = Event { id: 1 << 20, bytes: Bytes::gib(1), ..taken.events[0] };

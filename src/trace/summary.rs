@@ -21,7 +21,7 @@ pub struct Summary {
 }
 
 impl Trace {
-    /// Counts it all once.
+    /// Counts it all once. Sums stop at what no machine has.
     pub fn summary(&self) -> Summary {
         let mut summary = Summary { iterations: self.iterations(), ..Summary::default() };
         let mut live = HashMap::new();
@@ -32,10 +32,12 @@ impl Trace {
                     summary.requests += 1;
                     summary.dynamic_requests += u64::from(event.is_dynamic);
                     live.insert(event.id, event.bytes);
-                    live_bytes += event.bytes;
+                    live_bytes = live_bytes.saturating_add(event.bytes);
                     summary.peak_live = summary.peak_live.max(live_bytes);
                 }
-                EventKind::Free => live_bytes -= live.remove(&event.id).unwrap_or(Bytes::ZERO),
+                EventKind::Free => {
+                    live_bytes = live_bytes.saturating_sub(live.remove(&event.id).unwrap_or(Bytes::ZERO));
+                }
                 _ => {}
             }
         }

@@ -34,3 +34,18 @@ pub(crate) fn pickles() -> Vec<(&'static str, Vec<u8>)> {
         ("events of blocks", repeated(&blocks, b"}(h\0h\x03h\x01h\x02u", b"eue.")),
     ]
 }
+
+/// The same as a beginning and what is repeated, to any length: nothing comes after it.
+pub(crate) fn shapes() -> [(&'static str, &'static [u8], &'static [u8]); 6] {
+    const EVENTS: &[u8] =
+        b"\x8c\x06action\x94\x8c\x04addr\x94\x8c\x04size\x94\x8c\x06stream\x94\x8c\x05alloc\x94K\x01\x940\
+        }(\x8c\x08segments]\x8c\x0ddevice_traces]](";
+    [
+        ("nothing", b"", b"N"),
+        ("lists", b"", b"]"),
+        ("tuples in tuples", b"N", b"\x85"),
+        ("copies", b"N", b"2"),
+        ("numbers put away", b"", b"K\x01\x94"),
+        ("events", EVENTS, b"}(h\0h\x04h\x01h\x05h\x02h\x05h\x03h\x05u"),
+    ]
+}

@@ -109,6 +109,11 @@ fn words_of_people_are_read_or_refused() {
     run("words");
 }
 
+/// What the reader of a compressed file takes at most, whatever is in it.
+fn bound(packed: usize) -> usize {
+    (640 << 20) + (8 << 10) * packed
+}
+
 /// A file of a header and then one row again and again, packed.
 fn bomb(header: &[u8], row: &[u8]) -> Vec<u8> {
     let rows = row.repeat(1 << 20);
@@ -129,33 +134,59 @@ fn a_small_file_that_grows_without_end_is_refused_before_it_fills_the_memory() {
         let bomb = bomb(header, row);
         let (trace, peak) = peak_of(|| import::read(&bomb[..]));
         assert!(trace.unwrap_err().to_string().starts_with("cannot read line"));
-        assert!(peak < 1 << 30, "{peak} bytes");
+        assert!(peak < bound(bomb.len()), "{peak} bytes");
+    }
+}
+
+#[test]
+fn packed_pickles_stay_within_their_bound() {
+    // Bytes that cannot be packed buy room for those that can.
+    let mut rng = Rng::new(SEED);
+    let noise: Vec<u8> = (0..100_000).map(|_| rng.next_u64() as u8).collect();
+    // Within what a file may grow to, and far beyond.
+    for (noise, len) in [(&noise[..0], 900 << 10), (&noise[..], 4 << 20), (&noise[..], 24 << 20)] {
+        let text = [b"B", &(noise.len() as u32).to_le_bytes()[..], noise, b"0"].concat();
+        for (name, start, code) in bombs::shapes() {
+            let pickle = [b"\x80\x04", &text[..], start, &code.repeat(len / code.len())].concat();
+            let packed = zstd::encode_all(&pickle[..], 3).unwrap();
+            let (read, peak) = peak_of(|| import::read(&packed[..]));
+            let error = stitchd::error::chain(&read.unwrap_err());
+            assert_eq!(error.contains("it grows to more than"), len == 24 << 20, "{name}: {error}");
+            println!("{name}: {peak} bytes of memory for {} that unpack to {}", packed.len(), pickle.len());
+            assert!(peak < bound(packed.len()), "{name}: {peak} bytes of memory for {}", packed.len());
+        }
     }
 }
 
 #[test]
 fn a_binary_trace_that_grows_without_end_is_refused_before_it_fills_the_memory() {
-    // A mark, and then marks as foretold: one byte each, in blocks with the right checksums.
-    let mut file = [&binary::MAGIC[..], &binary::VERSION.to_le_bytes()].concat();
-    for block in 0_u64..64 {
-        let mut bytes = vec![0; 1 << 20];
-        if block == 0 {
-            // Four of them are told, until the book foretells.
-            bytes.splice(..0, [1, 0x66, 3, 3, 3]);
+    // A mark, and then marks as foretold: one byte each. In the second file a name that cannot be packed buys room for them.
+    let mut rng = Rng::new(SEED);
+    let name: Vec<u8> = (0..48_000).map(|_| b'0' + rng.below(64) as u8).collect();
+    let name = [&[2, 0x80, 0xf7, 2][..], &name].concat();
+    for first in [&name[..0], &name] {
+        let mut file = [&binary::MAGIC[..], &binary::VERSION.to_le_bytes()].concat();
+        // Four of them are told, until the book foretells.
+        seal(&mut file, 0, &[first, &[1, 0x66, 3, 3, 3], &[0; 1 << 20]].concat());
+        for block in 1..64 {
+            seal(&mut file, block, &[0; 1 << 20]);
         }
-        let mut sealed = vec![1];
-        sealed.extend((bytes.len() as u32).to_le_bytes());
-        sealed.extend(bytes);
-        let checksum = crc32fast::hash(&[&block.to_le_bytes()[..], &sealed].concat());
-        file.extend(sealed);
-        file.extend(checksum.to_le_bytes());
+        let bomb = zstd::encode_all(&file[..], 1).unwrap();
+        assert!(bomb.len() < 60_000, "{} bytes", bomb.len());
+        let (trace, peak) = peak_of(|| import::read(&bomb[..]));
+        let error = stitchd::error::chain(&trace.unwrap_err());
+        assert!(error.contains("it grows to more than"), "{error}");
+        println!("{peak} bytes of memory for {}", bomb.len());
+        assert!(peak < bound(bomb.len()), "{peak} bytes");
     }
-    let bomb = zstd::encode_all(&file[..], 1).unwrap();
-    assert!(bomb.len() < 20_000, "{} bytes", bomb.len());
-    let (trace, peak) = peak_of(|| import::read(&bomb[..]));
-    let error = stitchd::error::chain(&trace.unwrap_err());
-    assert!(error.contains("it grows to more than"), "{error}");
-    assert!(peak < 1 << 30, "{peak} bytes");
+}
+
+/// Adds a block of events with the right checksum.
+fn seal(file: &mut Vec<u8>, block: u64, codes: &[u8]) {
+    let sealed = [&[1][..], &(codes.len() as u32).to_le_bytes(), codes].concat();
+    let checksum = crc32fast::hash(&[&block.to_le_bytes()[..], &sealed].concat());
+    file.extend(sealed);
+    file.extend(checksum.to_le_bytes());
 }
 
 #[test]
@@ -164,7 +195,7 @@ fn no_pickle_takes_memory_out_of_proportion_to_its_length() {
         let (read, peak) = peak_of(|| stitchd::trace::import::snapshot::read(&bomb));
         let (times, outcome) = (peak as f64 / bomb.len() as f64, read.map(|imported| imported.trace.events.len()));
         println!("{name}: {times:.0} bytes for each of {}, and then {outcome:?}", bomb.len());
-        assert!(times < 200.0, "{name}: {times:.0} bytes for each");
+        assert!(times < 64.0, "{name}: {times:.0} bytes for each");
         assert_eq!(outcome.is_ok(), name.starts_with("events"), "{name}: {outcome:?}");
     }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use stitchd::clock::SystemClock;
+use stitchd::driver::Call;
 use stitchd::driver::cost_table::CostTable;
 use stitchd::replay::models::caching::{CachingAllocator, Conf, Version};
 use stitchd::replay::models::gmlake::{Gmlake, GmlakeOptions, GmlakeStates};
@@ -83,14 +84,23 @@ fn the_caching_model_gives_up_where_pytorch_does() {
 /// Under a capacity an expandable segment gives pages up and takes them again: the bar is that it finishes near the peak of what is live, at a price in calls.
 #[test]
 fn expandable_segments_finish_near_the_peak_and_pay_in_calls() {
-    for (name, _, _) in PEAKS {
+    let mut pressed = 0;
+    for (name, _, unlimited_peak) in PEAKS {
         let script = script(name);
         let capacity = script.peak_live.get() / 1000 * 1024;
         let run = caching(&script, "expandable_segments:True", Version::NEWEST, Some(capacity));
         println!("{name} in 1.024 times its peak: served {} of {}, {:?}", run.served, script.requests, run.calls);
         assert_eq!(run.out_of_memory, None, "{name}");
         assert!(run.peak_reserved.get() <= capacity);
+        // With as many bytes as it likes it maps, and never unmaps.
+        let unlimited = caching(&script, "expandable_segments:True", Version::NEWEST, None).calls;
+        let is_pressed = unlimited_peak > capacity;
+        assert_eq!((unlimited.of(Call::Unmap), run.calls.of(Call::Unmap) > 0), (0, is_pressed), "{name}");
+        assert_eq!(run.calls.total() > unlimited.total(), is_pressed, "{name}");
+        assert_eq!(run.calls.seconds > unlimited.seconds, is_pressed, "{name}");
+        pressed += u32::from(is_pressed);
     }
+    assert!(pressed > 0);
 }
 
 /// Section 4.2.2: after a few iterations of a regular job only exact matches are left.

@@ -8,7 +8,7 @@ use super::word;
 use crate::cli::table::Table;
 use crate::cli::{DONE, Outcome, print_json, print_out};
 use crate::trace::import::Imported;
-use crate::trace::period::{self, Numbering};
+use crate::trace::period::Numbering;
 use crate::trace::{Breakdown, IterationFigures, Part};
 use crate::units::Bytes;
 
@@ -17,7 +17,7 @@ const SHOWN: usize = 10;
 
 pub(super) fn run(file: &Path, layers: bool, json: bool) -> Outcome {
     let mut imported = super::read(file)?;
-    let numbering = period::number(&mut imported.trace);
+    let numbering = imported.number();
     let breakdown = imported.trace.breakdown();
     if json {
         print_json(&object(&imported, &breakdown, numbering, layers));

@@ -13,7 +13,6 @@ use super::{DONE, Failure, Outcome, print_json};
 use crate::trace::EventKind;
 use crate::trace::import;
 use crate::trace::import::Imported;
-use crate::trace::period;
 use crate::trace::period::Numbering;
 use crate::units::Bytes;
 use target::Target;
@@ -101,7 +100,7 @@ pub(super) fn read(path: &Path) -> Result<Imported, Failure> {
 /// Reads a file, and numbers its iterations if nobody did. A note says where the numbers are from.
 pub(super) fn read_numbered(path: &Path) -> Result<(Imported, Numbering), Failure> {
     let mut imported = read(path)?;
-    let numbering = period::number(&mut imported.trace);
+    let numbering = imported.number();
     imported.notes.extend(numbered(numbering, imported.trace.iterations()));
     Ok((imported, numbering))
 }
@@ -114,7 +113,7 @@ pub(super) fn read_job(path: &Path, device: Option<u32>) -> Result<(Imported, u3
     if !imported.trace.events.iter().any(|event| event.kind == EventKind::Alloc && event.device == device) {
         return Err(Failure::Usage(format!("{}: nothing is allocated on device {device}", path.display())));
     }
-    let numbering = period::number(&mut imported.trace);
+    let numbering = imported.number();
     imported.notes.extend(numbered(numbering, imported.trace.iterations()));
     if left_out > 0 {
         let note = format!("{left_out} events of other devices than {device} are left out; --device chooses another");

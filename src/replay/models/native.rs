@@ -53,11 +53,11 @@ impl Allocator for Native {
         let len = asked.bytes.round_up(if is_small { UNIT } else { PAGE }).ok_or(OutOfMemory)?;
         let more = if is_small {
             let before = Native::pages(self.small).ok_or(OutOfMemory)?;
-            Native::pages(self.small + len).ok_or(OutOfMemory)? - before
+            self.small.checked_add(len).and_then(Native::pages).ok_or(OutOfMemory)? - before
         } else {
             len
         };
-        if self.capacity.is_some_and(|capacity| self.reserved.now + more > capacity) {
+        if !self.reserved.has_room(more, self.capacity) {
             return Err(OutOfMemory);
         }
         if is_small {
@@ -107,6 +107,24 @@ impl Allocator for Native {
 mod tests {
     use super::*;
     use crate::trace::ContextKey;
+
+    #[test]
+    fn more_than_any_device_has_is_out_of_memory() {
+        let mut native = Native::new(None, &CostTable::A100);
+        let asked = |slot, bytes| Asked {
+            slot,
+            event: 0,
+            bytes: Bytes::new(bytes),
+            stream: StreamId::DEFAULT,
+            context: ContextKey::UNKNOWN,
+            is_dynamic: false,
+        };
+        native.alloc(&asked(0, (1 << 62) - 1)).unwrap();
+        assert_eq!(native.alloc(&asked(1, 1 << 62)), Err(OutOfMemory));
+        assert_eq!(native.alloc(&asked(2, 1)), Err(OutOfMemory));
+        native.free(0);
+        assert_eq!(native.reserved().now, Bytes::ZERO);
+    }
 
     #[test]
     fn small_requests_share_pages_and_large_ones_have_their_own() {

@@ -2,6 +2,7 @@
 //!
 //! Strict: whatever is not as CONTRACT says is refused with the line, the column and what was found there, and nothing is returned.
 
+mod lines;
 pub(super) mod table;
 mod write;
 
@@ -187,6 +188,17 @@ mod tests {
             let error = read_text(text).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{text:?} gives {error:?}, not {expected:?}");
         }
+    }
+
+    #[test]
+    fn an_open_quote_or_a_line_without_end_is_an_error_with_its_line() {
+        let chain = |text: &[u8]| crate::error::chain(&read(text).unwrap_err());
+        let text = "tick,event,id,bytes,module\n1,alloc,1,5,a\n2,free,1,,\"b\n3,alloc,2,5,c\n";
+        assert_eq!(chain(text.as_bytes()), "cannot read line 3: a quote that is opened there is never closed");
+        assert_eq!(chain(b"tick,event,id,\"bytes"), "cannot read line 1: a quote that is opened there is never closed");
+        let text = format!("tick,event,id,bytes,module\n1,alloc,1,5,{}\n", "x".repeat(2 << 20));
+        assert_eq!(chain(text.as_bytes()), "cannot read line 2: it is longer than 1048576 bytes");
+        assert!(chain(&vec![0; 2 << 20]).starts_with("cannot read line 1: it is longer than"));
     }
 
     #[test]

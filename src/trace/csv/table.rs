@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::str::FromStr;
 
+use super::lines::Lines;
 use crate::trace::TraceError;
 
 /// What the header of a kind of file has.
@@ -17,7 +18,7 @@ pub(in crate::trace) struct Layout {
 
 /// A file that is being read.
 pub(in crate::trace) struct Table<R> {
-    reader: ::csv::Reader<R>,
+    reader: ::csv::Reader<Lines<R>>,
     layout: &'static Layout,
     /// Where each known column stands.
     places: Vec<Option<usize>>,
@@ -29,8 +30,9 @@ pub(in crate::trace) struct Table<R> {
 impl<R: Read> Table<R> {
     /// Reads the header.
     pub(in crate::trace) fn open(bytes: R, layout: &'static Layout) -> Result<Table<R>, TraceError> {
-        let mut reader = ::csv::ReaderBuilder::new().flexible(true).from_reader(bytes);
-        let header = reader.byte_headers().map_err(|error| broken(1, error))?;
+        let mut reader = ::csv::ReaderBuilder::new().flexible(true).from_reader(Lines::new(bytes));
+        let header = reader.byte_headers().cloned();
+        let header = header.map_err(|error| broken(reader.get_ref().wrong_line().unwrap_or(1), error))?;
         let mut places = vec![None; layout.columns.len()];
         for (at, name) in header.iter().enumerate() {
             let known =
@@ -53,8 +55,10 @@ impl<R: Read> Table<R> {
     /// The next row; nothing at the end.
     pub(in crate::trace) fn row(&mut self) -> Result<Option<Row<'_>>, TraceError> {
         let line = self.line;
-        if !self.reader.read_byte_record(&mut self.record).map_err(|error| broken(line + 1, error))? {
-            return Ok(None);
+        match self.reader.read_byte_record(&mut self.record) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(error) => return Err(broken(self.reader.get_ref().wrong_line().unwrap_or(line + 1), error)),
         }
         self.line = self.record.position().map_or(line + 1, ::csv::Position::line);
         if self.record.len() != self.count {

@@ -13,7 +13,8 @@ use std::io::Read;
 use std::path::Path;
 
 use super::builder::{Builder, RuleError};
-use super::unpack::Unpacked;
+use super::period::{self, Numbering};
+use super::unpack::{Growth, Unpacked};
 use super::{Event, Trace, TraceError, binary, csv};
 
 /// What came out of a file.
@@ -27,6 +28,15 @@ pub struct Imported {
     pub reserved: Vec<Reserved>,
     /// How that allocator was set, where the file says so.
     pub settings: Option<snapshot::AllocatorSettings>,
+    /// The file is one iteration by what it is, and whatever repeats in it is a part of that: nobody should number it.
+    pub is_one_iteration: bool,
+}
+
+impl Imported {
+    /// Numbers the iterations of the trace, if the file does not and has any.
+    pub fn number(&mut self) -> Numbering {
+        if self.is_one_iteration { Numbering::None } else { period::number(&mut self.trace) }
+    }
 }
 
 /// A point of a real reserved curve.
@@ -54,9 +64,6 @@ pub fn open(path: &Path) -> Result<File, TraceError> {
     Ok(file)
 }
 
-/// A compressed binary trace may grow by this much beyond its proportion: an event can be one byte of it.
-const BINARY_GROWTH_FREE: u64 = 2 << 20;
-
 /// A pickle is read whole: its values refer to each other.
 const PICKLE_LEN_MAX: u64 = 4 << 30;
 
@@ -65,10 +72,11 @@ pub fn read(bytes: impl Read) -> Result<Imported, TraceError> {
     let unpacked = Unpacked::open(bytes).map_err(|source| TraceError::Read { line: 1, source })?;
     let head = unpacked.head();
     if head.starts_with(binary::MAGIC) {
-        unpacked.hold_to(BINARY_GROWTH_FREE);
+        unpacked.hold_to(Growth::CODES);
         return Ok(Imported { trace: binary::read(unpacked)?, ..Imported::default() });
     }
     if pickle::Pickle::begins_with(head) {
+        unpacked.hold_to(Growth::PICKLE);
         let mut whole = Vec::new();
         unpacked.take(PICKLE_LEN_MAX + 1).read_to_end(&mut whole).map_err(TraceError::Open)?;
         return if whole.len() as u64 > PICKLE_LEN_MAX { Err(TraceError::TooLong) } else { snapshot::read(&whole) };
@@ -106,6 +114,21 @@ fn build(events: impl IntoIterator<Item = Event>) -> Result<Trace, TraceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_repeats_in_a_problem_or_in_mere_blocks_is_no_iteration() {
+        // As many buffers as three iterations would have, one after the other.
+        let sizes: Vec<u64> = (0..90).map(|n| 512 * (1 + n % 30 * (n % 30))).collect();
+        let rows: String = sizes.iter().enumerate().map(|(n, size)| format!("{n},{n},{},{size}\n", n + 1)).collect();
+        let mut problem = read(format!("id,lower,upper,size\n{rows}").as_bytes()).unwrap();
+        assert!(matches!(period::number(&mut problem.trace.clone()), Numbering::Period(_)));
+        assert_eq!((problem.number(), problem.trace.iterations()), (Numbering::None, 1));
+        let blocks: Vec<_> = sizes.iter().map(|size| (*size as i64, *size as i64, "active_allocated")).collect();
+        let segment = written::segment(0, 4096, 0, 0, &blocks);
+        let mut snapshot = read(&written::pickle(&written::Node::List(vec![segment]), 4)[..]).unwrap();
+        assert!(snapshot.is_one_iteration && period::find(&snapshot.trace).is_some());
+        assert_eq!(snapshot.number(), Numbering::None);
+    }
 
     #[test]
     fn a_file_is_told_by_its_first_bytes_and_not_by_its_name() {

@@ -4,9 +4,9 @@
 //! Not for: what the data means. Byte strings and whole numbers beyond 64 bits are passed over; sets are read as lists; what follows the end of the
 //! pickle is not looked at, as in Python.
 //!
-//! Invariants: nothing here calls itself, so no nesting is too deep; an opcode keeps at most one value of 16 bytes on the stack, one in the memo and 24
-//! bytes of a container, so that memory stays below 200 times the length of the file whatever is in it; a value that a file mentions many times is there
-//! once.
+//! Invariants: nothing here calls itself, so no nesting is too deep; a file has at most one value for two of its bytes and one container for eight, and keeps
+//! a value once, so that memory stays below 64 times its length whatever is in it ([`PickleFault::Dense`]: Python writes no file with half as many); a value that
+//! a file mentions many times is there once.
 
 /// A value: small ones as they are, the others as their number in the [`Pickle`] that they came with.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -90,6 +90,9 @@ pub enum PickleFault {
     /// A length below zero.
     #[error("a length of {0}")]
     Length(i32),
+    /// It builds more than any writer would in as many bytes.
+    #[error("more {0} than a file of this length can have")]
+    Dense(&'static str),
     /// More than numbers of 32 bits can tell apart.
     #[error("more values than can be told apart")]
     Many,
@@ -110,7 +113,7 @@ impl<'a> Pickle<'a> {
     pub fn read(bytes: &'a [u8], passed_over: &[&str]) -> Result<Pickle<'a>, PickleError> {
         let pickle = Pickle { texts: Vec::new(), lists: Vec::new(), dicts: Vec::new(), root: Value::None };
         let (stack, marks, memo) = (Vec::new(), Vec::new(), Vec::new());
-        let machine = Machine { bytes, next: 0, at: 0, stack, marks, memo, kept: 0, passed_over, pickle };
+        let machine = Machine { bytes, next: 0, at: 0, stack, marks, memo, kept: 0, built: 0, passed_over, pickle };
         machine.run()
     }
 
@@ -151,6 +154,12 @@ impl<'a> Pickle<'a> {
 
 const PROTO: u8 = 0x80;
 const PROTOCOL_MAX: u8 = 5;
+/// Anything may be as small as this.
+const DENSE_FREE: usize = 4096;
+/// A value takes a byte for what it is and one for what it says, or stands under a key.
+const BYTES_PER_VALUE: usize = 2;
+/// A container takes three bytes to make and to keep, and those of what is in it.
+const BYTES_PER_CONTAINER: usize = 8;
 
 struct Machine<'a, 'k> {
     bytes: &'a [u8],
@@ -164,6 +173,8 @@ struct Machine<'a, 'k> {
     memo: Vec<Option<Value>>,
     /// How many places of the memo are taken.
     kept: usize,
+    /// How many values were put on the stack, ever.
+    built: usize,
     passed_over: &'k [&'k str],
     pickle: Pickle<'a>,
 }
@@ -203,19 +214,19 @@ impl<'a> Machine<'a, '_> {
             b'0' => drop(self.pop()?),
             b'1' => drop(self.pop_marked()?),
             b'2' => {
-                let top = self.pop()?;
-                self.stack.extend([top, top]);
+                let top = self.top()?;
+                self.push(top)?;
             }
-            b'N' => self.stack.push(Value::None),
-            0x88 => self.stack.push(Value::Bool(true)),
-            0x89 => self.stack.push(Value::Bool(false)),
+            b'N' => self.push(Value::None)?,
+            0x88 => self.push(Value::Bool(true))?,
+            0x89 => self.push(Value::Bool(false))?,
             b'J' | b'K' | b'M' | 0x8a | 0x8b => {
                 let whole = self.whole(opcode)?;
-                self.stack.push(whole);
+                self.push(whole)?;
             }
             b'G' => {
                 let float = f64::from_be_bytes(self.array()?);
-                self.stack.push(Value::Float(float));
+                self.push(Value::Float(float))?;
             }
             // BINUNICODE, BINUNICODE8, BINSTRING, BINBYTES, BINBYTES8 and BYTEARRAY8, each with its SHORT one
             0x8c | b'X' | 0x8d | b'U' | b'T' | b'C' | b'B' | 0x8e | 0x96 => self.string(opcode)?,
@@ -299,8 +310,7 @@ impl<'a> Machine<'a, '_> {
         if value != Value::Other {
             self.pickle.texts.push(bytes);
         }
-        self.stack.push(value);
-        Ok(())
+        self.push(value)
     }
 
     fn number(&self, count: usize) -> Result<u32, PickleError> {
@@ -309,15 +319,33 @@ impl<'a> Machine<'a, '_> {
 
     fn push_list(&mut self, value: fn(u32) -> Value, items: Vec<Value>) -> Result<(), PickleError> {
         let value = value(self.number(self.pickle.lists.len())?);
+        self.container()?;
         self.pickle.lists.push(items);
-        self.stack.push(value);
-        Ok(())
+        self.push(value)
     }
 
     fn push_dict(&mut self, entries: Vec<(Value, Value)>) -> Result<(), PickleError> {
         let value = Value::Dict(self.number(self.pickle.dicts.len())?);
+        self.container()?;
         self.pickle.dicts.push(entries);
+        self.push(value)
+    }
+
+    fn push(&mut self, value: Value) -> Result<(), PickleError> {
+        self.built += 1;
+        if self.built > DENSE_FREE + self.bytes.len() / BYTES_PER_VALUE {
+            return Err(self.fault(PickleFault::Dense("values")));
+        }
         self.stack.push(value);
+        Ok(())
+    }
+
+    /// One more is to be made.
+    fn container(&self) -> Result<(), PickleError> {
+        let made = self.pickle.lists.len() + self.pickle.dicts.len();
+        if made >= DENSE_FREE + self.bytes.len() / BYTES_PER_CONTAINER {
+            return Err(self.fault(PickleFault::Dense("lists and dictionaries")));
+        }
         Ok(())
     }
 
@@ -438,8 +466,8 @@ impl<'a> Machine<'a, '_> {
             _ => self.number(self.kept)?,
         };
         let place = number as usize;
-        // Writers count from 0 or 1, and an opcode of theirs takes a byte at least.
-        if place > self.at {
+        // Writers count from 0 or 1, and keep a value once.
+        if place > self.built {
             return Err(self.fault(PickleFault::Put(number)));
         }
         let top = self.top()?;
@@ -458,8 +486,8 @@ impl<'a> Machine<'a, '_> {
             _ => u32::from_le_bytes(self.array()?),
         };
         let kept = self.memo.get(number as usize).copied().flatten();
-        self.stack.push(kept.ok_or_else(|| self.fault(PickleFault::Get(number)))?);
-        Ok(())
+        let kept = kept.ok_or_else(|| self.fault(PickleFault::Get(number)))?;
+        self.push(kept)
     }
 }
 
@@ -661,8 +689,30 @@ mod tests {
     }
 
     #[test]
+    fn more_values_than_writers_make_of_so_many_bytes_are_refused() {
+        let cases: [(&[u8], usize, &str); 5] = [
+            (b"N", 2 + 4096 + 50_000, "values"),
+            (b"2", 2 + 4096 + 50_000, "values"),
+            (b"]", 2 + 4096 + 12_500, "lists and dictionaries"),
+            (b"}", 2 + 4096 + 12_500, "lists and dictionaries"),
+            (b"\x85", 2 + 4096 + 12_500, "lists and dictionaries"),
+        ];
+        for (code, at, what) in cases {
+            // 100 000 bytes and one for the value that the others are made of.
+            let bytes = [b"\x80\x04N", &code.repeat(100_000 - 4)[..], b"."].concat();
+            let error = read(&bytes).unwrap_err();
+            assert_eq!(error.fault, PickleFault::Dense(what), "{}", code.escape_ascii());
+            assert!(error.at.abs_diff(at) <= 1, "byte {} and not {at} of {}", error.at, code.escape_ascii());
+        }
+        // The same value kept again and again.
+        let bytes = [b"\x80\x04N", &[0x94; 100][..], b"."].concat();
+        assert_eq!(read(&bytes).unwrap_err().fault, PickleFault::Put(2));
+    }
+
+    #[test]
     fn nesting_a_million_deep_is_read_like_anything_else() {
-        let bytes = [b"\x80\x04", &[b']'; 1 << 20][..], &[b'a'; (1 << 20) - 1], b"."].concat();
+        // As many bytes as a writer would take: a number comes and goes at each depth.
+        let bytes = [b"\x80\x04", &b"]M\0\x01M\0\x0100"[..].repeat(1 << 20)[..], &[b'a'; (1 << 20) - 1], b"."].concat();
         let pickle = read(&bytes).unwrap();
         let mut depth = 0;
         let mut inner = pickle.root();

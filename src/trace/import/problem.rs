@@ -59,7 +59,7 @@ pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
     }
     // Stable, so that the order of the file decides what else is equal.
     events.sort_by_key(|event| (event.tick, event.kind != EventKind::Free));
-    Ok(Imported { trace: super::build(events)?, notes, ..Imported::default() })
+    Ok(Imported { trace: super::build(events)?, notes, is_one_iteration: true, ..Imported::default() })
 }
 
 /// The two events of a buffer.
@@ -69,7 +69,7 @@ fn buffer(row: &Row<'_>, id: u64) -> Result<[Event; 2], TraceError> {
         return Err(row.order(UPPER, format!("{upper} is not after {lower}, where the buffer begins")));
     }
     let bytes = Bytes::new(row.number(SIZE, "a number of bytes")?);
-    if bytes > Bytes::MAX {
+    if bytes > Bytes::LARGEST {
         return Err(row.error(SIZE, "a size that any machine could have"));
     }
     let alloc = Event {
@@ -121,7 +121,8 @@ mod tests {
             ("1,0,5,18446744073709551615\n", "line 2, column 'size'"),
             ("1,0,5,1\n1,0,5,1\n", "line 3, column 'id': it is there twice"),
             ("1,0,5\n", "line 2: 3 fields"),
-            ("1,0,5,9000000000000000000\n2,0,5,9000000000000000000\n", "event 1 of what was made of it: no machine"),
+            ("1,0,5,4611686018427387905\n", "line 2, column 'size'"),
+            ("1,0,5,4611686018427387904\n2,0,5,4611686018427387904\n", "event 1 of what was made of it: no machine"),
             ("", "there is no event"),
         ];
         for (rows, expected) in cases {

@@ -83,7 +83,7 @@ impl Log {
         let bytes = Bytes::new(row.number(SIZE, "a number of bytes")?);
         let pointer = hexadecimal(row, POINTER)?;
         let stream = StreamId(hexadecimal(row, STREAM)?);
-        if bytes > Bytes::MAX {
+        if bytes > Bytes::LARGEST {
             return Err(row.error(SIZE, "a size that any machine could have"));
         }
         let threads = self.threads.len() as u32;

@@ -3,6 +3,7 @@
 //! Source: facts of the allocator's option parser from 2.5 to 2.15. What a version does not know it refuses, as PyTorch does.
 
 use super::rules::{LARGE_BUFFER, MIN_LARGE_ALLOC};
+use crate::units::Bytes;
 
 /// A release of PyTorch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -158,7 +159,11 @@ impl Conf {
             }
             "throw_on_cudamalloc_oom" => self.throws_on_oom = boolean(key, value)?,
             "backend" if value != "native" => return Err(wrong(key, value, "native, the allocator that is modelled")),
-            // Nothing that this model has hangs on the others.
+            // Nothing that this model has hangs on the others, but their values are as strict.
+            "release_lock_on_cudamalloc" | "graph_capture_record_stream_reuse" => drop(boolean(key, value)?),
+            "expandable_segments_reserve" if !is_reserve(value) => {
+                return Err(wrong(key, value, "a fraction of the device, or a number of GiB such as 16G"));
+            }
             _ => {}
         }
         Ok(())
@@ -215,7 +220,8 @@ fn number<T: std::str::FromStr>(key: &str, value: &str, expected: &str) -> Resul
 
 fn mib(key: &str, value: &str) -> Result<u64, ConfError> {
     const EXPECTED: &str = "a number of MiB";
-    number::<u64>(key, value, EXPECTED)?.checked_mul(1 << 20).ok_or_else(|| wrong(key, value, EXPECTED))
+    let bytes = Bytes::new(number(key, value, EXPECTED)?).checked_mul(1 << 20);
+    bytes.filter(|bytes| *bytes <= Bytes::LARGEST).map(Bytes::get).ok_or_else(|| wrong(key, value, EXPECTED))
 }
 
 fn boolean(key: &str, value: &str) -> Result<bool, ConfError> {
@@ -224,6 +230,12 @@ fn boolean(key: &str, value: &str) -> Result<bool, ConfError> {
         "False" => Ok(false),
         _ => Err(wrong(key, value, "True or False")),
     }
+}
+
+/// `0.5` or `16G`.
+fn is_reserve(value: &str) -> bool {
+    let gib = value.strip_suffix(['G', 'g']);
+    gib.unwrap_or(value).parse::<f64>().is_ok_and(|share| share > 0.0 && share.is_finite())
 }
 
 /// `4` for all sizes, or `[256:1,512:2,>:8]`: from the first key down, at each key, and from the last place up.
@@ -296,6 +308,21 @@ mod tests {
             ("large_segment_size_mb:64,max_split_size_mb:32", Version(2, 11), "max_split_size_mb:32 is not at least"),
             ("roundup_power2_divisions:3", Version(2, 6), "roundup_power2_divisions:3 is not a power of two"),
             ("roundup_power2_divisions:[3:1]", Version(2, 6), "roundup_power2_divisions:[3:1] is not a power of two"),
+            (
+                "large_segment_size_mb:8796093022207",
+                Version(2, 11),
+                "large_segment_size_mb:8796093022207 is not a number",
+            ),
+            (
+                "max_split_size_mb:4398046511105",
+                Version(2, 11),
+                "max_split_size_mb:4398046511105 is not a number of MiB",
+            ),
+            ("expandable_segments_reserve:garbage", Version(2, 15), "expandable_segments_reserve:garbage is not a"),
+            ("expandable_segments_reserve:-1", Version(2, 15), "expandable_segments_reserve:-1 is not a"),
+            ("expandable_segments_reserve:0.5", Version(2, 13), "PyTorch 2.13 has no option"),
+            ("release_lock_on_cudamalloc:maybe", Version(2, 6), "release_lock_on_cudamalloc:maybe is not True or"),
+            ("graph_capture_record_stream_reuse:7", Version(2, 9), "graph_capture_record_stream_reuse:7 is not True"),
             ("colour:red", Version(2, 6), "PyTorch 2.6 has no option \"colour\""),
             ("backend:cudaMallocAsync", Version(2, 6), "backend:cudaMallocAsync is not native"),
         ] {
@@ -303,6 +330,11 @@ mod tests {
             assert!(error.starts_with(expected), "{text:?} gives {error:?}");
         }
         assert!(parse("max_split_size_mb:20", Version(2, 9)).is_ok());
+        for text in
+            ["expandable_segments_reserve:0.5", "expandable_segments_reserve:16G", "release_lock_on_cudamalloc:True"]
+        {
+            assert_eq!(parse(text, Version::NEWEST), Ok(Conf::of(Version::NEWEST)), "{text}");
+        }
     }
 
     #[test]

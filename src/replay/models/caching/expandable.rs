@@ -26,7 +26,7 @@ impl CachingAllocator {
     pub(super) fn obtain_expandable(&mut self, search: Search) -> Option<BlockId> {
         let mut candidate = match self.chain(search) {
             Some(found) => found,
-            None => self.new_range(search),
+            None => self.new_range(search)?,
         };
         if !self.blocks[candidate].is_mapped {
             let len = self.blocks[candidate].len.min(search.len);
@@ -56,7 +56,7 @@ impl CachingAllocator {
         starts.into_iter().find(|start| is_long_enough(&self.blocks, *start, search.len))
     }
 
-    fn new_range(&mut self, search: Search) -> BlockId {
+    fn new_range(&mut self, search: Search) -> Option<BlockId> {
         let page = match search.kind {
             Kind::Small => rules::SMALL_BUFFER,
             Kind::Large => self.conf.large_segment,
@@ -64,12 +64,12 @@ impl CachingAllocator {
         let device = self.capacity.map_or(USUAL_DEVICE, |capacity| capacity.get());
         // An eighth more than the device has, so that there is room however it is used; and at least what is asked for.
         let len = (device + device / 8).max(search.len).next_multiple_of(page);
-        self.calls.note(Call::Reserve, Bytes::new(page), 1);
         let number = self.expandable.ranges.len() as u32;
-        let id = self.new_segment(search, len, false, Some(number));
+        let id = self.new_segment(search, len, false, Some(number))?;
+        self.calls.note(Call::Reserve, Bytes::new(page), 1);
         self.expandable.ranges.push(Range { start: self.blocks[id].address, len, page });
         self.blocks.insert_unmapped(id);
-        id
+        Some(id)
     }
 
     /// Maps the first `len` bytes of an unmapped block, in whole pages, and merges it with its free neighbours. Nothing has happened where there are not enough pages.

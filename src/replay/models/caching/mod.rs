@@ -36,6 +36,9 @@ pub struct CachingAllocator {
     held: Vec<Option<Held>>,
     /// Given back and not completed, oldest first; those that were completed since are skipped.
     pending: VecDeque<(u32, BlockId)>,
+    /// Sets of streams that used an allocation beside its own: few allocations have one. Those that nobody has are used again.
+    uses: Vec<Vec<u64>>,
+    idle_uses: Vec<u32>,
     expandable: Expandable,
     segments: u64,
     next_address: u64,
@@ -45,9 +48,8 @@ pub struct CachingAllocator {
 #[derive(Clone, Copy, Debug)]
 struct Held {
     block: BlockId,
-    /// Streams that used it beside its own.
-    other_streams: u32,
-    last_stream: u64,
+    /// Streams that used it beside its own, in [`CachingAllocator::uses`].
+    uses: Option<u32>,
     /// The job has given it back.
     is_freed: bool,
 }
@@ -77,6 +79,8 @@ impl CachingAllocator {
             reserved: Reserved::default(),
             held: Vec::new(),
             pending: VecDeque::new(),
+            uses: Vec::new(),
+            idle_uses: Vec::new(),
             expandable: Expandable::default(),
             segments: 0,
             next_address: FIRST_ADDRESS,
@@ -106,7 +110,7 @@ impl CachingAllocator {
 
     /// Whether the device has `len` bytes more.
     fn has_room(&self, len: u64) -> bool {
-        self.capacity.is_none_or(|capacity| self.reserved.now.get() + len <= capacity.get())
+        self.reserved.has_room(Bytes::new(len), self.capacity)
     }
 
     /// A free block of the pool: the best fit, unless it is too large for its own good.
@@ -154,16 +158,18 @@ impl CachingAllocator {
             return None;
         }
         let len = search.segment_len;
+        let segment = self.new_segment(search, len, true, None)?;
         self.calls.malloc(Bytes::new(len));
         self.reserved.grow(Bytes::new(len));
-        Some(self.new_segment(search, len, true, None))
+        Some(segment)
     }
 
-    fn new_segment(&mut self, search: Search, len: u64, is_mapped: bool, expandable: Option<u32>) -> BlockId {
+    /// Nothing where there are no more addresses.
+    fn new_segment(&mut self, search: Search, len: u64, is_mapped: bool, expandable: Option<u32>) -> Option<BlockId> {
         let address = self.next_address;
-        self.next_address = address.saturating_add(len);
+        self.next_address = address.checked_add(len)?;
         self.segments += 1;
-        self.blocks.add(Block {
+        Some(self.blocks.add(Block {
             address,
             len,
             stream: search.stream,
@@ -176,7 +182,7 @@ impl CachingAllocator {
             prev: None,
             next: None,
             freed_at: 0,
-        })
+        }))
     }
 
     /// What is tried when nothing cached fits, in PyTorch's order.
@@ -335,15 +341,20 @@ impl Allocator for CachingAllocator {
         if slot >= self.held.len() {
             self.held.resize(slot + 1, None);
         }
-        self.held[slot] = Some(Held { block, other_streams: 0, last_stream: search.stream, is_freed: false });
+        self.held[slot] = Some(Held { block, uses: None, is_freed: false });
         Ok(DeviceAddress::new(self.blocks[block].address))
     }
 
     fn free(&mut self, slot: u32) {
         let Some(held) = self.held.get_mut(slot as usize).and_then(Option::as_mut) else { return };
         held.is_freed = true;
-        let (id, events) = (held.block, held.other_streams);
-        self.calls.note(Call::Event, Bytes::ZERO, u64::from(events));
+        let id = held.block;
+        if let Some(uses) = held.uses.take() {
+            let streams = &mut self.uses[uses as usize];
+            self.calls.note(Call::Event, Bytes::ZERO, streams.len() as u64);
+            streams.clear();
+            self.idle_uses.push(uses);
+        }
         let block = &mut self.blocks[id];
         (block.is_allocated, block.is_pending) = (false, true);
         // Asked for and completed in one is the rule; only what is not has to be found again.
@@ -361,9 +372,18 @@ impl Allocator for CachingAllocator {
 
     fn record_stream(&mut self, slot: u32, stream: StreamId) {
         let Some(held) = self.held.get_mut(slot as usize).and_then(Option::as_mut) else { return };
-        if self.blocks[held.block].stream != stream.0 && held.last_stream != stream.0 {
-            held.other_streams += 1;
-            held.last_stream = stream.0;
+        if self.blocks[held.block].stream == stream.0 {
+            return;
+        }
+        let uses = *held.uses.get_or_insert_with(|| {
+            self.idle_uses.pop().unwrap_or_else(|| {
+                self.uses.push(Vec::new());
+                self.uses.len() as u32 - 1
+            })
+        });
+        let streams = &mut self.uses[uses as usize];
+        if !streams.contains(&stream.0) {
+            streams.push(stream.0);
         }
     }
 

@@ -81,6 +81,23 @@ fn a_block_belongs_to_its_stream_and_waits_for_the_others() {
 }
 
 #[test]
+fn a_stream_that_uses_a_block_again_and_again_has_one_event() {
+    let mut model = model("", None);
+    for round in 1..3 {
+        model.alloc(&asked(0, 20 * MIB, 1)).unwrap();
+        // Its own stream has none.
+        for stream in [2, 3, 2, 1, 3] {
+            model.record_stream(0, StreamId(stream));
+        }
+        give_back(&mut model, 0);
+        assert_eq!(model.calls().of(Call::Event), 2 * round);
+    }
+    model.alloc(&asked(0, 20 * MIB, 1)).unwrap();
+    give_back(&mut model, 0);
+    assert_eq!(model.calls().of(Call::Event), 4, "nobody else used it this time");
+}
+
+#[test]
 fn after_waiting_for_streams_the_pool_is_not_searched_again() {
     let mut model = model("", Some(40));
     for slot in [0, 1] {
@@ -114,25 +131,89 @@ fn blocks_over_the_split_size_are_never_split_nor_given_to_small_requests() {
     model.invariants().unwrap();
 }
 
+/// 0.5 of nine tenths of 100 MiB: above 45 MiB garbage is collected, and 90 are the limit.
+const GARBAGE: &str = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.9";
+
 #[test]
 fn garbage_is_collected_by_age_where_there_is_a_limit() {
-    let conf = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.9";
-    let mut model = model(conf, Some(100));
+    let mut model = model(GARBAGE, Some(100));
+    let first = model.alloc(&asked(0, 20 * MIB, 0)).unwrap();
+    for (slot, mib) in [(1, 20), (2, 10)] {
+        model.alloc(&asked(slot, mib * MIB, 0)).unwrap();
+    }
+    give_back(&mut model, 0);
+    give_back(&mut model, 1);
+    // The fourth search finds the first block, which is freed again: at the fifth it is one old, the other two, and their mean is 1.5.
+    assert_eq!(model.alloc(&asked(0, 20 * MIB, 0)).unwrap(), first);
+    give_back(&mut model, 0);
+    // 50 are 5 more than 45: the older one is enough.
+    model.alloc(&asked(3, 24 * MIB, 0)).unwrap();
+    assert_eq!((reserved(&model), model.calls().free, model.calls().malloc), (54, 1, 4));
+    assert_eq!(model.alloc(&asked(4, 20 * MIB, 0)).unwrap(), first, "the younger one is still there");
+    model.invariants().unwrap();
+}
+
+#[test]
+fn garbage_of_one_age_goes_together() {
+    let mut model = model(GARBAGE, Some(100));
     for slot in 0..3 {
         model.alloc(&asked(slot, 20 * MIB, 0)).unwrap();
     }
     give_back(&mut model, 0);
     give_back(&mut model, 1);
-    // 60 are more than 45: the older idle ones go until 45 are left, or all that are old enough.
+    // 60 are 15 more than 45. One would do, and both are as old as the mean.
     model.alloc(&asked(3, 24 * MIB, 0)).unwrap();
-    assert!(model.calls().free >= 1, "{:?}", model.calls());
+    assert_eq!((reserved(&model), model.calls().free), (44, 2));
     let mut unlimited = self::model("garbage_collection_threshold:0.5", Some(100));
     for slot in 0..3 {
         unlimited.alloc(&asked(slot, 20 * MIB, 0)).unwrap();
     }
     give_back(&mut unlimited, 0);
     unlimited.alloc(&asked(3, 24 * MIB, 0)).unwrap();
-    assert_eq!(unlimited.calls().free, 0, "no fraction, no limit");
+    assert_eq!((reserved(&unlimited), unlimited.calls().free), (84, 0), "no fraction, no limit");
+}
+
+#[test]
+fn who_throws_at_once_gives_nothing_back_first() {
+    for (conf, expected, left, calls) in
+        [("", Ok(()), 30, (2, 1)), ("throw_on_cudamalloc_oom:True", Err(OutOfMemory), 20, (1, 0))]
+    {
+        let mut model = model(conf, Some(40));
+        model.alloc(&asked(0, 20 * MIB, 0)).unwrap();
+        give_back(&mut model, 0);
+        assert_eq!(model.alloc(&asked(1, 30 * MIB, 0)).map(drop), expected, "{conf}");
+        assert_eq!((reserved(&model), (model.calls().malloc, model.calls().free)), (left, calls), "{conf}");
+    }
+}
+
+#[test]
+fn large_segments_are_as_large_as_asked_for() {
+    let mut plain = model("large_segment_size_mb:40", None);
+    for (slot, bytes, stream, expected) in
+        [(0, 2 * MIB, 0, 40), (1, 10 * MIB - 512, 0, 40), (2, 10 * MIB, 1, 50), (3, MIB, 1, 52), (4, 3 * MIB, 1, 92)]
+    {
+        plain.alloc(&asked(slot, bytes, stream)).unwrap();
+        assert_eq!(reserved(&plain), expected, "after {bytes} bytes");
+    }
+    let mut expandable = model("large_segment_size_mb:40,expandable_segments:True", Some(200));
+    for (slot, expected) in [(0, (40, 1)), (1, (80, 2)), (2, (120, 3))] {
+        expandable.alloc(&asked(slot, 30 * MIB, 0)).unwrap();
+        assert_eq!((reserved(&expandable), expandable.calls().of(Call::Create)), expected);
+    }
+    expandable.alloc(&asked(3, 30 * MIB, 0)).unwrap();
+    assert_eq!(reserved(&expandable), 120, "four times thirty");
+}
+
+#[test]
+fn more_than_any_device_has_is_out_of_memory() {
+    for conf in ["", "expandable_segments:True", "large_segment_size_mb:4398046511104,expandable_segments:True"] {
+        let mut model = model(conf, None);
+        assert!(model.alloc(&asked(0, 1 << 61, 0)).is_ok(), "{conf}");
+        for slot in 1..6 {
+            assert_eq!(model.alloc(&asked(slot, 1 << 62, u64::from(slot))), Err(OutOfMemory), "{conf}");
+        }
+        model.invariants().unwrap();
+    }
 }
 
 #[test]

@@ -51,6 +51,8 @@ pub(super) struct Blocks {
     /// Those that were freed leave a hole.
     s: Vec<Option<SBlock>>,
     stitches: usize,
+    /// Bytes of addresses of all sBlocks: many show the same bytes.
+    stitched: u128,
     /// Idle blocks by stream and size.
     idle: BTreeSet<(StreamId, Bytes, Member)>,
     /// Idle pBlocks alone.
@@ -83,6 +85,10 @@ impl Blocks {
 
     pub(super) fn stitches(&self) -> usize {
         self.stitches
+    }
+
+    pub(super) fn stitched(&self) -> u128 {
+        self.stitched
     }
 
     pub(super) fn census(&self) -> (Vec<Bytes>, Vec<(Bytes, usize)>) {
@@ -121,11 +127,12 @@ impl Blocks {
     /// An sBlock over idle pBlocks, or over some of which the first is about to be used.
     pub(super) fn add_s(&mut self, stream: StreamId, parts: &[PBlockId], address: DeviceAddress) -> SBlockId {
         let id = SBlockId(self.s.len() as u32);
-        let len = parts.iter().map(|part| self.p(*part).len).sum();
+        let len: Bytes = parts.iter().map(|part| self.p(*part).len).sum();
         let active = parts.iter().filter(|part| self.p(**part).is_active).count();
         self.clock += 1;
         self.s.push(Some(SBlock { len, stream, address, parts: parts.to_vec(), active, used: self.clock }));
         self.stitches += 1;
+        self.stitched += u128::from(len.get());
         for part in parts {
             self.p_mut(*part).shown_by.push(id);
         }
@@ -220,6 +227,7 @@ impl Blocks {
         self.unlist_s(id);
         let freed = self.s[id.0 as usize].take().expect("it was just taken from a list");
         self.stitches -= 1;
+        self.stitched -= u128::from(freed.len.get());
         for part in freed.parts {
             self.p_mut(part).shown_by.retain(|shown_by| *shown_by != id);
         }
@@ -253,6 +261,10 @@ impl Blocks {
     /// Says what is wrong; nothing, unless there is a bug.
     #[cfg(test)]
     pub(super) fn invariants(&self) -> Result<(), String> {
+        let stitched: u128 = self.s.iter().flatten().map(|block| u128::from(block.len.get())).sum();
+        if stitched != self.stitched {
+            return Err(format!("{stitched} bytes are stitched, and {} are counted", self.stitched));
+        }
         for (at, block) in self.s.iter().enumerate() {
             let Some(block) = block else { continue };
             let id = SBlockId(at as u32);

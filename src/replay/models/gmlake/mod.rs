@@ -5,7 +5,8 @@
 //! * *The pattern tape.* S2's extra stitch of the two halves is made, as Figure 9 shows it, so that the whole is an exact match later.
 //! * *Fragmentation limit.* "If a block is smaller than this limit, GMLake will avoid stitching or splitting it": such a block serves exact matches only. The default is
 //!   the published code's, 512 MB.
-//! * *StitchFree.* Beyond [`GmlakeOptions::stitches_max`] sBlocks the least recently used idle ones go.
+//! * *StitchFree.* "Once the total capacity surpasses this limitation" the least recently used idle sBlocks go. The default is the published code's, 1000 GB of addresses
+//!   ([`GmlakeOptions::stitched_max`]); [`GmlakeOptions::stitches_max`] is this model's own, and is not reached before it unless somebody sets one of them.
 //! * *Below 2 MiB* the caching allocator serves, section 3.1.
 //! * Set-access is called chunk by chunk, as in the published code.
 
@@ -28,11 +29,13 @@ pub struct GmlakeOptions {
     pub frag_limit: Bytes,
     /// So many sBlocks are kept.
     pub stitches_max: usize,
+    /// So many bytes of addresses do sBlocks keep, all together.
+    pub stitched_max: Bytes,
 }
 
 impl Default for GmlakeOptions {
     fn default() -> GmlakeOptions {
-        GmlakeOptions { frag_limit: Bytes::mib(512), stitches_max: 10_000 }
+        GmlakeOptions { frag_limit: Bytes::mib(512), stitches_max: 10_000, stitched_max: Bytes::gib(1000) }
     }
 }
 
@@ -57,7 +60,7 @@ pub struct GmlakeStates {
 #[derive(Clone, Debug)]
 pub struct Gmlake {
     options: GmlakeOptions,
-    capacity: Option<Bytes>,
+    capacity: Bytes,
     calls: Calls,
     /// Bytes of the pBlocks.
     physical: Reserved,
@@ -82,8 +85,9 @@ pub const CHUNK: Bytes = Bytes::mib(2);
 impl Gmlake {
     /// One with these knobs on a device that has `capacity` bytes for it, or any number.
     pub fn new(options: GmlakeOptions, capacity: Option<Bytes>, costs: &CostTable) -> Gmlake {
+        let capacity = capacity.unwrap_or(Bytes::LARGEST);
         // The published code is a patch of PyTorch 2.0.
-        let small = CachingAllocator::new(Conf::of(Version(2, 0)), capacity, costs);
+        let small = CachingAllocator::new(Conf::of(Version(2, 0)), Some(capacity), costs);
         Gmlake {
             options,
             capacity,
@@ -160,8 +164,7 @@ impl Gmlake {
 
     /// Alloc: a pBlock of new chunks.
     fn create(&mut self, stream: StreamId, len: Bytes) -> Result<PBlockId, OutOfMemory> {
-        let has_room = self.capacity.is_none_or(|capacity| self.total.now + len <= capacity);
-        if !has_room {
+        if !self.total.has_room(len, Some(self.capacity)) {
             return Err(OutOfMemory);
         }
         let address = self.address(len);
@@ -169,7 +172,7 @@ impl Gmlake {
         self.calls.note(Call::Create, CHUNK, chunks(len));
         self.physical.grow(len);
         self.total.grow(len);
-        self.small.set_capacity(self.capacity.map(|capacity| capacity.saturating_sub(self.physical.now)));
+        self.small.set_capacity(Some(self.capacity.saturating_sub(self.physical.now)));
         Ok(self.blocks.add_p(stream, len, address))
     }
 
@@ -189,7 +192,8 @@ impl Gmlake {
         let address = self.address(len);
         self.show(len);
         let made = self.blocks.add_s(stream, parts, address);
-        while self.blocks.stitches() > self.options.stitches_max {
+        let GmlakeOptions { stitches_max, stitched_max, .. } = self.options;
+        while self.blocks.stitches() > stitches_max || self.blocks.stitched() > stitched_max.get().into() {
             let Some(freed) = self.blocks.free_least_recent(made) else { break };
             self.hide(freed);
             self.states.stitches_freed += 1;

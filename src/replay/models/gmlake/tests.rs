@@ -85,7 +85,7 @@ fn blocks_below_the_limit_serve_exact_matches_only() {
 
 #[test]
 fn beyond_the_limit_the_stitches_used_longest_ago_go() {
-    let options = GmlakeOptions { frag_limit: CHUNK, stitches_max: 2 };
+    let options = GmlakeOptions { frag_limit: CHUNK, stitches_max: 2, ..GmlakeOptions::default() };
     let mut gmlake = Gmlake::new(options, None, &CostTable::A100);
     gmlake.alloc(&asked(0, 64)).unwrap();
     give_back(&mut gmlake, 0);
@@ -97,6 +97,30 @@ fn beyond_the_limit_the_stitches_used_longest_ago_go() {
     assert_eq!((p.iter().sum::<u64>(), s.len()), (64, 2));
     assert!(gmlake.states().stitches_freed > 0);
     gmlake.blocks.invariants().unwrap();
+}
+
+#[test]
+fn beyond_so_many_bytes_the_stitches_used_longest_ago_go_too() {
+    let options = GmlakeOptions { frag_limit: CHUNK, stitched_max: Bytes::mib(80), ..GmlakeOptions::default() };
+    let mut gmlake = Gmlake::new(options, None, &CostTable::A100);
+    gmlake.alloc(&asked(0, 64)).unwrap();
+    give_back(&mut gmlake, 0);
+    // 64 over 2 and 62, and then 62 over 4 and 58: the second is one too many.
+    for (mib, expected) in [(2, vec![(64, 2)]), (4, vec![(62, 2)])] {
+        gmlake.alloc(&asked(0, mib)).unwrap();
+        give_back(&mut gmlake, 0);
+        assert_eq!(census(&gmlake).1, expected);
+    }
+    assert_eq!(gmlake.states().stitches_freed, 1);
+    gmlake.blocks.invariants().unwrap();
+}
+
+#[test]
+fn more_than_any_device_has_is_out_of_memory() {
+    let mut gmlake = gmlake(2, None);
+    gmlake.alloc(&Asked { bytes: Bytes::new((1 << 62) - 1), ..asked(0, 2) }).unwrap();
+    assert_eq!(gmlake.alloc(&Asked { bytes: Bytes::new(1 << 62), ..asked(1, 2) }), Err(OutOfMemory));
+    assert_eq!(gmlake.alloc(&Asked { bytes: Bytes::new(1), ..asked(2, 2) }), Err(OutOfMemory));
 }
 
 #[test]
@@ -116,7 +140,8 @@ fn small_requests_are_the_caching_allocators() {
 fn whatever_is_asked_blocks_stay_whole() {
     let mut rng = Rng::new(7);
     for frag_limit in [2, 16] {
-        let options = GmlakeOptions { frag_limit: Bytes::mib(frag_limit), stitches_max: 20 };
+        let options =
+            GmlakeOptions { frag_limit: Bytes::mib(frag_limit), stitches_max: 20, stitched_max: Bytes::mib(500) };
         let mut gmlake = Gmlake::new(options, None, &CostTable::A100);
         let mut live: Vec<u32> = Vec::new();
         let mut ends: Vec<(u64, u64)> = vec![(0, 0); 64];

@@ -252,7 +252,8 @@ impl<'p> Reader<'p, '_> {
     fn records(&mut self, value: Value) -> Found<()> {
         for (device, record) in self.list(Place::Under("device_traces"), value)?.iter().enumerate() {
             let entries = self.list(Place::Device(device), *record)?;
-            let mut record = Vec::with_capacity(entries.len());
+            // The list may mention one entry a million times, and then it is refused.
+            let mut record = Vec::new();
             for (index, entry) in entries.iter().enumerate() {
                 record.push(self.entry(Place::Entry(device, index), *entry)?);
             }

@@ -368,7 +368,7 @@ impl<'f> History<'f> {
         let (reserved, incomplete) = self.curves.finish(before);
         let notes = super::notes::all(self.fields, &self.findings, &incomplete);
         let trace = written.builder.finish().unwrap_or_default();
-        Ok(Imported { trace, notes, reserved, settings: self.fields.settings.clone() })
+        Ok(Imported { trace, notes, reserved, settings: self.fields.settings.clone(), ..Imported::default() })
     }
 }
 

@@ -7,7 +7,7 @@
 //!                                                                   └── reserved ──► the real curve
 //! ```
 //!
-//! Invariant: the trace keeps to the file's own totals, or a note says that it does not. Memory stays below 200 bytes for each byte of a file, whatever is
+//! Invariant: the trace keeps to the file's own totals, or a note says that it does not. Memory stays below 64 bytes for each byte of a file, whatever is
 //! in it: `tests/fuzz` tries the worst that anybody thought of.
 
 mod error;
@@ -22,7 +22,7 @@ pub use error::{Place, SnapshotError, SnapshotFault};
 
 use super::Imported;
 use super::pickle::Pickle;
-use crate::trace::TraceError;
+use crate::trace::{Event, EventKind, TraceError};
 use crate::units::Bytes;
 
 /// What a snapshot says about the settings of the allocator that was recorded: those that a model of it needs.
@@ -65,9 +65,12 @@ pub fn read(bytes: &[u8]) -> Result<Imported, TraceError> {
         let pickle = Pickle::read(bytes, &fields::PASSED_OVER)?;
         fields::read(&pickle)?
     };
-    let imported = history::import(fields)?;
+    let mut imported = history::import(fields)?;
     if imported.trace.events.is_empty() {
         return Err(TraceError::Empty);
     }
+    // Blocks in the order of their addresses, without a record of how they came to be.
+    let is_record = |event: &Event| matches!(event.kind, EventKind::Free | EventKind::Mark);
+    imported.is_one_iteration = imported.trace.iterations() <= 1 && !imported.trace.events.iter().any(is_record);
     Ok(imported)
 }
