@@ -96,8 +96,8 @@ fn expandable_segments_finish_near_the_peak_and_pay_in_calls() {
         let unlimited = caching(&script, "expandable_segments:True", Version::NEWEST, None).calls;
         let is_pressed = unlimited_peak > capacity;
         assert_eq!((unlimited.of(Call::Unmap), run.calls.of(Call::Unmap) > 0), (0, is_pressed), "{name}");
-        assert_eq!(run.calls.total() > unlimited.total(), is_pressed, "{name}");
-        assert_eq!(run.calls.seconds > unlimited.seconds, is_pressed, "{name}");
+        let pays = run.calls.total() > unlimited.total() && run.calls.seconds > unlimited.seconds;
+        assert!(pays || !is_pressed, "{name}: {:?} and not more than {unlimited:?}", run.calls);
         pressed += u32::from(is_pressed);
     }
     assert!(pressed > 0);
