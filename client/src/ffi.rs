@@ -80,6 +80,10 @@ pub struct stitch_piece {
 /// What an allocation of `stitch_malloc` is made of, in the order of addresses, to the end of its block, which is whole chunks for large ones: for libraries that register memory with network cards, or open it in other
 /// processes, and would see the first chunk only.
 ///
+/// What a live allocation is made of does not change, whatever else this process allocates, frees, stitches or trims: a registration holds until the
+/// allocation is freed. The next one may have the same address and other chunks: it is asked for, and registered, anew. cuIpcGetMemHandle fails for memory
+/// that is mapped (VMM), and so for this; the pieces are what can be passed on.
+///
 /// Writes up to `capacity` pieces to `pieces`, which may be NULL where capacity is 0, and returns how many there are; 0 when it fails: then
 /// `stitch_last_error` says why.
 ///

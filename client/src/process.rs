@@ -23,8 +23,25 @@ static SETUP: Mutex<Setup> = Mutex::new(Setup { session: None, clock: None, fail
 struct Setup {
     session: Option<Arc<Session>>,
     clock: Option<SystemClock>,
-    /// When the last try failed, and why.
-    failed: Option<(Duration, String)>,
+    /// The last try that failed.
+    failed: Option<Failure>,
+}
+
+/// A try that failed.
+struct Failure {
+    /// When.
+    at: Duration,
+    device: u32,
+    /// There was no session yet: what failed stands in the way of every device.
+    is_everywhere: bool,
+    why: String,
+}
+
+impl Failure {
+    /// Whether nothing is tried now for `device`. What is wrong with one keeps nobody from the others.
+    fn holds(&self, now: Duration, device: u32) -> bool {
+        now < self.at + PAUSE && (self.is_everywhere || device == self.device)
+    }
 }
 
 /// The runtime of a device, set up if it is not yet.
@@ -60,16 +77,14 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
         return Ok(runtime);
     }
     let now = setup.clock.get_or_insert_with(SystemClock::new).now();
-    if let Some((failed, why)) = &setup.failed
-        && now < *failed + PAUSE
-    {
-        return Err(why.clone());
+    if let Some(failure) = setup.failed.as_ref().filter(|failure| failure.holds(now, device)) {
+        return Err(failure.why.clone());
     }
     match make(&mut setup, device) {
         Ok(runtime) => Ok(slot.get_or_init(|| runtime)),
         Err(why) => {
-            let now = setup.clock.as_ref().map_or(Duration::ZERO, SystemClock::now);
-            setup.failed = Some((now, why.clone()));
+            let at = setup.clock.as_ref().map_or(Duration::ZERO, SystemClock::now);
+            setup.failed = Some(Failure { at, device, is_everywhere: setup.session.is_none(), why: why.clone() });
             Err(why)
         }
     }
@@ -102,4 +117,18 @@ fn make(setup: &mut Setup, device: u32) -> Result<Runtime, String> {
 fn name() -> String {
     let command = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
     format!("{}-{}", command.trim(), std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_failed_is_let_be_for_a_moment_and_keeps_nobody_from_the_others() {
+        let at = Duration::from_secs(7);
+        let failure = |is_everywhere| Failure { at, device: 5, is_everywhere, why: String::new() };
+        assert!(failure(false).holds(at, 5) && !failure(false).holds(at + PAUSE, 5));
+        assert!(!failure(false).holds(at, 0));
+        assert!(failure(true).holds(at, 0), "without a session there is no device");
+    }
 }

@@ -9,6 +9,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use crate::driver::{
     Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle,
 };
+use crate::error::chain;
 use crate::ids::{DeviceId, StreamId};
 use crate::units::{AddressSpan, Bytes, DeviceAddress};
 
@@ -75,7 +77,9 @@ impl Deadline {
         let given_up = Arc::new(Mutex::new(false));
         let was_given_up = Arc::clone(&given_up);
         let work = Box::new(move || {
-            let outcome = run(&*inner);
+            // One that panics is a call that has failed. Without an answer its caller would never end, and one that was given up would be overdue for ever.
+            let outcome = catch_unwind(AssertUnwindSafe(|| run(&*inner)));
+            let outcome = outcome.unwrap_or_else(|_| Err(DriverError::new(call, Cause::Panicked { call })));
             let is_late = was_given_up.lock().expect("nothing panics while it holds this lock");
             if !*is_late {
                 // The receiver waits as long as it has not given up.
@@ -101,7 +105,8 @@ impl Deadline {
         self.start(work).map_err(|errno| DriverError::new(call, Cause::System { what: "starting a thread", errno }))?;
         match receive.recv_timeout(self.limit) {
             Ok(outcome) => return outcome,
-            Err(RecvTimeoutError::Disconnected) => panic!("a driver call panicked"),
+            // The thread is gone without a word.
+            Err(RecvTimeoutError::Disconnected) => return Err(DriverError::new(call, Cause::Panicked { call })),
             Err(RecvTimeoutError::Timeout) => {}
         }
         let mut given_up = given_up.lock().expect("nothing panics while it holds this lock");
@@ -124,7 +129,13 @@ impl Deadline {
         device: DeviceId,
         run: impl FnOnce(&dyn Driver) -> Result<Handle, DriverError> + Send + 'static,
     ) -> Result<Handle, DriverError> {
-        let handle = self.within(call, Some(device), run, |driver, handle| drop(driver.release(handle)))?;
+        let undo = move |driver: &dyn Driver, handle| {
+            if let Err(error) = driver.release(handle) {
+                // Nobody asks for it again: unlike a chunk of the store it was never anybody's.
+                tracing::error!(%device, error = %chain(&error), "a chunk that came too late cannot be given back: its memory is lost until this daemon is restarted");
+            }
+        };
+        let handle = self.within(call, Some(device), run, undo)?;
         self.lock().homes.insert(handle, device);
         Ok(handle)
     }
@@ -375,6 +386,33 @@ mod tests {
         driver.release(one).unwrap_err();
         let pool = driver.lock();
         assert!(pool.homes.is_empty() && pool.released.is_empty());
+    }
+
+    /// Panics at every export.
+    #[derive(Debug)]
+    struct Panics;
+
+    impl Intercept for Panics {
+        fn around<T>(
+            &self,
+            step: Step,
+            run: impl FnOnce() -> Result<T, DriverError>,
+            _handle: impl Fn(&T) -> Option<Handle>,
+        ) -> Result<T, DriverError> {
+            assert!(step.call() != Call::Export, "it is expected to panic");
+            run()
+        }
+    }
+
+    #[test]
+    fn a_call_that_panics_is_an_error_like_others_and_the_next_is_made() {
+        let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(64)])));
+        let panics = Arc::new(Layered::new(sim as Arc<dyn Driver>, Panics));
+        let driver = Deadline::around(panics as Arc<dyn Driver>, Duration::from_secs(20));
+        let handle = driver.create(DEVICE, LEN).unwrap();
+        let error = driver.export(handle).unwrap_err();
+        assert_eq!(error.cause, Cause::Panicked { call: Call::Export });
+        assert_eq!(driver.release(handle), Ok(()));
     }
 
     #[test]

@@ -77,7 +77,10 @@ fn measure(driver: &'static str, device: &NodeDevice) -> Result<Vec<ChunkCost>, 
     if !has_ended {
         // If it hangs in its driver it ends when the driver lets it; the thread that reaps it waits for that.
         let _ = process.kill();
-        std::thread::spawn(move || process.wait());
+        let reaper = std::thread::Builder::new().name("stitchd-reaper".into());
+        if let Err(error) = reaper.spawn(move || process.wait()) {
+            tracing::warn!(%error, "nobody waits for the end of the process that measures; it is there as a zombie until this daemon ends");
+        }
         return Err(format!("it takes longer than {PATIENCE:?}"));
     }
     let output = process.wait_with_output().map_err(failed)?;

@@ -196,7 +196,7 @@ impl Daemon {
             config.ladder = measured::ladder(&*driver, &devices)?;
         }
         let open = |device: &NodeDevice| Device::open(Arc::clone(&driver) as Arc<dyn Driver>, device.id);
-        let (devices, scrubbers) = with_scrubbers(&driver, devices)?;
+        let (devices, scrubbers) = with_scrubbers(&driver, devices, config.driver_deadline)?;
         let mut store = Store::new(devices.iter().map(open).collect::<Result<_, _>>()?);
         for (device, scrubber) in devices.iter().zip(scrubbers) {
             store = store.with_cap(device.id, device.total);
@@ -218,7 +218,8 @@ impl Daemon {
             warn_of_few_chunks(device, store.chunks_max(device.id), config.ladder.steps());
         }
         let runtime = tokio::runtime::Handle::current();
-        let spawn = Box::new(move |work: Box<dyn FnOnce() + Send>| drop(runtime.spawn_blocking(work)));
+        let spawn =
+            Box::new(move |work: Box<dyn FnOnce() + Send>| drop(runtime.spawn_blocking(move || or_abort(work))));
         let steward = Steward::new(store, Arc::clone(&clock), spawn)?;
         let plans = PlanStore::open(config.plan_dir())?;
         let metrics = Metrics::new();
@@ -375,11 +376,21 @@ impl Daemon {
     }
 }
 
+/// Does a piece of the steward's work. One that panics has not told the ledger how it went, and whoever waits for that would wait for ever: as with the ledger's own steps, better a restart.
+fn or_abort(work: Box<dyn FnOnce() + Send>) {
+    // Nothing of it is used afterwards.
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+        tracing::error!("what the ledger waits for has panicked; what became of it is not known");
+        std::process::abort();
+    }
+}
+
 /// The devices whose new memory is clear, with who clears it where the driver does not. One that cannot be cleared (no context can be had, say) keeps nobody from
 /// the others.
 fn with_scrubbers(
     driver: &Metered,
     devices: Vec<NodeDevice>,
+    deadline: Duration,
 ) -> Result<(Vec<NodeDevice>, Vec<Option<Scrubber>>), DaemonError> {
     let mut usable = Vec::new();
     let mut refusal = None;
@@ -387,7 +398,7 @@ fn with_scrubbers(
         let capabilities = driver.capabilities(device.id)?;
         // Sim has no contents that could be seen.
         let is_dirty = capabilities.contents && !capabilities.clears_memory;
-        match is_dirty.then(|| Scrubber::start(driver.name(), device.uuid)).transpose() {
+        match is_dirty.then(|| Scrubber::start(driver.name(), device.uuid, deadline)).transpose() {
             Ok(scrubber) => usable.push((device, scrubber)),
             Err(source) => {
                 let error = DaemonError::Uncleared { device: device.id.0, source };

@@ -23,9 +23,13 @@ use crate::units::Bytes;
 use crate::wire::fd_channel::{ChannelError, FdChannel};
 use crate::wire::v1::{ScrubReply, ScrubRequest};
 
-/// How long a helper may take to start, which is making a context, or to clear one batch: a hundred times what either should.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// After a helper could not be started so long none is: whoever waits for memory meanwhile is refused at once, and does not wait for one failure after the other.
+/// How long a helper may take at most to start, which is making a context, or to clear one batch: a hundred times what either should.
+const PATIENCE_MAX: Duration = Duration::from_secs(60);
+/// And at least, however short a driver's calls may be: a process has to start.
+const PATIENCE_MIN: Duration = Duration::from_secs(5);
+/// Driver calls that a helper makes before it says something, those that take long.
+const CALLS: u32 = 4;
+/// After a helper could not be started, or has said nothing in time, so long none is: whoever waits for memory meanwhile is refused at once, and does not wait for one failure after the other.
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long a helper that was killed may take to end. One that takes longer hangs in its driver.
 const DEATH: Duration = Duration::from_secs(1);
@@ -35,6 +39,8 @@ const DEATH: Duration = Duration::from_secs(1);
 pub(super) struct Scrubber {
     driver: &'static str,
     device: DeviceUuid,
+    /// How long its helper may be silent while it owes an answer.
+    patience: Duration,
     post: Mutex<Post>,
 }
 
@@ -44,7 +50,7 @@ struct Post {
     helper: Option<Helper>,
     /// The last one, where it was killed and has not ended: its driver does not let it. There is no other before it has, or they would pile up.
     killed: Option<Child>,
-    /// Why the last could not be started, and a clock that began then.
+    /// Why the last could not be started or did not answer, and a clock that began then.
     failed: Option<(SystemClock, ScrubError)>,
 }
 
@@ -54,10 +60,24 @@ struct Helper {
     channel: FdChannel,
 }
 
+/// What went wrong with a helper.
+struct Trouble {
+    why: ScrubError,
+    /// It said nothing in time: it hangs, and so would the next.
+    is_silence: bool,
+}
+
+impl From<ScrubError> for Trouble {
+    fn from(why: ScrubError) -> Trouble {
+        Trouble { why, is_silence: false }
+    }
+}
+
 impl Scrubber {
-    /// For a device of this driver. The helper is started at once, so that what its context takes is known before memory is promised.
-    pub(super) fn start(driver: &'static str, device: DeviceUuid) -> Result<Scrubber, ScrubError> {
-        let scrubber = Scrubber { driver, device, post: Mutex::default() };
+    /// For a device of this driver, whose calls take no longer than `deadline`. The helper is started at once, so that what its context takes is known before memory is promised.
+    pub(super) fn start(driver: &'static str, device: DeviceUuid, deadline: Duration) -> Result<Scrubber, ScrubError> {
+        let patience = deadline.saturating_mul(CALLS).clamp(PATIENCE_MIN, PATIENCE_MAX);
+        let scrubber = Scrubber { driver, device, patience, post: Mutex::default() };
         scrubber.with_helper(|_| Ok(()))?;
         Ok(scrubber)
     }
@@ -67,32 +87,36 @@ impl Scrubber {
     }
 
     /// Does something with the helper, which is started if there is none, and ended if that fails.
-    fn with_helper(&self, what: impl FnOnce(&Helper) -> Result<(), ScrubError>) -> Result<(), ScrubError> {
+    fn with_helper(&self, what: impl FnOnce(&Helper) -> Result<(), Trouble>) -> Result<(), ScrubError> {
         let mut post = self.lock();
         if post.helper.is_none() {
-            post.start(self.driver, self.device)?;
+            post.start(self.driver, self.device, self.patience)?;
         }
         let outcome = post.helper.as_ref().map_or(Ok(()), what);
-        if outcome.is_err() {
+        if let Err(trouble) = &outcome {
             post.end();
+            // Those who have waited for their turn meanwhile would each wait as long, for one helper after the other.
+            if trouble.is_silence {
+                post.failed = Some((SystemClock::new(), trouble.why.clone()));
+            }
         }
-        outcome
+        outcome.map_err(|trouble| trouble.why)
     }
 }
 
 impl Post {
-    fn start(&mut self, driver: &'static str, device: DeviceUuid) -> Result<(), ScrubError> {
+    fn start(&mut self, driver: &'static str, device: DeviceUuid, patience: Duration) -> Result<(), ScrubError> {
         if let Some((since, why)) = &self.failed
             && since.now() < PAUSE
         {
             return Err(why.clone());
         }
-        let started = self.try_start(driver, device);
+        let started = self.try_start(driver, device, patience);
         self.failed = started.as_ref().err().map(|why| (SystemClock::new(), why.clone()));
         started
     }
 
-    fn try_start(&mut self, driver: &'static str, device: DeviceUuid) -> Result<(), ScrubError> {
+    fn try_start(&mut self, driver: &'static str, device: DeviceUuid, patience: Duration) -> Result<(), ScrubError> {
         if let Some(killed) = &mut self.killed {
             if let Ok(None) = killed.try_wait() {
                 let text = format!("the process that clears memory (pid {}) was killed and does not end", killed.id());
@@ -100,13 +124,13 @@ impl Post {
             }
             self.killed = None;
         }
-        let helper = self.helper.insert(Helper::start(driver, device)?);
+        let helper = self.helper.insert(Helper::start(driver, device, patience)?);
         let heard = helper.hear();
         match &heard {
             Ok(()) => tracing::info!(%device, pid = helper.process.id(), "a process clears new chunks"),
             Err(_) => self.end(),
         }
-        heard
+        heard.map_err(|trouble| trouble.why)
     }
 
     /// Ends the helper, if there is one, and waits a moment for it to be gone.
@@ -139,7 +163,7 @@ impl Scrub for Scrubber {
             chunks.chunks(limits::FDS_PER_MESSAGE_MAX).try_for_each(|batch| {
                 let fds: Vec<BorrowedFd<'_>> = batch.iter().map(|(fd, _)| fd.as_fd()).collect();
                 let len_bytes = batch.iter().map(|(_, len)| len.get()).collect();
-                helper.channel.send(&ScrubRequest { len_bytes }, &fds).map_err(|error| lost(&error))?;
+                helper.channel.send(&ScrubRequest { len_bytes }, &fds).map_err(|error| unheard(&error))?;
                 helper.hear()
             })
         })
@@ -150,11 +174,16 @@ fn lost(error: &ChannelError) -> ScrubError {
     ScrubError(format!("the process that clears memory does not answer: {}", chain(error)))
 }
 
+/// The same, of a helper that may be there.
+fn unheard(error: &ChannelError) -> Trouble {
+    Trouble { why: lost(error), is_silence: *error == ChannelError::TimedOut }
+}
+
 impl Helper {
     /// One that has not said yet whether it can.
-    fn start(driver: &'static str, device: DeviceUuid) -> Result<Helper, ScrubError> {
+    fn start(driver: &'static str, device: DeviceUuid, patience: Duration) -> Result<Helper, ScrubError> {
         let (ours, theirs) = FdChannel::pair().map_err(|error| lost(&error))?;
-        ours.set_patience(PATIENCE).map_err(|error| lost(&error))?;
+        ours.set_patience(patience).map_err(|error| lost(&error))?;
         let process = this_file_again()
             .args(["scrub", "--driver", driver, "--device", &device.to_string()])
             .stdin(Stdio::from(theirs.into_socket()))
@@ -167,9 +196,9 @@ impl Helper {
         Ok(Helper { process, channel: ours })
     }
 
-    fn hear(&self) -> Result<(), ScrubError> {
-        let (reply, _) = self.channel.receive::<ScrubReply>().map_err(|error| lost(&error))?;
-        if reply.is_done { Ok(()) } else { Err(ScrubError(reply.error)) }
+    fn hear(&self) -> Result<(), Trouble> {
+        let (reply, _) = self.channel.receive::<ScrubReply>().map_err(|error| unheard(&error))?;
+        if reply.is_done { Ok(()) } else { Err(ScrubError(reply.error).into()) }
     }
 }
 
@@ -238,10 +267,30 @@ mod tests {
     use crate::driver::host::{HostDriver, HostOptions};
     use crate::driver::layers::faulty::Faults;
 
+    fn scrubber(patience: Duration) -> Scrubber {
+        Scrubber { driver: "none", device: DeviceUuid([7; 16]), patience, post: Mutex::default() }
+    }
+
+    #[test]
+    fn a_helper_that_says_nothing_is_waited_for_once_and_whoever_waited_for_it_is_refused_at_once() {
+        let scrubber = scrubber(Duration::from_millis(50));
+        // It starts, says that it can, and hangs with the first batch.
+        let (channel, _silent) = FdChannel::pair().unwrap();
+        channel.set_patience(scrubber.patience).unwrap();
+        let process = Command::new("sleep").arg("600").spawn().unwrap();
+        scrubber.lock().helper = Some(Helper { process, channel });
+        let (_pipe, fd) = rustix::pipe::pipe().unwrap();
+        let chunks = [(Arc::new(fd), Bytes::mib(2))];
+        let why = scrubber.scrub(&chunks).unwrap_err();
+        assert!(why.0.contains("no answer in time"), "{why}");
+        assert!(scrubber.lock().helper.is_none() && scrubber.lock().killed.is_none(), "it was ended");
+        assert_eq!(scrubber.with_helper(|_| panic!("none is started")), Err(why));
+    }
+
     #[test]
     fn a_helper_that_does_not_start_leaves_no_process_and_is_not_started_again_at_once() {
         // What is started is this test's own file, which knows no such arguments and ends.
-        let scrubber = Scrubber { driver: "none", device: DeviceUuid([7; 16]), post: Mutex::default() };
+        let scrubber = scrubber(PATIENCE_MAX);
         let why = scrubber.with_helper(|_| panic!("there is none")).unwrap_err();
         assert!(why.0.contains("does not answer"), "{why}");
         assert!(scrubber.lock().helper.is_none() && scrubber.lock().killed.is_none(), "it was waited for");
@@ -267,7 +316,7 @@ mod tests {
 
     #[test]
     fn there_is_no_other_helper_before_the_one_that_was_killed_has_ended() {
-        let scrubber = Scrubber { driver: "none", device: DeviceUuid([7; 16]), post: Mutex::default() };
+        let scrubber = scrubber(PATIENCE_MAX);
         scrubber.lock().killed = Some(Command::new("sleep").arg("600").spawn().unwrap());
         let why = scrubber.with_helper(|_| Ok(())).unwrap_err();
         assert!(why.0.contains("does not end"), "{why}");

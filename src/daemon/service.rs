@@ -237,6 +237,12 @@ impl Sessions for Service {
             let text = "this process has as many connections and sessions as the daemon's open files allow; raise its limit (LimitNOFILE)";
             status(ErrorKind::Exhausted, text)
         })?;
+        // One that is there and cannot be copied is no kernel without it: then nothing would tell when the process ends.
+        let pidfd = peer.pidfd.as_ref().map(|pidfd| pidfd.try_clone()).transpose().map_err(|error| {
+            let text =
+                format!("the daemon cannot watch this process: {error}; raise its limit of open files (LimitNOFILE)");
+            status(ErrorKind::Exhausted, text)
+        })?;
         let broken = |error: &dyn std::error::Error| status(ErrorKind::Broken, chain(error));
         let secret = random_token().map_err(|error| broken(&error))?;
         let id = daemon
@@ -251,7 +257,6 @@ impl Sessions for Service {
                 return Err(broken(&error));
             }
         };
-        let pidfd = peer.pidfd.as_ref().and_then(|pidfd| pidfd.try_clone().ok());
         let entry = Arc::new(Entry {
             id,
             name,

@@ -44,6 +44,8 @@ pub struct HostOptions {
     pub alias: bool,
     /// Mappings that this process may have.
     pub mappings_max: u64,
+    /// Says that memory which was mapped returns with its addresses only, as some vendors' does. Here it returns before; but what is made for those can be tried.
+    pub memory_stays_with_addresses: bool,
 }
 
 impl HostOptions {
@@ -55,6 +57,7 @@ impl HostOptions {
             granularity: limits::granularity_for(limits::CHUNK_LEN_MIN, limits::page_size()),
             alias: true,
             mappings_max: mappings_max_of_system(),
+            memory_stays_with_addresses: false,
         }
     }
 }
@@ -314,7 +317,7 @@ impl Driver for HostDriver {
             checks_imports: true,
             fds_per_chunk: 1,
             mappings_max: self.options.mappings_max,
-            memory_stays_with_addresses: false,
+            memory_stays_with_addresses: self.options.memory_stays_with_addresses,
             copies_wait: false,
             rdma: false,
             fabric: false,
@@ -527,11 +530,14 @@ impl Driver for HostDriver {
     }
 }
 
-/// The uuid of a pretended device: the same for the same ordinal in every process.
+/// The uuid of a pretended device: the same for the same ordinal in every process, and no other ordinal's. From 1000 up, where three digits do not do, in hexadecimal: up to
+/// [`limits::ORDINALS_MAX`] that begins with `3e` or `3f`, as no decimal number does.
 pub(super) fn uuid_of(prefix: [u8; 13], ordinal: usize) -> DeviceUuid {
+    assert!(ordinal < limits::ORDINALS_MAX as usize, "there is no device {ordinal}");
     let mut uuid = [0; 16];
     uuid[..13].copy_from_slice(&prefix);
-    uuid[13..].copy_from_slice(format!("{:03}", ordinal % 1000).as_bytes());
+    let digits = if ordinal < 1000 { format!("{ordinal:03}") } else { format!("{ordinal:03x}") };
+    uuid[13..].copy_from_slice(digits.as_bytes());
     DeviceUuid(uuid)
 }
 
@@ -569,5 +575,19 @@ impl Token {
     /// True while a copy exists. For probes only.
     pub(super) fn is_held_elsewhere(&self) -> bool {
         is_held_elsewhere(self.file.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_ordinal_that_a_device_can_have_has_a_uuid_of_its_own() {
+        let count = limits::ORDINALS_MAX as usize;
+        let uuids: BTreeSet<_> = (0..count).map(|ordinal| uuid_of(*b"stitchd-host-", ordinal).0).collect();
+        assert_eq!(uuids.len(), count);
     }
 }

@@ -141,7 +141,7 @@ pub struct DeviceDescription {
 pub struct Capabilities {
     /// Smallest size and alignment of a chunk.
     pub granularity: Bytes,
-    /// One chunk may be mapped at two addresses, and both see the same bytes.
+    /// One chunk may be mapped at two addresses, and both see the same bytes, though not within one running kernel: there the two are not coherent.
     pub alias: bool,
     /// [`Driver::read`], [`Driver::write`] and [`Driver::fill`] move real bytes.
     pub contents: bool,
@@ -418,6 +418,12 @@ pub enum Cause {
         /// How long it may take.
         limit: Duration,
     },
+    /// A call has ended in a panic: what came of it is not known.
+    #[error("the driver has panicked in a {call}: that is a bug of stitchd's, and the log says where")]
+    Panicked {
+        /// Which call.
+        call: Call,
+    },
     /// The device is gone (an Xid error, a reset, the driver unloaded) and nothing on it works any more.
     #[error("{device} is lost ({reason}); restart whatever uses it once the device is back")]
     Lost {
@@ -453,6 +459,7 @@ impl Cause {
             },
             Cause::Library { function, code, .. } => gpu::kind_of(function, *code),
             Cause::Overdue { .. } | Cause::Lost { .. } => ErrorKind::Unavailable,
+            Cause::Panicked { .. } => ErrorKind::Broken,
             Cause::Injected(_) => ErrorKind::Broken,
         }
     }

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::State;
 use super::queue::QueueKey;
+use super::{Shortage, State};
 use crate::ids::{ChunkId, DeviceId, PlanId, SessionId};
 use crate::units::Bytes;
 
@@ -271,9 +271,9 @@ impl Account {
         }
     }
 
-    pub(super) fn note_refused_create(&mut self, exhausted: bool) {
+    pub(super) fn note_refused_create(&mut self, why: Shortage) {
         self.refused_creates += 1;
-        if exhausted {
+        if why == Shortage::Memory {
             // The driver has no more than what exists already.
             self.ceiling = Some(self.bytes.promised().saturating_sub(self.bytes.creating));
         }

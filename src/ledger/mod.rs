@@ -33,6 +33,17 @@ use crate::units::Bytes;
 use account::{Account, Shelf};
 use queue::Request;
 
+/// What the driver was short of when it refused a create.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shortage {
+    /// Memory of the device: there is no more than what exists already.
+    Memory,
+    /// Descriptors of this process, or exports of the machine: the memory is there.
+    Chunks,
+    /// Nothing that is known of: something is broken.
+    Nothing,
+}
+
 /// What happens to the ledger.
 #[derive(Clone, Debug)]
 pub enum Command {
@@ -127,8 +138,8 @@ pub enum Command {
     CreateFailed {
         /// Which.
         chunk: ChunkId,
-        /// The device has no more memory, rather than being broken.
-        exhausted: bool,
+        /// What the driver was short of.
+        why: Shortage,
     },
     /// An [`Effect::Destroy`] was carried out, perhaps after it had failed.
     Destroyed {
@@ -483,7 +494,7 @@ impl Ledger {
             Command::Unreserve { plan } => self.unreserve(plan, &mut effects)?,
             Command::Warm { device, part } => self.warm(device, part, &mut effects)?,
             Command::Created { chunk } => self.created(chunk, &mut effects)?,
-            Command::CreateFailed { chunk, exhausted } => self.create_failed(chunk, exhausted, &mut effects)?,
+            Command::CreateFailed { chunk, why } => self.create_failed(chunk, why, &mut effects)?,
             Command::Destroyed { chunk } => self.destroyed(chunk, &mut effects)?,
             Command::DestroyFailed { chunk } => self.destroy_failed(chunk, &mut effects)?,
             Command::Tick { now_ms } => self.tick(now_ms, &mut effects),
@@ -640,15 +651,15 @@ impl Ledger {
         Ok(())
     }
 
-    fn create_failed(&mut self, chunk: ChunkId, exhausted: bool, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
+    fn create_failed(&mut self, chunk: ChunkId, why: Shortage, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
         let record = self.chunks.get(&chunk).ok_or(LedgerError::Unasked(chunk))?;
         let State::Creating { request } = record.state else { return Err(LedgerError::Unasked(chunk)) };
         let device = record.device;
         self.forget(chunk);
         let account = self.devices.get_mut(&device).expect("a chunk has its device");
-        account.note_refused_create(exhausted);
+        account.note_refused_create(why);
         if let Some(request) = request.filter(|request| self.requests.contains_key(request)) {
-            self.chunk_missing(request, exhausted, effects);
+            self.chunk_missing(request, why, effects);
         }
         self.serve(device, effects);
         Ok(())

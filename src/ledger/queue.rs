@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::account::Shelf;
-use super::{Effect, Holder, Holding, Ledger, LedgerError, Refusal, State};
+use super::{Effect, Holder, Holding, Ledger, LedgerError, Refusal, Shortage, State};
 use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use crate::ladder::Part;
 use crate::limits;
@@ -33,13 +33,7 @@ pub(super) enum Phase {
     /// Nothing is promised; it stands in its device's queue.
     Waiting(QueueKey),
     /// Everything is promised; chunks are being created.
-    Creating { missing: u64, ready: Vec<ChunkId>, failure: Option<Failure> },
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Failure {
-    Exhausted,
-    Broken,
+    Creating { missing: u64, ready: Vec<ChunkId>, failure: Option<Shortage> },
 }
 
 /// The place in a queue: high priority first, then those who hold memory already, then the older.
@@ -358,13 +352,12 @@ impl Ledger {
     }
 
     /// A chunk of a request could not be created.
-    pub(super) fn chunk_missing(&mut self, request: RequestId, exhausted: bool, effects: &mut Vec<Effect>) {
-        let why = if exhausted { Failure::Exhausted } else { Failure::Broken };
+    pub(super) fn chunk_missing(&mut self, request: RequestId, why: Shortage, effects: &mut Vec<Effect>) {
         self.note_answer(request, |_, failure| *failure = Some(why));
         self.finish_if_complete(request, effects);
     }
 
-    fn note_answer(&mut self, request: RequestId, note: impl FnOnce(&mut Vec<ChunkId>, &mut Option<Failure>)) {
+    fn note_answer(&mut self, request: RequestId, note: impl FnOnce(&mut Vec<ChunkId>, &mut Option<Shortage>)) {
         let creating = self.requests.get_mut(&request).expect("the caller has the request");
         let Phase::Creating { missing, ready, failure } = &mut creating.phase else {
             panic!("only a request that creates gets an answer");
@@ -398,15 +391,23 @@ impl Ledger {
         let is_soon = self.now_ms < failed.refused_ms.saturating_add(SOON_MS);
         failed.refused_creates = if is_soon { failed.refused_creates + 1 } else { 1 };
         failed.refused_ms = self.now_ms;
-        if failure == Failure::Exhausted && failed.refused_creates < REFUSED_CREATES_MAX {
-            // The budget is corrected by now: back to the queue, and to whoever stands before it.
-            self.enqueue(request);
-            self.serve(device, effects);
-        } else if failure == Failure::Exhausted {
-            let refusal = self.exhausted(request);
-            self.refuse(request, refusal, effects);
-        } else {
-            self.refuse(request, Refusal::Driver { device }, effects);
+        match failure {
+            Shortage::Memory if failed.refused_creates < REFUSED_CREATES_MAX => {
+                // The budget is corrected by now: back to the queue, and to whoever stands before it.
+                self.enqueue(request);
+                self.serve(device, effects);
+            }
+            Shortage::Memory => {
+                let refusal = self.exhausted(request);
+                self.refuse(request, refusal, effects);
+            }
+            Shortage::Chunks => {
+                // Not by waiting for memory, which is there: whoever asked is told what to raise.
+                let (requested, available) = (failed.chunks, ready.len() as u64);
+                let limit = self.devices[&device].chunks_max();
+                self.refuse(request, Refusal::Chunks { device, requested, available, limit }, effects);
+            }
+            Shortage::Nothing => self.refuse(request, Refusal::Driver { device }, effects),
         }
     }
 

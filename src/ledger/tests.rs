@@ -51,7 +51,7 @@ impl Desk {
                             self.created.push(chunk);
                             commands.push_back(Command::Created { chunk });
                         } else {
-                            commands.push_back(Command::CreateFailed { chunk, exhausted: true });
+                            commands.push_back(Command::CreateFailed { chunk, why: Shortage::Memory });
                         }
                     }
                     Effect::Destroy { chunk } => {
@@ -414,7 +414,7 @@ fn chunks_that_were_set_aside_when_their_plan_was_unreserved_are_not_reserved_ag
     let effects = desk.ledger.step(acquire).unwrap();
     let [Effect::Create { chunk, .. }] = effects[..] else { panic!("{effects:?}") };
     desk.ledger.step(Command::Unreserve { plan }).unwrap();
-    desk.ledger.step(Command::CreateFailed { chunk, exhausted: false }).unwrap();
+    desk.ledger.step(Command::CreateFailed { chunk, why: Shortage::Nothing }).unwrap();
     desk.ledger.invariants().unwrap();
     assert_eq!(desk.ledger.reserved(), []);
     assert_eq!(desk.ledger.device(DEVICE).unwrap().bytes.idle, Bytes::mib(4));
@@ -437,10 +437,34 @@ fn chunks_that_a_failed_request_leaves_idle_are_given_to_whoever_waits() {
     let effects = acquire(1, 2);
     let [Effect::Create { chunk: first, .. }, Effect::Create { chunk: second, .. }] = effects[..] else { panic!() };
     assert_eq!(acquire(2, 2), []);
-    assert_eq!(ledger.step(Command::CreateFailed { chunk: first, exhausted: false }), Ok(vec![]));
+    assert_eq!(ledger.step(Command::CreateFailed { chunk: first, why: Shortage::Nothing }), Ok(vec![]));
     let effects = ledger.step(Command::Created { chunk: second }).unwrap();
     let [Effect::Refuse { request, refusal: Refusal::Driver { .. }, .. }, Effect::Create { .. }] = &effects[..] else {
         panic!("{effects:?}")
     };
     assert_eq!(*request, RequestId(1));
+}
+
+#[test]
+fn a_create_that_is_short_of_descriptors_leaves_the_budget_alone_and_says_what_to_raise() {
+    let mut desk = Desk::new(16);
+    let one = desk.open(1, 64);
+    let parts = vec![Part { len: Bytes::mib(2), count: 3 }];
+    let (holder, request) = (Holder::Session(one), RequestId(99));
+    let acquire = Command::Acquire { request, holder, device: DEVICE, parts, plan: None, wait_ms: 60_000 };
+    let effects = desk.ledger.step(acquire).unwrap();
+    let chunks = effects.iter().map(|effect| match effect {
+        Effect::Create { chunk, .. } => *chunk,
+        other => panic!("{other:?}"),
+    });
+    let chunks: Vec<_> = chunks.collect();
+    desk.ledger.step(Command::Created { chunk: chunks[0] }).unwrap();
+    desk.ledger.step(Command::CreateFailed { chunk: chunks[1], why: Shortage::Chunks }).unwrap();
+    let effects = desk.ledger.step(Command::CreateFailed { chunk: chunks[2], why: Shortage::Chunks }).unwrap();
+    let [Effect::Refuse { refusal, .. }] = &effects[..] else { panic!("{effects:?}") };
+    assert!(matches!(refusal, Refusal::Chunks { requested: 3, available: 1, .. }), "{refusal}");
+    assert!(refusal.to_string().contains("LimitNOFILE"));
+    let view = desk.ledger.device(DEVICE).unwrap();
+    assert_eq!((view.available(), view.bytes.idle), (Bytes::mib(16), Bytes::mib(2)));
+    desk.ledger.invariants().unwrap();
 }

@@ -16,7 +16,8 @@ use crate::units::{AddressSpan, Bytes, DeviceAddress, Place, Span};
 ///
 /// Slots can be taken out one run at a time, which leaves holes; addresses stay where they are. Dropping the mapping unmaps what is left and
 /// gives the addresses back. Before anything is unmapped the device is synchronised, because drivers do not do that
-/// reliably themselves.
+/// reliably themselves. That is the device that owns the chunks, and no other: a peer that reaches them may have work queued, for which nobody waits here. Whoever has a peer use an
+/// allocation waits for that before it frees it.
 #[derive(Debug)]
 pub struct Mapping {
     reservation: Reservation,

@@ -132,7 +132,7 @@ impl Drop for Control {
             std::mem::forget(self.thread.take());
             return;
         }
-        // Without a sender the thread closes the session and ends, within its patience.
+        // Without a sender the thread closes the session and ends, within twice its patience: it may have just begun to watch a daemon that says nothing.
         self.commands = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -186,7 +186,10 @@ impl Worker {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut was_late = false;
-        let mut notices = SessionsClient::new(channel.clone()).watch(watch).await.ok().map(tonic::Response::into_inner);
+        let mut sessions = SessionsClient::new(channel.clone());
+        // In time: whoever drops the session waits for this thread, and a daemon that was stopped after it had opened the session says nothing any more.
+        let watching = tokio::time::timeout(self.config.patience, sessions.watch(watch)).await;
+        let mut notices = watching.ok().and_then(Result::ok).map(tonic::Response::into_inner);
         loop {
             tokio::select! {
                 command = self.commands.recv() => match command {
@@ -324,4 +327,69 @@ fn opened(reply: v1::OpenReply) -> Result<Opened, SessionError> {
         ladder: Ladder::new(reply.ladder_bytes.into_iter().map(Bytes::new).collect())?,
         chunk_socket: reply.chunk_socket,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::{Request, Response};
+
+    use super::*;
+    use crate::clock::{Clock as _, SystemClock};
+    use crate::wire::v1::sessions_server::{Sessions, SessionsServer};
+
+    /// A daemon that opens sessions and then says nothing any more, as one that was stopped.
+    struct Silent;
+
+    #[tonic::async_trait]
+    impl Sessions for Silent {
+        type WatchStream = Pin<Box<dyn tokio_stream::Stream<Item = Result<v1::Notice, Status>> + Send>>;
+
+        async fn open(&self, _: Request<v1::OpenRequest>) -> Result<Response<v1::OpenReply>, Status> {
+            Ok(Response::new(v1::OpenReply {
+                protocol: PROTOCOL,
+                secret: vec![1; 16],
+                ticket: vec![2; 16],
+                ladder_bytes: vec![2 << 20],
+                chunk_socket: "chunks".into(),
+                ..v1::OpenReply::default()
+            }))
+        }
+
+        async fn close(&self, _: Request<v1::CloseRequest>) -> Result<Response<v1::CloseReply>, Status> {
+            std::future::pending().await
+        }
+
+        async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+            std::future::pending().await
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_falls_silent_once_a_session_is_open_is_left_in_time() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let listener = {
+            let _inside = runtime.enter();
+            tokio::net::UnixListener::bind(&socket).unwrap()
+        };
+        let serving = tonic::transport::Server::builder().add_service(SessionsServer::new(Silent));
+        drop(runtime.spawn(serving.serve_with_incoming(UnixListenerStream::new(listener))));
+        let patience = Duration::from_millis(200);
+        let config = SessionConfig { patience, ..SessionConfig::new(socket, "x") };
+        let (send, is_left) = mpsc::channel();
+        std::thread::spawn(move || {
+            let clock = SystemClock::new();
+            let (control, _) = Control::open(&config, Watched::default()).unwrap();
+            drop(control);
+            // If it comes too late nobody listens any more.
+            let _ = send.send(clock.now());
+        });
+        let took = is_left.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(took < Duration::from_secs(30), "{took:?}");
+        runtime.shutdown_background();
+    }
 }

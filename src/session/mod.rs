@@ -17,7 +17,8 @@ mod private;
 mod stats_page;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use control::dial;
@@ -222,14 +223,14 @@ pub struct Session {
     driver: Arc<Metered>,
     clock: Arc<dyn Clock>,
     counters: Counters,
-    /// Whether the session's counters are taken: they have one writer.
-    counters_taken: Mutex<bool>,
+    /// Whether a runtime has the session's counters: they have one writer.
+    counters_taken: AtomicBool,
     link: Link,
     control: Control,
 }
 
 impl Session {
-    /// Opens a session. Takes at most a few times `config.patience`.
+    /// Opens a session. Takes at most a few times `config.patience` and, where the driver's library has to be opened for it, what that takes: two minutes at most.
     pub fn connect(config: &SessionConfig) -> Result<Arc<Session>, SessionError> {
         if fork::is_child() {
             return Err(SessionError::Forked);
@@ -253,7 +254,7 @@ impl Session {
             driver,
             clock,
             counters,
-            counters_taken: Mutex::new(false),
+            counters_taken: AtomicBool::new(false),
             link,
             control,
         }))
@@ -290,7 +291,7 @@ impl Session {
     }
 
     /// A runtime for this process's device `ordinal`: the process's own ordinal, as its other libraries count, which its environment may have hidden and put in another order than
-    /// the daemon's. The two meet by uuid. The first runtime of a session writes its figures to the stats page.
+    /// the daemon's. The two meet by uuid. One runtime of a session at a time writes its figures to the stats page: the first, and when that is gone the next that is made.
     pub fn runtime(self: &Arc<Session>, ordinal: u32, config: RuntimeConfig) -> Result<Runtime, SessionError> {
         let here = self.driver.devices();
         let Some(local) = here.iter().find(|device| device.id == DeviceId(ordinal)) else {
@@ -304,9 +305,10 @@ impl Session {
             return Err(SessionError::DeviceLost(local.uuid));
         }
         let device = Device::open(self.driver(), local.id)?;
-        let source = DaemonSource { session: Arc::clone(self), device: Arc::clone(&device), uuid: local.uuid };
-        let mut taken = self.counters_taken.lock().expect("nothing panics while it holds this lock");
-        let counters = if std::mem::replace(&mut *taken, true) { Counters::private() } else { self.counters };
+        let has_counters = !self.counters_taken.swap(true, Ordering::AcqRel);
+        let counters = if has_counters { self.counters } else { Counters::private() };
+        let session = Arc::clone(self);
+        let source = DaemonSource { session, device: Arc::clone(&device), uuid: local.uuid, has_counters };
         let config = RuntimeConfig { granule: self.ladder.step_at_least(config.granule), ..config };
         Ok(Runtime::new(device, Arc::new(source), Arc::clone(&self.clock), config, counters))
     }
@@ -353,6 +355,17 @@ struct DaemonSource {
     session: Arc<Session>,
     device: Arc<Device>,
     uuid: DeviceUuid,
+    /// Its runtime writes the session's figures.
+    has_counters: bool,
+}
+
+impl Drop for DaemonSource {
+    fn drop(&mut self) {
+        // The runtime has let go of its source, and writes no more: one that was made for a plan that cannot be installed has not used the figures up.
+        if self.has_counters {
+            self.session.counters_taken.store(false, Ordering::Release);
+        }
+    }
 }
 
 impl DaemonSource {

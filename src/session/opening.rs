@@ -2,9 +2,10 @@
 //!
 //! Not for: calls of a driver that is open. A daemon bounds those by itself, and a client watches them.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError, channel};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::driver::OpenError;
@@ -12,19 +13,32 @@ use crate::driver::OpenError;
 /// How long a library may take to start where nobody says: on a node of eight GPUs that nobody has used it takes half a minute.
 pub(super) const OPENING_MAX: Duration = Duration::from_secs(120);
 
-/// Drivers that were given up and have not come back. One that is asked again would hang again, and each time take a thread with it.
-static HANGING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+/// Openings that were given up and have not come back, by driver: two that began at once may both hang. One that is asked again would hang again, and each time take a thread with it.
+static HANGING: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 
-fn hanging() -> MutexGuard<'static, BTreeSet<String>> {
+fn hanging() -> MutexGuard<'static, BTreeMap<String, usize>> {
     HANGING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says, however its thread ends, that a driver has come back.
-struct Back(String);
+/// Says, however its thread ends, that an opening has come back.
+struct Back {
+    driver: String,
+    /// It was counted among those that hang. Only changed and read under their lock.
+    given_up: Arc<AtomicBool>,
+}
 
 impl Drop for Back {
     fn drop(&mut self) {
-        hanging().remove(&self.0);
+        let mut hanging = hanging();
+        if !self.given_up.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Some(count) = hanging.get_mut(&self.driver) {
+            *count -= 1;
+            if *count == 0 {
+                hanging.remove(&self.driver);
+            }
+        }
     }
 }
 
@@ -39,10 +53,11 @@ pub fn in_time<T: Send + 'static>(
     let failed = |reason: String| OpenError::Unopened { driver: name.to_owned(), reason };
     let panicked = || failed("opening it has panicked".to_owned());
     let overdue = || OpenError::Overdue { driver: name.to_owned(), limit };
-    if hanging().contains(name) {
+    if hanging().contains_key(name) {
         return Err(overdue());
     }
-    let back = Back(name.to_owned());
+    let given_up = Arc::new(AtomicBool::new(false));
+    let back = Back { driver: name.to_owned(), given_up: Arc::clone(&given_up) };
     let opening = std::thread::Builder::new().name("stitchd-open".into()).spawn(move || {
         // In this order: what it has to say is there, or never will be, before it is back.
         let _back = back;
@@ -59,7 +74,8 @@ pub fn in_time<T: Send + 'static>(
             match receive.try_recv() {
                 Ok(opened) => opened,
                 Err(TryRecvError::Empty) => {
-                    hanging.insert(name.to_owned());
+                    given_up.store(true, Ordering::Relaxed);
+                    *hanging.entry(name.to_owned()).or_default() += 1;
                     Err(overdue())
                 }
                 Err(TryRecvError::Disconnected) => Err(panicked()),
@@ -78,16 +94,44 @@ mod tests {
         const NAME: &str = "slow";
         let limit = Duration::from_millis(10);
         let (come_back, waits) = channel::<()>();
-        let slow = move || {
-            let _ = waits.recv();
-            Ok(())
-        };
+        let slow = move || Ok(waits.recv().is_ok());
         assert!(matches!(in_time(NAME, limit, slow), Err(OpenError::Overdue { .. })));
         let unasked = || -> Result<(), OpenError> { unreachable!("it is not asked while it hangs") };
         assert!(matches!(in_time(NAME, limit, unasked), Err(OpenError::Overdue { .. })));
         assert_eq!(in_time("another", OPENING_MAX, || Ok(1)), Ok(1));
         come_back.send(()).unwrap();
-        while hanging().contains(NAME) {
+        while hanging().contains_key(NAME) {
+            std::thread::yield_now();
+        }
+        assert_eq!(in_time(NAME, OPENING_MAX, || Ok(2)), Ok(2));
+    }
+
+    #[test]
+    fn a_library_of_which_one_opening_came_back_is_not_asked_while_another_hangs() {
+        const NAME: &str = "slow twice";
+        let limit = Duration::from_millis(100);
+        let hangs = || {
+            let (come_back, waits) = channel::<()>();
+            let opening = std::thread::spawn(move || in_time(NAME, limit, move || Ok(waits.recv().is_ok())));
+            (come_back, opening)
+        };
+        let openings = [hangs(), hangs()];
+        let [one, other] = openings.map(|(come_back, opening)| {
+            assert!(matches!(opening.join().unwrap(), Err(OpenError::Overdue { .. })));
+            come_back
+        });
+        let count = || hanging().get(NAME).copied();
+        // One that began after the other was given up was not asked at all.
+        let both = count().unwrap();
+        one.send(()).unwrap_or_default();
+        if both == 2 {
+            while count() == Some(2) {
+                std::thread::yield_now();
+            }
+            assert_eq!(count(), Some(1));
+        }
+        other.send(()).unwrap_or_default();
+        while count().is_some() {
             std::thread::yield_now();
         }
         assert_eq!(in_time(NAME, OPENING_MAX, || Ok(2)), Ok(2));

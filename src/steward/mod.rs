@@ -20,7 +20,7 @@ use crate::error::chain;
 use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use crate::ladder::Part;
 use crate::ledger::{
-    AccountView, Command, Effect, EndReason, Holder, Ledger, LedgerError, Refusal, ReturnedBytes, SessionView,
+    AccountView, Command, Effect, EndReason, Holder, Ledger, LedgerError, Refusal, ReturnedBytes, SessionView, Shortage,
 };
 use crate::limits;
 use crate::store::{Store, StoreError};
@@ -86,6 +86,8 @@ struct Core {
     blind: BTreeSet<DeviceId>,
     /// When the driver last refused to create for want of memory, in milliseconds, since its device's budget was last lifted.
     refused: BTreeMap<DeviceId, u64>,
+    /// Devices of which it was said that chunks ran out before memory: whoever is refused for it is told each time.
+    told_of_chunks: BTreeSet<DeviceId>,
     /// Chunks that began to come or go: while that changes the driver and the ledger speak of different moments.
     transfers: u64,
 }
@@ -109,6 +111,15 @@ fn device_of(work: &[Effect], wanted: ChunkId) -> Option<DeviceId> {
         Effect::Create { chunk, device, .. } if *chunk == wanted => Some(*device),
         _ => None,
     })
+}
+
+/// What a create that has failed was short of.
+fn shortage(error: &StoreError) -> Shortage {
+    match (Store::is_out_of_chunks(error), Store::is_exhaustion(error)) {
+        (true, _) => Shortage::Chunks,
+        (false, true) => Shortage::Memory,
+        (false, false) => Shortage::Nothing,
+    }
 }
 
 impl std::fmt::Debug for Steward {
@@ -226,6 +237,7 @@ impl Steward {
     /// Does what takes time, as many chunks at a time as are cleared at once: what is done is in the ledger while the rest is not, for whoever asks how far a request has come.
     fn work(self: Arc<Self>, work: Vec<Effect>) {
         let mut failures = Vec::new();
+        let mut kept: u64 = 0;
         for some in work.chunks(limits::FDS_PER_MESSAGE_MAX) {
             let known = failures.len();
             let mut outcomes: Vec<_> = some.iter().filter_map(|effect| self.carry_out(effect, &mut failures)).collect();
@@ -240,7 +252,7 @@ impl Steward {
                         Command::DestroyFailed { chunk } => Some(chunk),
                         _ => None,
                     };
-                    if let Command::CreateFailed { chunk, exhausted: true } = outcome
+                    if let Command::CreateFailed { chunk, why: Shortage::Memory } = outcome
                         && let Some(device) = device_of(some, chunk)
                     {
                         core.refused.insert(device, self.now_ms());
@@ -248,9 +260,16 @@ impl Steward {
                     core.step(outcome, &mut todo).expect("the answer to an effect is always taken");
                     // Only now: a retry that went well before this step would have the ledger hear of the end first.
                     failed.into_iter().for_each(|chunk| self.store.settle(chunk));
+                    kept += u64::from(failed.is_some());
                 }
             }
             self.follow(todo);
+        }
+        if kept > 1 {
+            tracing::error!(
+                chunks = kept,
+                "cannot destroy a chunk, nor the others that went with it: so many stay in quarantine"
+            );
         }
     }
 
@@ -259,22 +278,32 @@ impl Steward {
             Effect::Create { chunk, device, len } => Some(match self.create(chunk, device, len) {
                 Ok(()) => Command::Created { chunk },
                 Err(error) => {
-                    let exhausted = Store::is_exhaustion(&error);
+                    let why = shortage(&error);
                     // Of many chunks that fail alike the first is enough to read about.
                     if !failures.contains(&error) {
-                        if !exhausted {
-                            tracing::error!(%chunk, %device, error = %chain(&error), "cannot create a chunk");
+                        match why {
+                            Shortage::Memory => {}
+                            Shortage::Chunks if !self.lock().told_of_chunks.insert(device) => {}
+                            Shortage::Chunks => {
+                                tracing::warn!(%device, error = %chain(&error), "chunks run out before memory does");
+                            }
+                            Shortage::Nothing => {
+                                tracing::error!(%chunk, %device, error = %chain(&error), "cannot create a chunk");
+                            }
                         }
                         failures.push(error);
                     }
-                    Command::CreateFailed { chunk, exhausted }
+                    Command::CreateFailed { chunk, why }
                 }
             }),
             Effect::Destroy { chunk } => Some(match self.store.destroy(chunk) {
                 Ok(()) => Command::Destroyed { chunk },
                 Err(error) => {
-                    failures.push(error.clone());
-                    tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk: it stays in quarantine until the driver takes it back");
+                    // The first, here too; how many there are is said at the end.
+                    if !failures.contains(&error) {
+                        tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk: it stays in quarantine until the driver takes it back");
+                        failures.push(error);
+                    }
                     Command::DestroyFailed { chunk }
                 }
             }),
@@ -299,7 +328,7 @@ impl Steward {
                     && chunks.contains(&chunk)
                 {
                     self.discard(chunk);
-                    *outcome = Command::CreateFailed { chunk, exhausted: false };
+                    *outcome = Command::CreateFailed { chunk, why: Shortage::Nothing };
                 }
             }
         }
@@ -567,6 +596,7 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
     use crate::driver::layers::faulty::Faults;
+    use crate::driver::layers::limited::{Limiter, Limits};
     use crate::driver::layers::{Intercept, Layered, Step};
     use crate::driver::sim::{SimDriver, SimOptions};
     use crate::driver::{Call, Driver, DriverError, Handle};
@@ -648,6 +678,20 @@ mod tests {
         faulty.layer().fail_always(&[Call::Export]);
         assert!(matches!(steward.acquire_now(ask(session, 4)).unwrap(), Answer::Refused(_)));
         assert_eq!(sim.counts().0, 0, "none of the four is left");
+    }
+
+    #[test]
+    fn descriptors_that_run_out_leave_the_budget_alone_and_are_what_the_refusal_speaks_of() {
+        let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(64)])));
+        let limits = Limits { handles: 2, ..Limits::default() };
+        let limited = Limiter::around(Arc::clone(&sim) as Arc<dyn Driver>, limits);
+        let device = Device::open(limited as Arc<dyn Driver>, DEVICE).unwrap();
+        let steward = Steward::inline(Store::new(vec![device]), Arc::new(ManualClock::default())).unwrap();
+        let session = steward.open(Bytes::gib(1), 0).unwrap();
+        let Answer::Refused(refusal) = steward.acquire_now(ask(session, 4)).unwrap() else { panic!("granted") };
+        assert!(matches!(refusal, Refusal::Chunks { requested: 4, available: 2, .. }), "{refusal}");
+        assert_eq!(steward.devices()[0].available(), Bytes::mib(64));
+        assert!(matches!(steward.acquire_now(ask(session, 2)), Ok(Answer::Granted(_))));
     }
 
     #[test]

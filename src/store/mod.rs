@@ -15,6 +15,8 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use rustix::io::Errno;
+
 use crate::driver::{Cause, DeviceMemory};
 use crate::error::ErrorKind;
 use crate::ids::{ChunkId, DeviceId};
@@ -48,8 +50,10 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Shelf {
     chunks: HashMap<ChunkId, Stored>,
-    /// Those that the driver did not take back when it was asked to.
-    kept: Vec<Kept>,
+    /// Those that the driver did not take back when it was asked to, by name because there can be as many as there were chunks. A name is free again once its chunk is here.
+    kept: HashMap<ChunkId, Vec<Kept>>,
+    /// Numbers them.
+    next_kept: u64,
     /// How many of them have an exported descriptor, or are being exported.
     exported: u64,
 }
@@ -63,7 +67,8 @@ struct Stored {
 /// A chunk that its driver did not take back.
 #[derive(Debug)]
 struct Kept {
-    id: ChunkId,
+    /// They are asked for again in the order in which they came here.
+    number: u64,
     chunk: Box<Chunk>,
     may_retry: bool,
 }
@@ -217,37 +222,41 @@ impl Store {
         shelf.exported -= u64::from(exported.is_some());
         drop(shelf);
         drop(exported);
-        self.release(id, chunk)
+        self.release(id, chunk, false)
     }
 
-    fn release(&self, id: ChunkId, chunk: Chunk) -> Result<(), StoreError> {
+    fn release(&self, id: ChunkId, chunk: Chunk, may_retry: bool) -> Result<(), StoreError> {
         chunk.release().map_err(|(chunk, error)| {
-            self.lock().kept.push(Kept { id, chunk, may_retry: false });
+            let mut shelf = self.lock();
+            shelf.next_kept += 1;
+            let number = shelf.next_kept;
+            shelf.kept.entry(id).or_default().push(Kept { number, chunk, may_retry });
             error.into()
         })
     }
 
     /// It is written down that the driver did not take this chunk back: from now on it may be asked again. Before, whoever writes it down would hear that the chunk is gone first.
     pub fn settle(&self, id: ChunkId) {
-        for kept in self.lock().kept.iter_mut().filter(|kept| kept.id == id) {
+        for kept in self.lock().kept.get_mut(&id).into_iter().flatten() {
             kept.may_retry = true;
         }
     }
 
     /// Asks the driver of `device` once more to take back what it did not. Says what is gone now.
     pub fn destroy_kept(&self, device: DeviceId) -> Vec<ChunkId> {
-        let kept: Vec<_> = self.lock().kept.extract_if(.., |kept| kept.is_wanted(device)).collect();
-        let again = |Kept { id, chunk, .. }: Kept| {
-            let released = self.release(id, *chunk);
-            self.settle(id);
-            released.is_ok().then_some(id)
-        };
+        let mut kept = Vec::new();
+        self.lock().kept.retain(|id, same| {
+            kept.extend(same.extract_if(.., |kept| kept.is_wanted(device)).map(|kept| (*id, kept)));
+            !same.is_empty()
+        });
+        kept.sort_unstable_by_key(|(_, kept)| kept.number);
+        let again = |(id, kept): (ChunkId, Kept)| self.release(id, *kept.chunk, true).is_ok().then_some(id);
         kept.into_iter().filter_map(again).collect()
     }
 
     /// True if the driver of `device` has not taken back some chunk.
     pub fn keeps_any(&self, device: DeviceId) -> bool {
-        self.lock().kept.iter().any(|kept| kept.is_wanted(device))
+        self.lock().kept.values().flatten().any(|kept| kept.is_wanted(device))
     }
 
     /// The descriptor of a chunk, to be sent to a process that it was leased to.
@@ -297,7 +306,7 @@ impl Store {
 
     /// How many chunks their drivers have not taken back.
     pub fn kept(&self) -> u64 {
-        self.lock().kept.len() as u64
+        self.lock().kept.values().map(|same| same.len() as u64).sum()
     }
 
     /// The device that is lost, if that is why something failed, and what its driver says.
@@ -308,6 +317,17 @@ impl Store {
                 _ => None,
             },
             _ => None,
+        }
+    }
+
+    /// True where a failed create means that chunks have run out before memory has: descriptors of this process, or exports of the machine.
+    pub fn is_out_of_chunks(error: &StoreError) -> bool {
+        match error {
+            StoreError::Memory(error) => matches!(
+                error.cause(),
+                Some(Cause::TooMany { .. } | Cause::System { errno: Errno::MFILE | Errno::NFILE, .. })
+            ),
+            other => other.kind() == ErrorKind::Exhausted,
         }
     }
 

@@ -104,6 +104,30 @@ fn every_call_for_a_device_that_is_gone_says_so_and_other_devices_go_on() {
 }
 
 #[test]
+fn a_device_that_is_gone_does_not_keep_those_whose_memory_it_reaches_from_growing() {
+    for kind in BOTH {
+        let machine = Machine::new(kind, &conf(""));
+        let driver = open(&machine, kind);
+        std::fs::write(says(&machine, "lost"), "1").unwrap();
+        let (there, handles) = mapped(&driver, FIRST, &[GRANULE, GRANULE]).unwrap();
+        driver.write(there.start(), &[7]).unwrap();
+        driver.unmap(there).unwrap();
+        driver.unreserve(there).unwrap();
+        handles.into_iter().for_each(|handle| driver.release(handle).unwrap());
+        assert_eq!(driver.memory(FIRST).unwrap().free, DEVICES[0]);
+    }
+}
+
+#[test]
+fn of_devices_with_one_uuid_the_first_is_used_alone() {
+    for kind in BOTH {
+        let machine = Machine::new(kind, &conf("one_uuid = 1"));
+        let devices = open(&machine, kind).devices();
+        assert_eq!(devices.iter().map(|device| device.id).collect::<Vec<_>>(), [FIRST], "{kind:?}");
+    }
+}
+
+#[test]
 fn an_answer_that_may_mean_anything_is_a_loss_where_the_management_library_says_so() {
     for kind in BOTH {
         let machine = Machine::new(kind, &conf(""));

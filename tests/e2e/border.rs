@@ -71,6 +71,41 @@ say('fine')
 }
 
 #[test]
+fn a_device_that_is_not_there_keeps_nobody_from_one_that_is() {
+    let daemon = TestDaemon::start(64);
+    let script = "\
+assert lib.stitch_malloc(MIB, 5, None) is None
+p = malloc(MIB)
+assert lib.stitch_malloc(MIB, 5, None) is None
+say('fine')
+";
+    let Some(mut client) = python(&daemon, script) else { return };
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "fine");
+    assert!(client.wait().unwrap().success());
+}
+
+#[test]
+fn a_plan_that_could_not_be_read_does_not_cost_the_process_its_figures() {
+    let daemon = TestDaemon::start(64);
+    let script = "\
+os.environ['STITCHD_PLAN'] = '/nowhere/a.plan'
+assert lib.stitch_malloc(MIB, 0, None) is None
+assert '/nowhere/a.plan' in lib.stitch_last_error().decode()
+del os.environ['STITCHD_PLAN']
+while not lib.stitch_malloc(5 * MIB, 0, None): time.sleep(0.1)
+say('fine')
+sys.stdin.read()
+";
+    let Some(mut client) = python(&daemon, script) else { return };
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "fine");
+    assert_eq!(daemon.cli_json(&["sessions"])["sessions"][0]["counters"]["live_bytes"], 5_u64 << 20);
+    drop(client.stdin.take());
+    assert!(client.wait().unwrap().success());
+}
+
+#[test]
 fn the_manifest_of_an_allocation_names_its_chunks_piece_by_piece() {
     let daemon = TestDaemon::start(64);
     let script = "\

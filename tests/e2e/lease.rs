@@ -46,6 +46,18 @@ fn sessions_show_their_figures_from_the_stats_page() {
 }
 
 #[test]
+fn a_runtime_that_is_gone_leaves_the_figures_of_its_session_to_the_next() {
+    let daemon = TestDaemon::start(256);
+    let session = daemon.session("trainer");
+    let runtime = || session.runtime(0, stitchd::runtime::RuntimeConfig::default()).unwrap();
+    drop(runtime());
+    let (first, second) = (runtime(), runtime());
+    first.alloc(&Request::of(Bytes::mib(5))).unwrap();
+    second.alloc(&Request::of(Bytes::mib(3))).unwrap();
+    assert_eq!(daemon.cli_json(&["sessions"])["sessions"][0]["counters"]["live_bytes"], 5 * MIB);
+}
+
+#[test]
 fn a_range_of_many_batches_comes_whole_in_order_and_one_batch_at_a_time() {
     let daemon = TestDaemon::start(2048);
     let grpc = Grpc::connect(&daemon);

@@ -19,6 +19,8 @@ pub(super) struct Gpu {
     pub(super) mps: bool,
     /// Who may use its memory: itself, and the devices that reach it.
     pub(super) reachable_from: Vec<i32>,
+    /// It was said that access could be set for the device alone.
+    told_without_peers: AtomicBool,
     turn: Mutex<()>,
 }
 
@@ -48,6 +50,11 @@ impl Gpu {
     pub(super) fn gives_up_fabric(&self, code: Code) -> bool {
         let may_be = matches!(code, table::code::NOT_PERMITTED | table::code::NOT_SUPPORTED);
         may_be && self.fabric.swap(false, Ordering::Relaxed)
+    }
+
+    /// Access could be set for the device alone: whether that is news.
+    pub(super) fn is_first_without_peers(&self) -> bool {
+        !self.told_without_peers.swap(true, Ordering::Relaxed)
     }
 
     /// The device, or nothing where it cannot do what the driver needs.
@@ -99,6 +106,7 @@ impl Gpu {
             fabric: AtomicBool::new(also_has(vendor.fabric_attribute)),
             mps: also_has(vendor.mps_attribute),
             reachable_from: natives.iter().copied().filter(reaches).collect(),
+            told_without_peers: AtomicBool::new(false),
             turn: Mutex::new(()),
         }))
     }

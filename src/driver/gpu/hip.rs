@@ -4,6 +4,12 @@ use super::Vendor;
 use super::table::{CurrentNames, Names, hip_attribute};
 
 /// HIP.
+///
+/// What some versions do wrong and nothing here can help:
+///
+/// * hipMemCreate of 2024 compares the size with the *host's* memory: a chunk is refused, as if the device had too little, where the host has less than that.
+/// * Before rocm-systems pull 6982 (June 2026) a map or unmap beside work on the null stream could deadlock. The daemon's deadline says so; a client waits.
+/// * On gfx12 a translation may be stale for 1 to 2 ms after a map (rocm-systems issue 11693, open): what is used at once after growing may read what was there before.
 pub(super) const HIP: Vendor = Vendor {
     name: "hip",
     libraries: &["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"],

@@ -25,6 +25,7 @@
 //! * A mapping has no access until it is set, for each device that reaches the memory; after it was mapped again it has none again. One call sets a whole run: [`Driver::set_access`].
 //! * Unmapping and releasing do not reliably wait for queued work: the caller synchronizes first ([`crate::memory`]).
 //! * Every export is a new descriptor, and importing leaves it open: an import closes it here. Exports are finite on a machine: whoever has one keeps it and copies it.
+//! * NVIDIA's drivers up to 525 are slow with chunks that can be passed as descriptors (PyTorch issue 130890): all of these can, so on those every call is dear, and `stitchd selftest --costs` shows it.
 //! * Importing is not owning: each import is released by itself, and its handle is another number.
 //! * A copy from addresses that are not mapped breaks a process's context for good: the books are asked first.
 //! * A forked child is refused everything with "not initialized": it must become another program first.
@@ -33,7 +34,7 @@
 //! * When a device is gone each call says so in its own way: [`answer`] tells which, and [`Cause::Lost`] is one word for all.
 //!
 //! What HIP does differently is in [`hip`], as data: an import takes the descriptor's number or a pointer to it and is for the thread's *current* device; one call unmaps, or sets the
-//! access of, one mapping; memory that was mapped returns only with the addresses where it was; a map may lie; the alignment of a reservation may be ignored; out of memory may mean out of descriptors.
+//! access of, one mapping; memory that was mapped returns only with the addresses where it was; a map may lie; the alignment of a reservation may be ignored; out of memory may mean out of descriptors. Known and not to be worked around here: [`hip`], above its table.
 //!
 //! Asked for and not used yet: FABRIC handles, where the device has them and the library lets this process; one refusal ends that ([`Gpu::gives_up_fabric`]). A chunk gets its kinds of handles when it is made, or never.
 //!
@@ -344,15 +345,35 @@ impl GpuDriver {
             Access::Read => table::ACCESS_READ,
             Access::ReadWrite => table::ACCESS_READ_WRITE,
         };
-        let location = |id: &i32| Location { kind: table::LOCATION_DEVICE, id: *id };
-        let who: Vec<_> = self
-            .gpu(device)?
-            .reachable_from
-            .iter()
-            .map(|id| AccessDescription { location: location(id), flags })
-            .collect();
+        let gpu = self.gpu(device)?;
+        let who = |ids: &[i32]| -> Vec<_> {
+            let location = |id: &i32| Location { kind: table::LOCATION_DEVICE, id: *id };
+            ids.iter().map(|id| AccessDescription { location: location(id), flags }).collect()
+        };
+        let all = self.set_access_of(state, device, span, access, &who(&gpu.reachable_from));
+        if all.is_ok() || gpu.reachable_from.len() <= 1 {
+            return all;
+        }
+        // One call names every device that reaches the memory, and one of those that is gone must not stop the others: the device itself always has access.
+        let alone = self.set_access_of(state, device, span, access, &who(&[gpu.native]));
+        if let (Ok(()), Err(error)) = (&alone, &all)
+            && gpu.is_first_without_peers()
+        {
+            tracing::warn!(%device, %error, "access cannot be set for the devices that reach this one, of which one may be gone; it is set for the device alone");
+        }
+        alone
+    }
+
+    fn set_access_of(
+        &self,
+        state: &mut State,
+        device: DeviceId,
+        span: AddressSpan,
+        access: Access,
+        who: &[AccessDescription],
+    ) -> Result<(), Cause> {
         let mut set = |span: AddressSpan| {
-            let call = |table: &Table| table.set_access(span.start().get(), len_of(span), &who);
+            let call = |table: &Table| table.set_access(span.start().get(), len_of(span), who);
             self.on(state, device, self.vendor.names.set_access, call)
         };
         let first = set(span);
@@ -367,7 +388,7 @@ impl GpuDriver {
         // In others it adds up sizes from the first mapping of the reservation, so that where these differ only a span that begins there has a sum that fits.
         match state.span_from_first(span, access) {
             Some(from_first) => {
-                let call = |table: &Table| table.set_access(from_first.start().get(), len_of(from_first), &who);
+                let call = |table: &Table| table.set_access(from_first.start().get(), len_of(from_first), who);
                 self.on(state, device, self.vendor.names.set_access, call)
             }
             None => second,
@@ -594,7 +615,10 @@ impl Driver for GpuDriver {
         };
         let mut raw = span(take(&mut state, len).map_err(fail)?, len)?;
         if !raw.start().get().is_multiple_of(alignment.get()) {
-            self.unreserve_raw(&mut state, device, raw).map_err(fail)?;
+            // Addresses that cannot be given back are nobody's from here on, and take no memory with them: what was asked for can still be had.
+            if let Err(error) = self.unreserve_raw(&mut state, device, raw) {
+                tracing::warn!(%device, span = %raw, %error, "addresses that lie in the wrong place cannot be given back; they are lost to this process");
+            }
             raw = span(take(&mut state, padded).map_err(fail)?, padded)?;
         }
         let start = DeviceAddress::new(raw.start().get().next_multiple_of(alignment.get()));

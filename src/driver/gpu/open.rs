@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::answer::{is_lost_at_open, meaning};
 use super::nvml::Nvml;
 use super::table::{Called, LoadError, Table};
-use super::{Books, DeviceId, Gpu, GpuDriver, GpuKind, MAPPINGS_MAX, State, Vendor};
+use super::{Books, DeviceDescription, DeviceId, Gpu, GpuDriver, GpuKind, MAPPINGS_MAX, State, Vendor};
 use crate::limits;
 
 /// Why a GPU driver cannot be used on this machine.
@@ -67,6 +67,21 @@ pub enum OpenError {
     },
 }
 
+/// Adds a device, unless another has its uuid, by which processes tell devices apart: a chunk of one would be taken for one of the other. Boards without a number of their own
+/// may all answer zeros.
+fn add(devices: &mut BTreeMap<DeviceId, Gpu>, gpu: Gpu) {
+    let DeviceDescription { id, uuid, .. } = gpu.description;
+    match devices.values().find(|other| other.description.uuid == uuid) {
+        Some(other) => tracing::warn!(
+            device = id.0,
+            other = other.description.id.0,
+            %uuid,
+            "two devices have one uuid; the second is left alone, for other processes could not tell them apart"
+        ),
+        None => drop(devices.insert(id, gpu)),
+    }
+}
+
 impl GpuDriver {
     /// Opens the vendor's library.
     pub fn open(kind: GpuKind) -> Result<GpuDriver, OpenError> {
@@ -107,7 +122,7 @@ impl GpuDriver {
             };
             // What is left out leaves a gap: the others keep the numbers by which the process's other libraries know them.
             match opened {
-                Ok(Some(gpu)) => drop(devices.insert(id, gpu)),
+                Ok(Some(gpu)) => add(&mut devices, gpu),
                 Ok(None) => tracing::warn!(device = at, "the device has no virtual memory calls, and is left alone"),
                 Err((call, code)) if is_lost_at_open(code) => {
                     tracing::warn!(device = at, call, code, "the device is lost, and is left alone");

@@ -19,7 +19,7 @@ impl StitchingPool {
     }
 
     fn blocks_partition_their_ranges(&self) -> Result<(), String> {
-        let mut held = Bytes::ZERO;
+        let (mut held, mut withheld) = (Bytes::ZERO, Bytes::ZERO);
         let mut seen = BTreeSet::new();
         for (range_id, range) in &self.ranges {
             let mut slots = BTreeSet::new();
@@ -44,6 +44,7 @@ impl StitchingPool {
                 held += block.len;
                 before = Some(id);
             }
+            withheld += range.withheld.iter().map(|chunk| chunk.len()).sum::<Bytes>();
             let there = (0..range.mapping.slot_count()).filter(|slot| range.mapping.chunk(*slot).is_some()).count();
             if slots.len() != there || there == 0 {
                 return Err(format!("range {range_id} has {there} chunks and its blocks {}", slots.len()));
@@ -51,6 +52,9 @@ impl StitchingPool {
         }
         if held != self.held || seen.len() != self.pblocks.len() {
             return Err(format!("blocks hold {held}, the pool says {}", self.held));
+        }
+        if withheld != self.withheld {
+            return Err(format!("ranges withhold {withheld}, the pool says {}", self.withheld));
         }
         Ok(())
     }

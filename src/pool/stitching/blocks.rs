@@ -3,10 +3,13 @@
 //! Invariant: a block stands in the list of its size, or waits for a part of its own that serves somebody ([`Seat`]). One that serves stays where it
 //! is: it takes a seat when somebody finds it in the list.
 
+use std::sync::Arc;
+
 use super::busy::PartSet;
 use super::cards::{Card, CardId};
 use super::{Mapping, StitchingPool, tape};
 use crate::ids::StreamId;
+use crate::memory::Chunk;
 use crate::units::{Bytes, DeviceAddress};
 
 pub(super) type PBlockId = usize;
@@ -34,6 +37,8 @@ pub(super) struct Range {
     pub(super) mapping: Mapping,
     /// The PBlock at the lowest address. Where chunks were taken out, neighbours in the list are not neighbours in addresses.
     pub(super) first: Option<PBlockId>,
+    /// Chunks that were taken out and cannot leave before the range goes, where memory stays with its addresses: whoever got them would get no memory with them.
+    pub(super) withheld: Vec<Arc<Chunk>>,
 }
 
 #[derive(Debug)]

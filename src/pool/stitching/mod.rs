@@ -144,7 +144,10 @@ pub struct StitchingPool {
     busy: Busy,
     tape: Tape,
     streams: Passed,
+    /// Bytes of all blocks.
     held: Bytes,
+    /// Bytes of chunks that wait for the end of their range ([`Range::withheld`]).
+    withheld: Bytes,
     aliased: Bytes,
     /// Counts frees, to know which block has been idle longest.
     moment: u64,
@@ -207,6 +210,7 @@ impl StitchingPool {
             tape: Tape::default(),
             streams: Passed::default(),
             held: Bytes::ZERO,
+            withheld: Bytes::ZERO,
             aliased: Bytes::ZERO,
             moment: 0,
             births: 0,
@@ -239,7 +243,7 @@ impl StitchingPool {
 
     /// Bytes of all its chunks.
     pub fn held(&self) -> Bytes {
-        self.held
+        self.held + self.withheld
     }
 
     /// Bytes of live blocks. Walks over all blocks.
@@ -465,7 +469,7 @@ impl StitchingPool {
         let (span, slots) = (mapping.span(), mapping.slot_count() as u32);
         self.held += span.len();
         self.note_stream(stream);
-        let range = self.ranges.insert(Range { mapping, first: None });
+        let range = self.ranges.insert(Range { mapping, first: None, withheld: Vec::new() });
         let birth = self.next_birth();
         let block = PBlock {
             range,
@@ -512,7 +516,7 @@ impl StitchingPool {
 
     /// What the pool holds now. Walks over all blocks.
     pub fn usage(&self) -> StitchUse {
-        let mut usage = StitchUse { held: self.held, live: self.live_bytes(), ..StitchUse::default() };
+        let mut usage = StitchUse { held: self.held(), live: self.live_bytes(), ..StitchUse::default() };
         for (_, range) in &self.ranges {
             let mut run = Bytes::ZERO;
             let mut end = None;
@@ -528,7 +532,7 @@ impl StitchingPool {
                 usage.largest_contiguous = usage.largest_contiguous.max(run);
             }
         }
-        usage.stitchable = usage.held - usage.live;
+        usage.stitchable = self.held - usage.live;
         usage
     }
 

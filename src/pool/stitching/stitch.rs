@@ -88,7 +88,8 @@ impl StitchingPool {
         block.slots.clone().map(|slot| mapping.chunk(slot as usize).expect("a block's chunks are there"))
     }
 
-    /// Maps the chunks of `parts` a second time, side by side.
+    /// Maps the chunks of `parts` a second time, side by side. What is written at one address and read at another *within one running kernel* need not agree (`fence.proxy.alias`); from
+    /// one kernel or copy to the next it does, and an allocation is only known by one of its addresses.
     fn alias(&mut self, parts: &[PBlockId], len: Bytes) -> Result<BlockId, MemoryError> {
         let chunks: Vec<_> = parts.iter().flat_map(|part| self.chunks_of(*part).cloned()).collect();
         let mapping = self.map(&chunks)?;

@@ -28,7 +28,10 @@ fn mib(n: u64) -> Bytes {
 
 impl Bench {
     fn new(alias: bool, config: StitchConfig) -> Bench {
-        let options = HostOptions { alias, ..HostOptions::with_devices(&[Bytes::gib(4)]) };
+        Bench::over(HostOptions { alias, ..HostOptions::with_devices(&[Bytes::gib(4)]) }, config)
+    }
+
+    fn over(options: HostOptions, config: StitchConfig) -> Bench {
         let host = Arc::new(HostDriver::new(options));
         let faulty = Faults::around(Arc::clone(&host) as Arc<dyn Driver>);
         let meter = Meter::around(Arc::clone(&faulty) as Arc<dyn Driver>, Arc::new(crate::clock::SystemClock::new()));
@@ -310,6 +313,46 @@ fn idle_chunks_leave_the_pool_oldest_first_and_whole() {
     bench.free(blocks[1]);
     assert_eq!(bench.pool.trim(Bytes::MAX).len(), 5);
     bench.checked();
+    assert_eq!(bench.host.counts(), (0, 0, 0));
+}
+
+/// Where memory stays with its addresses, the middle one of three blocks of a range cannot be unmapped when all should leave.
+fn with_a_block_that_did_not_leave() -> Bench {
+    let options = HostOptions { memory_stays_with_addresses: true, ..HostOptions::with_devices(&[Bytes::gib(4)]) };
+    let mut bench = Bench::over(options, CONFIG);
+    bench.grow(12);
+    let blocks: Vec<_> = (0..3).map(|_| bench.alloc(4).unwrap()).collect();
+    blocks.into_iter().for_each(|block| bench.free(block));
+    // Each is waited for and unmapped.
+    bench.faulty.layer().fail_nth(3);
+    assert_eq!(bench.pool.trim(Bytes::MAX).len(), 0, "whoever got the others would get no memory with them");
+    assert_eq!(bench.faulty.layer().injected(), 1);
+    bench.checked();
+    let usage = bench.pool.usage();
+    assert_eq!((usage.held, usage.stitchable), (mib(12), mib(4)));
+    bench
+}
+
+#[test]
+fn chunks_whose_memory_stays_with_their_addresses_leave_with_the_last_of_their_range() {
+    let mut bench = with_a_block_that_did_not_leave();
+    let block = bench.alloc(4).unwrap();
+    assert_eq!(bench.pool.trim(Bytes::MAX).len(), 0, "the range serves");
+    bench.free(block);
+    let gone = bench.pool.trim(mib(2));
+    bench.checked();
+    assert_eq!((gone.len(), bench.pool.held()), (6, Bytes::ZERO));
+    drop(gone);
+    assert_eq!(bench.host.counts(), (0, 0, 0));
+}
+
+#[test]
+fn chunks_that_wait_for_the_end_of_their_range_are_there_at_the_end_of_the_pool() {
+    let mut bench = with_a_block_that_did_not_leave();
+    let gone = bench.pool.take_all();
+    bench.checked();
+    assert_eq!((gone.len(), bench.pool.held()), (6, Bytes::ZERO));
+    drop(gone);
     assert_eq!(bench.host.counts(), (0, 0, 0));
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::blocks::{BlockId, PBlockId};
+use super::blocks::{BlockId, PBlockId, Range};
 use super::busy::Busy;
 use super::cards::Cards;
 use super::sites::Sites;
@@ -62,12 +62,19 @@ impl StitchingPool {
             if left.is_zero() {
                 break;
             }
-            for block in blocks {
-                let len = self.pblock(block).len;
-                // The last one that leaves takes the addresses with it. Where one cannot, the others have gone in vain; but they have gone.
-                if let Ok(taken) = self.take_out(block) {
-                    chunks.extend(taken);
-                    left = left.saturating_sub(len);
+            let Some(range) = blocks.first().map(|block| self.pblock(*block).range) else { continue };
+            let taken = blocks.into_iter().filter_map(|block| self.take_out(block).ok());
+            let mut taken: Vec<_> = taken.flatten().collect();
+            match self.ranges.get_mut(range) {
+                // Some block cannot leave, and the memory of the others stays with the addresses that it keeps.
+                Some(range) => {
+                    self.withheld += taken.iter().map(|chunk| chunk.len()).sum::<Bytes>();
+                    range.withheld.append(&mut taken);
+                }
+                None => {
+                    taken.append(&mut self.orphans());
+                    left = left.saturating_sub(taken.iter().map(|chunk| chunk.len()).sum());
+                    chunks.append(&mut taken);
                 }
             }
         }
@@ -92,12 +99,14 @@ impl StitchingPool {
         self.pblocks.clear();
         for range in self.ranges.drain() {
             chunks.extend((0..range.mapping.slot_count()).filter_map(|slot| range.mapping.chunk(slot).cloned()));
+            chunks.extend(range.withheld);
         }
-        (self.held, self.aliased) = (Bytes::ZERO, Bytes::ZERO);
+        (self.held, self.withheld, self.aliased) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         chunks
     }
 
-    /// Unmaps an idle block and drops every SBlock over it. On error the block is still there.
+    /// Unmaps an idle block and drops every SBlock over it. On error the block is still there. With the last block of a range its addresses go, and what was withheld until then is for
+    /// whoever asks next ([`StitchingPool::orphans`]).
     pub(super) fn take_out(&mut self, id: PBlockId) -> Result<Vec<Arc<Chunk>>, MemoryError> {
         assert!(!self.is_busy(id), "only an idle block leaves");
         for of in self.pblock(id).sblocks.clone() {
@@ -116,7 +125,10 @@ impl StitchingPool {
             self.pblock_mut(after).before = block.before;
         }
         if self.ranges[range].first.is_none() {
-            self.ranges.remove(range);
+            let Range { mapping, withheld, .. } = self.ranges.remove(range);
+            drop(mapping);
+            self.withheld -= withheld.iter().map(|chunk| chunk.len()).sum::<Bytes>();
+            self.orphans.extend(withheld);
         }
         self.held -= block.len;
         Ok(chunks)

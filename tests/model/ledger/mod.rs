@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use stitchd::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use stitchd::ladder::Part;
-use stitchd::ledger::{Command, EndReason, Holder};
+use stitchd::ledger::{Command, EndReason, Holder, Shortage};
 use stitchd::rng::Rng;
 use stitchd::units::Bytes;
 
@@ -132,7 +132,8 @@ impl Random {
         } else if self.rng.chance(20) {
             self.world.fail(chunk);
         } else if self.rng.chance(self.refused_per_mille) {
-            self.world.step(Command::CreateFailed { chunk, exhausted: true });
+            let why = if self.rng.chance(100) { Shortage::Chunks } else { Shortage::Memory };
+            self.world.step(Command::CreateFailed { chunk, why });
         } else {
             self.world.carry_out(chunk);
         }

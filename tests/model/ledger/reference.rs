@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stitchd::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use stitchd::ladder::Part;
-use stitchd::ledger::{Command, Effect, EndReason, Holder, Ledger, LedgerError, Refusal, ReturnedBytes};
+use stitchd::ledger::{Command, Effect, EndReason, Holder, Ledger, LedgerError, Refusal, ReturnedBytes, Shortage};
 use stitchd::units::Bytes;
 
 use super::UNIT;
@@ -45,11 +45,11 @@ pub(super) enum Phase {
     Waiting,
     Creating {
         missing: usize,
-        exhausted: Option<bool>,
+        failure: Option<Shortage>,
     },
     /// All creates are answered, and this request is to be refused for it.
     Lost {
-        exhausted: bool,
+        failure: Shortage,
     },
 }
 
@@ -447,7 +447,7 @@ impl World {
                 }
             }
             Command::Created { chunk } => self.begin_created(*chunk),
-            Command::CreateFailed { chunk, exhausted } => self.begin_create_failed(*chunk, *exhausted),
+            Command::CreateFailed { chunk, why } => self.begin_create_failed(*chunk, *why),
             Command::Destroyed { chunk } => self.chunks.retain(|known| known.id != *chunk),
             Command::DestroyFailed { chunk } => self.chunk_mut(*chunk).is = Is::Quarantined,
             Command::Tick { now_ms } => self.now_ms = self.now_ms.max(*now_ms),
@@ -473,34 +473,34 @@ impl World {
         }
     }
 
-    pub(super) fn begin_create_failed(&mut self, chunk: ChunkId, exhausted: bool) {
+    pub(super) fn begin_create_failed(&mut self, chunk: ChunkId, why: Shortage) {
         let request = self.created_for(chunk);
         let device = self.chunk(chunk).unwrap().device;
         self.chunks.retain(|known| known.id != chunk);
         let existing = self.existing(device);
         let device = self.device_mut(device);
         device.refused_creates += 1;
-        if exhausted {
+        if why == Shortage::Memory {
             device.ceiling = Some(existing);
         }
         if let Some(request) = request {
-            self.note_answer(request, Some(exhausted));
+            self.note_answer(request, Some(why));
         }
     }
 
-    /// A create for a request was answered; a failure says whether memory has run out.
-    pub(super) fn note_answer(&mut self, id: RequestId, failure: Option<bool>) {
+    /// A create for a request was answered; a failure says what has run out.
+    pub(super) fn note_answer(&mut self, id: RequestId, why: Option<Shortage>) {
         let now_ms = self.now_ms;
         let request = self.request_mut(id);
-        let Phase::Creating { missing, exhausted } = &mut request.phase else { panic!("{id} creates nothing") };
+        let Phase::Creating { missing, failure } = &mut request.phase else { panic!("{id} creates nothing") };
         *missing -= 1;
-        *exhausted = failure.or(*exhausted);
-        let (0, Some(exhausted)) = (*missing, *exhausted) else { return };
+        *failure = why.or(*failure);
+        let (0, Some(failure)) = (*missing, *failure) else { return };
         request.refused_creates = if now_ms < request.refused_ms + 1_000 { request.refused_creates + 1 } else { 1 };
         request.refused_ms = now_ms;
-        request.phase = match (exhausted, request.refused_creates) {
-            (true, ..3) => Phase::Waiting,
-            _ => Phase::Lost { exhausted },
+        request.phase = match (failure, request.refused_creates) {
+            (Shortage::Memory, ..3) => Phase::Waiting,
+            _ => Phase::Lost { failure },
         };
         let (holder, device) = (request.holder, request.device);
         self.put_back(id);
@@ -535,7 +535,7 @@ impl World {
                 chunk.is = Is::Claimed(id, from);
             }
         }
-        self.request_mut(id).phase = Phase::Creating { missing: self.to_come.len(), exhausted: None };
+        self.request_mut(id).phase = Phase::Creating { missing: self.to_come.len(), failure: None };
     }
 
     pub(super) fn create(&mut self, chunk: ChunkId, device: DeviceId, len: Bytes) {
@@ -578,7 +578,7 @@ impl World {
             assert!(self.to_come.is_empty(), "{id} is granted before its chunks are there");
         }
         let request = self.request(id).unwrap().clone();
-        assert_eq!(request.phase, Phase::Creating { missing: 0, exhausted: None }, "{id} is granted too early");
+        assert_eq!(request.phase, Phase::Creating { missing: 0, failure: None }, "{id} is granted too early");
         assert!(!self.device(request.device).is_lost, "{id} is granted what is lost");
         assert_eq!(request.holder, holder);
         let mut left = chunks;
@@ -645,7 +645,7 @@ impl World {
                 assert!(match request.phase {
                     Phase::Waiting => is_overdue,
                     Phase::Creating { .. } => false,
-                    Phase::Lost { exhausted } => exhausted,
+                    Phase::Lost { failure } => failure == Shortage::Memory,
                 });
                 if request.phase == Phase::Waiting { "overdue" } else { "exhausted" }
             }
@@ -653,14 +653,16 @@ impl World {
                 let wanted = request.parts.iter().map(|part| part.count).sum();
                 assert_eq!((*device, *requested, *limit), (request.device, wanted, self.device(*device).chunks_max));
                 assert!(requested > available && available <= limit);
-                if wanted <= *limit {
+                // One that was short of descriptors is told of what came, whatever room there is.
+                let is_short = request.phase == Phase::Lost { failure: Shortage::Chunks };
+                if wanted <= *limit && !is_short {
                     let of_plan = self.count(
                         *device,
                         |chunk| matches!((chunk.is, request.plan), (Is::Reserved(of), Some(plan)) if of == plan),
                     );
                     assert_eq!(*available, self.chunk_room_at_most(*device) + of_plan);
                     let is_overdue = request.deadline_ms <= self.now_ms && self.destroying(*device).is_zero();
-                    assert!(is_overdue || request.phase == Phase::Lost { exhausted: true });
+                    assert!(is_overdue || request.phase == Phase::Lost { failure: Shortage::Memory });
                 }
                 "chunks"
             }
@@ -682,7 +684,7 @@ impl World {
                 "deadlock"
             }
             Refusal::Driver { device } => {
-                assert_eq!((*device, &request.phase), (request.device, &Phase::Lost { exhausted: false }));
+                assert_eq!((*device, &request.phase), (request.device, &Phase::Lost { failure: Shortage::Nothing }));
                 "driver"
             }
             Refusal::Cancelled => {
@@ -784,7 +786,7 @@ impl World {
         let Chunk { device, len, is, .. } = *self.chunk(chunk).unwrap();
         let free = self.device(device).total - self.device(device).foreign - self.existing(device);
         self.step(match is {
-            Is::Creating(_) if len > free => Command::CreateFailed { chunk, exhausted: true },
+            Is::Creating(_) if len > free => Command::CreateFailed { chunk, why: Shortage::Memory },
             Is::Creating(_) => Command::Created { chunk },
             _ => Command::Destroyed { chunk },
         });
@@ -793,7 +795,7 @@ impl World {
     /// The driver is broken when it should carry this out.
     pub(super) fn fail(&mut self, chunk: ChunkId) {
         self.step(match self.chunk(chunk).unwrap().is {
-            Is::Creating(_) => Command::CreateFailed { chunk, exhausted: false },
+            Is::Creating(_) => Command::CreateFailed { chunk, why: Shortage::Nothing },
             _ => Command::DestroyFailed { chunk },
         });
     }

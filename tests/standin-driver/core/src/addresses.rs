@@ -213,6 +213,7 @@ impl Process {
         }
         let who: Vec<(usize, u32)> =
             who.iter().map(|(_, device, flags)| Ok((self.seen(*device)?, *flags))).collect::<Called<_>>()?;
+        who.iter().try_for_each(|(device, _)| self.check(*device))?;
         let reaches = |at: &u64, device| self.machine().conf.peers.reach(device, addresses.mappings[at].chunk.home);
         if !covered.iter().all(|at| who.iter().all(|(device, _)| reaches(at, *device))) {
             return Err(code::INVALID_DEVICE);

@@ -120,6 +120,7 @@ pub(crate) struct Conf {
     pub(crate) mps: bool,
     pub(crate) mig: bool,
     pub(crate) nvml: bool,
+    pub(crate) one_uuid: bool,
     pub(crate) quirks: Vec<Quirk>,
 }
 
@@ -144,6 +145,7 @@ impl Conf {
             mps: false,
             mig: false,
             nvml: true,
+            one_uuid: false,
             quirks: Vec::new(),
         };
         for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
@@ -184,6 +186,7 @@ impl Conf {
             "imex" => self.imex = number() != 0,
             "mps" => self.mps = number() != 0,
             "nvml" => self.nvml = number() != 0,
+            "one_uuid" => self.one_uuid = number() != 0,
             "mig" => self.mig = number() != 0,
             "quirks" => self.quirks = list().map(quirk).collect(),
             _ => panic!("machine.conf: there is no key {key}"),

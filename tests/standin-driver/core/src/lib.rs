@@ -28,6 +28,7 @@
 //! | `mps` | 1: the devices are shared through MPS | 0 |
 //! | `mig` | 1: each device is a part of a GPU, and the management library knows it by its `MIG-` name only | 0 |
 //! | `nvml` | 0: the management library does not start, as in a container without it: nobody tells how much memory is free | 1 |
+//! | `one_uuid` | 1: all devices say that they have the uuid of the first, as boards without a number of their own may | 0 |
 //! | `quirks` | misbehaviour by name, with commas: [`Quirk`] | none |
 //!
 //! What happens while tests run is said by files of the directory, which every call looks at:

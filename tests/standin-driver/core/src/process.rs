@@ -281,7 +281,8 @@ impl Process {
     /// The name of a device everywhere: what comes before its number is the vendor's.
     pub fn uuid(&self, prefix: &[u8; 13], ordinal: i32) -> Called<[u8; 16]> {
         self.init()?;
-        self.name_of(prefix, self.seen(ordinal)?)
+        let device = self.seen(ordinal)?;
+        self.name_of(prefix, if self.machine.conf.one_uuid { 0 } else { device })
     }
 
     /// The same of a device of the machine, whether the process sees it or not.
