@@ -147,20 +147,23 @@ pub struct Least {
 }
 
 /// The smallest capacity with which the job runs to its end, and also at each of the next eight steps of 2 MiB: more memory does not always help an allocator. `unlimited` is the
-/// job without a limit; nothing where even then memory runs out.
+/// job without a limit; nothing where even then memory runs out. `progress` hears of each capacity that is tried.
 pub fn min_capacity(
     pool: PoolName,
     job: Job<'_>,
     setup: &Setup,
     unlimited: &Run,
     clock: &dyn Clock,
+    progress: &dyn Fn(Bytes),
 ) -> Result<Option<Least>, PlanError> {
     const STEP: u64 = 2 << 20;
     const STEPS: u64 = 8;
     /// Of a device that nobody will ever have.
     const MOST: u64 = (1 << 62) / STEP;
     let run = |steps: u64| -> Result<Run, PlanError> {
-        let setup = Setup { capacity: Some(Bytes::new(steps * STEP)), ..setup.clone() };
+        let capacity = Bytes::new(steps * STEP);
+        progress(capacity);
+        let setup = Setup { capacity: Some(capacity), ..setup.clone() };
         Ok(replay(pool, job, &setup, Watch::default(), clock, &|_| ())?.run)
     };
     let fits = |steps: u64| -> Result<bool, PlanError> { Ok(run(steps)?.out_of_memory.is_none()) };

@@ -186,10 +186,10 @@ impl Worker {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut was_late = false;
-        let mut sessions = SessionsClient::new(channel.clone());
-        // In time: whoever drops the session waits for this thread, and a daemon that was stopped after it had opened the session says nothing any more.
-        let watching = tokio::time::timeout(self.config.patience, sessions.watch(watch)).await;
-        let mut notices = watching.ok().and_then(Result::ok).map(tonic::Response::into_inner);
+        // Beside the rest, and as long as it takes: whoever drops the session waits for this thread, and a daemon that was stopped after it had opened the session may go on later.
+        let lost = Arc::clone(&self.lost);
+        let gone = watch_until_gone(channel.clone(), watch, &lost);
+        tokio::pin!(gone);
         loop {
             tokio::select! {
                 command = self.commands.recv() => match command {
@@ -197,10 +197,9 @@ impl Worker {
                     None => return,
                 },
                 _ = looks.tick() => was_late = look(&self.watched, was_late),
-                gone = daemon_gone(notices.as_mut(), &self.lost), if self.attached.load(Ordering::Relaxed) => {
-                    tracing::debug!(reason = gone, "the daemon went away");
+                reason = &mut gone, if self.attached.load(Ordering::Relaxed) => {
+                    tracing::debug!(reason, "the daemon went away");
                     self.attached.store(false, Ordering::Relaxed);
-                    notices = None;
                 }
             }
         }
@@ -233,8 +232,9 @@ fn look(watched: &Watched, was_late: bool) -> bool {
 }
 
 /// Ends when the daemon says that it ends, or is gone. Notes what else it says.
-async fn daemon_gone(notices: Option<&mut tonic::Streaming<v1::Notice>>, lost: &Lost) -> &'static str {
-    let Some(notices) = notices else { return "it could not be watched" };
+async fn watch_until_gone(channel: Channel, watch: v1::WatchRequest, lost: &Lost) -> &'static str {
+    let Ok(notices) = SessionsClient::new(channel).watch(watch).await else { return "it could not be watched" };
+    let mut notices = notices.into_inner();
     loop {
         match notices.message().await {
             Ok(Some(v1::Notice { what: Some(v1::notice::What::ShuttingDown(_)) })) => return "it is shutting down",

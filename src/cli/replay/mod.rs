@@ -378,13 +378,14 @@ fn one(
     } else {
         None
     };
+    let tried = |capacity: Bytes| bar.set_message(format!("trying {} in {capacity}", pool.as_str()));
     let least = match (args.min_capacity, setup.capacity) {
         (false, _) => None,
-        (true, None) => Some(min_capacity(pool, job, setup, &done.run, &clock)?),
+        (true, None) => Some(min_capacity(pool, job, setup, &done.run, &clock, &tried)?),
         (true, Some(_)) => {
             let setup = Setup { capacity: None, ..setup.clone() };
             let unlimited = replay(pool, job, &setup, Watch::default(), &clock, &|_| ())?;
-            Some(min_capacity(pool, job, &setup, &unlimited.run, &clock)?)
+            Some(min_capacity(pool, job, &setup, &unlimited.run, &clock, &tried)?)
         }
     };
     Ok(Result { pool, done, least, ns_per_operation })
@@ -403,6 +404,6 @@ fn bar(args: &ReplayArgs, steps: u64) -> ProgressBar {
     if args.json || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3} % of {len} steps, {eta} left");
+    let style = ProgressStyle::with_template("{bar:40} {percent:>3} % of {len} steps {msg}");
     ProgressBar::new(steps).with_style(style.expect("the template is right"))
 }

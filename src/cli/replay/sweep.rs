@@ -16,9 +16,10 @@ pub(super) struct Sweep {
 }
 
 /// Every setting, with its unit and what it is.
-const KEYS: [(&str, &str); 9] = [
+const KEYS: [(&str, &str); 10] = [
     ("capacity", "bytes that the device has for this process"),
     ("gmlake.frag_limit", "bytes; smaller blocks of GMLake serve exact matches only (512MiB)"),
+    ("gmlake.stitched_max", "bytes of addresses that GMLake's stitched blocks may take (1000GiB)"),
     ("gmlake.stitches_max", "stitched blocks of GMLake before idle ones go (10000)"),
     ("stitchd.granule", "bytes; the size of chunk that the pools grow by (2MiB), one of the ladder's"),
     ("stitchd.soft_budget", "bytes; up to which the pools rather ask for more than stitch"),
@@ -56,6 +57,7 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
     match key {
         "capacity" => setup.capacity = Some(bytes()?),
         "gmlake.frag_limit" => setup.gmlake.frag_limit = bytes()?,
+        "gmlake.stitched_max" => setup.gmlake.stitched_max = bytes()?,
         "gmlake.stitches_max" => setup.gmlake.stitches_max = number()?,
         "stitchd.granule" => {
             let (granule, steps) = (bytes()?, setup.ladder.steps());
