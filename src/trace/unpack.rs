@@ -19,7 +19,7 @@ pub(super) struct Growth {
 
 impl Growth {
     /// Rows: traces of real jobs shrink to a tenth or so, and an event takes ten times its row.
-    const ROWS: Growth = Growth { free: 16 << 20, times: 100 };
+    pub(super) const ROWS: Growth = Growth { free: 16 << 20, times: 100 };
     /// Binary traces shrink to a fourth or so, and an event of ninety bytes can be one byte.
     pub(super) const CODES: Growth = Growth { free: 2 << 20, times: 24 };
     /// Snapshots of more than a megabyte shrink to a thirtieth or so, and a value of forty bytes can be one byte.
