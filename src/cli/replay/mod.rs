@@ -58,7 +58,7 @@ pub(super) struct ReplayArgs {
     /// Disturb the iterations that no plan was made from (all, without one): 1 % of requests dropped, inserted, swapped or resized, one micro-batch more, an evaluation between
     #[arg(long, value_name = "SEED")]
     perturb: Option<u64>,
-    /// Turn parts of stitchd's pools off, to see what they are worth: plan, stitch
+    /// Turn parts of stitchd's pools off, to see what they are worth: plan, reuse, stitch
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     disable: Vec<String>,
     /// Measure nanoseconds per operation: pools one after another, the median of five
@@ -182,10 +182,9 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         match part.as_str() {
             "plan" => {}
             "stitch" => runtime.stitch.is_on = false,
-            "reuse" => {
-                return Err(Failure::Usage("--disable reuse: these pools have no reuse of a plan's idle bytes".into()));
-            }
-            other => return Err(Failure::Usage(format!("--disable takes plan and stitch, not '{other}'"))),
+            // About this there is a note.
+            "reuse" => {}
+            other => return Err(Failure::Usage(format!("--disable takes plan, reuse and stitch, not '{other}'"))),
         }
     }
     Ok(Setup {
@@ -258,6 +257,10 @@ fn about_plans(pools: &[PoolName], plan: Option<&Plan>, profile: &Trace, setup: 
 /// What was asked for and does nothing here.
 fn about_options(args: &ReplayArgs, pools: &[PoolName], setup: &Setup) -> Vec<String> {
     let mut notes = Vec::new();
+    if args.disable.iter().any(|part| part == "reuse") {
+        notes
+            .push("stitchd does not reuse idle bytes of a plan's pool yet: --disable reuse changes nothing".to_owned());
+    }
     if !pools.iter().any(|pool| matches!(pool, PoolName::Caching | PoolName::Expandable)) {
         return notes;
     }
