@@ -6,6 +6,14 @@ use std::process::Command;
 
 use crate::support::{TestDaemon, client_library, hear, needs_host, python};
 
+/// Runs a script that says `fine` when all of it held.
+fn ends_fine(daemon: &TestDaemon, script: &str) {
+    let Some(mut client) = python(daemon, script) else { return };
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "fine");
+    assert!(client.wait().unwrap().success());
+}
+
 #[test]
 fn the_c_example_builds_and_runs() {
     if needs_host("the example writes with the CPU") {
@@ -64,10 +72,7 @@ q = malloc(1000)
 assert q == p
 say('fine')
 ";
-    let Some(mut client) = python(&daemon, script) else { return };
-    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
-    assert_eq!(hear(&mut lines), "fine");
-    assert!(client.wait().unwrap().success());
+    ends_fine(&daemon, script);
 }
 
 #[test]
@@ -79,10 +84,7 @@ p = malloc(MIB)
 assert lib.stitch_malloc(MIB, 5, None) is None
 say('fine')
 ";
-    let Some(mut client) = python(&daemon, script) else { return };
-    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
-    assert_eq!(hear(&mut lines), "fine");
-    assert!(client.wait().unwrap().success());
+    ends_fine(&daemon, script);
 }
 
 #[test]
@@ -148,10 +150,7 @@ assert lib.stitch_range_manifest(stitched + 512, 0, None, 0) == 0
 assert 'not a live allocation' in lib.stitch_last_error().decode()
 say('fine')
 ";
-    let Some(mut client) = python(&daemon, script) else { return };
-    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
-    assert_eq!(hear(&mut lines), "fine");
-    assert!(client.wait().unwrap().success());
+    ends_fine(&daemon, script);
 }
 
 #[test]

@@ -29,13 +29,13 @@ pub(super) fn print(args: &ReplayArgs, replayed: &Replayed<'_>, setup: &Setup) -
         }));
     } else {
         outln!("{}", summary(script, setup));
-        let mut table = Columns::of(results, *has_plan, script.iterations).table(&[]);
+        let columns = Columns::of(results, *has_plan, script.iterations);
+        let mut table = columns.table(&[]);
         if let Some(record) = recorded {
             let mut row = vec!["(recorded)".to_owned(), most_reserved(record).to_string()];
             row.resize(table.columns(), String::new());
             table.row(row);
         }
-        let columns = Columns::of(results, *has_plan, script.iterations);
         results.iter().for_each(|result| table.row(columns.row(result)));
         print_out(&table);
         outln!("driver seconds are modelled: {}", setup.costs.source);

@@ -100,9 +100,14 @@ pub(super) fn read(path: &Path) -> Result<Imported, Failure> {
 /// Reads a file, and numbers its iterations if nobody did. A note says where the numbers are from.
 pub(super) fn read_numbered(path: &Path) -> Result<(Imported, Numbering), Failure> {
     let mut imported = read(path)?;
+    let numbering = number(&mut imported);
+    Ok((imported, numbering))
+}
+
+fn number(imported: &mut Imported) -> Numbering {
     let numbering = imported.number();
     imported.notes.extend(numbered(numbering, imported.trace.iterations()));
-    Ok((imported, numbering))
+    numbering
 }
 
 /// Reads a file as the job of one device, by default the first that it allocates on, with iterations. Says which device.
@@ -113,8 +118,7 @@ pub(super) fn read_job(path: &Path, device: Option<u32>) -> Result<(Imported, u3
     if !imported.trace.events.iter().any(|event| event.kind == EventKind::Alloc && event.device == device) {
         return Err(Failure::Usage(format!("{}: nothing is allocated on device {device}", path.display())));
     }
-    let numbering = imported.number();
-    imported.notes.extend(numbered(numbering, imported.trace.iterations()));
+    number(&mut imported);
     if left_out > 0 {
         let note = format!("{left_out} events of other devices than {device} are left out; --device chooses another");
         imported.notes.push(note);
