@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::super::table::Table;
 use super::super::{Failure, Outcome, print_json, print_out};
 use super::{ReplayArgs, all, show};
+use crate::replay::models::gmlake::GmlakeRules;
 use crate::replay::{Job, PoolName, Setup};
 use crate::units::Bytes;
 
@@ -16,17 +17,18 @@ pub(super) struct Sweep {
 }
 
 /// Every setting, with its unit and what it is.
-const KEYS: [(&str, &str); 10] = [
+const KEYS: [(&str, &str); 11] = [
     ("capacity", "bytes that the device has for this process"),
-    ("gmlake.frag_limit", "bytes; smaller blocks of GMLake serve exact matches only (512MiB)"),
+    ("gmlake.frag_limit", "bytes; GMLake's fragmentation limit (512MiB)"),
+    ("gmlake.rules", "code or paper; the limit is about requests in the code, and about blocks in the paper (code)"),
     ("gmlake.stitched_max", "bytes of addresses that GMLake's stitched blocks may take (1000GiB)"),
     ("gmlake.stitches_max", "stitched blocks of GMLake before idle ones go (10000)"),
     ("stitchd.granule", "bytes; the size of chunk that the pools grow by (2MiB), one of the ladder's"),
-    ("stitchd.soft_budget", "bytes; up to which the pools rather ask for more than stitch"),
-    ("stitchd.slack_per_mille", "above it they still do while at most so many thousandths are idle"),
-    ("stitchd.fragmentation_limit", "bytes; smaller blocks are not stitched, unless memory runs out"),
-    ("stitchd.stitch_limit", "bytes of addresses that stitched blocks may take"),
-    ("caching.OPTION", "any option of PyTorch's, such as caching.max_split_size_mb=128"),
+    ("stitchd.soft_budget", "bytes; up to which the pools rather ask for more than stitch (0)"),
+    ("stitchd.slack_per_mille", "above it they still do while at most so many thousandths are idle (20)"),
+    ("stitchd.fragmentation_limit", "bytes; smaller blocks are not stitched, unless memory runs out (8MiB)"),
+    ("stitchd.stitch_limit", "bytes of addresses that stitched blocks may take (1TiB)"),
+    ("caching.OPTION", "any option of PyTorch's, such as caching.max_split_size_mb=128; expandable has it, too"),
 ];
 
 /// Says what can be set.
@@ -34,6 +36,19 @@ pub(super) fn print_keys() {
     let mut table = Table::new(&["setting", "what it is"]);
     KEYS.iter().for_each(|(key, what)| table.row(vec![(*key).to_owned(), (*what).to_owned()]));
     print_out(&table);
+}
+
+/// Refuses a capacity that is given twice.
+pub(super) fn check_capacity(args: &ReplayArgs, sweep: Option<&Sweep>) -> Result<(), Failure> {
+    let is_set = args.set.iter().any(|set| set.trim_start().starts_with("capacity="));
+    let is_swept = sweep.is_some_and(|sweep| sweep.key == "capacity");
+    let asked = [args.capacity.is_some(), args.min_capacity, is_set, is_swept];
+    if asked.into_iter().filter(|is_asked| *is_asked).count() > 1 {
+        let text =
+            "only one of --capacity, --min-capacity, --set capacity=… and --sweep capacity=… says what the device has";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    Ok(())
 }
 
 /// The names alone.
@@ -57,6 +72,13 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
     match key {
         "capacity" => setup.capacity = Some(bytes()?),
         "gmlake.frag_limit" => setup.gmlake.frag_limit = bytes()?,
+        "gmlake.rules" => {
+            setup.gmlake.rules = match value {
+                "code" => GmlakeRules::Code,
+                "paper" => GmlakeRules::Paper,
+                _ => return Err(wrong("they are code or paper".to_owned())),
+            }
+        }
         "gmlake.stitched_max" => setup.gmlake.stitched_max = bytes()?,
         "gmlake.stitches_max" => setup.gmlake.stitches_max = number()?,
         "stitchd.granule" => {

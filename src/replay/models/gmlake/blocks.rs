@@ -1,5 +1,7 @@
 //! pBlocks and sBlocks, which of them are idle, and who shows whom.
 //!
+//! Where neighbours merge, two idle pBlocks that were one before they were split are one again, unless an sBlock shows one of them.
+//!
 //! Invariants: chunks belong to one pBlock; a pBlock serves one allocation at a time, itself or through one sBlock; an sBlock is idle when all its pBlocks are.
 
 use std::collections::BTreeSet;
@@ -30,6 +32,9 @@ struct PBlock {
     is_active: bool,
     /// sBlocks that show it.
     shown_by: Vec<SBlockId>,
+    /// What was split off before and behind it.
+    prev: Option<PBlockId>,
+    next: Option<PBlockId>,
 }
 
 #[derive(Clone, Debug)]
@@ -60,9 +65,15 @@ pub(super) struct Blocks {
     /// Idle sBlocks by when they were last used.
     idle_s: BTreeSet<(u64, SBlockId)>,
     clock: u64,
+    /// Idle neighbours become one.
+    merges: bool,
 }
 
 impl Blocks {
+    pub(super) fn new(merges: bool) -> Blocks {
+        Blocks { merges, ..Blocks::default() }
+    }
+
     fn p(&self, id: PBlockId) -> &PBlock {
         self.p[id.0 as usize].as_ref().expect("nobody keeps the name of a pBlock that was split")
     }
@@ -81,6 +92,10 @@ impl Blocks {
 
     pub(super) fn len_of(&self, id: PBlockId) -> Bytes {
         self.p(id).len
+    }
+
+    pub(super) fn address_of(&self, id: PBlockId) -> DeviceAddress {
+        self.p(id).address
     }
 
     pub(super) fn stitches(&self) -> usize {
@@ -119,7 +134,8 @@ impl Blocks {
 
     pub(super) fn add_p(&mut self, stream: StreamId, len: Bytes, address: DeviceAddress) -> PBlockId {
         let id = PBlockId(self.p.len() as u32);
-        self.p.push(Some(PBlock { len, stream, address, is_active: false, shown_by: Vec::new() }));
+        let (prev, next) = (None, None);
+        self.p.push(Some(PBlock { len, stream, address, is_active: false, shown_by: Vec::new(), prev, next }));
         self.list_p(id);
         id
     }
@@ -158,9 +174,49 @@ impl Blocks {
             let at = parts.iter().position(|part| *part == id).expect("both sides know of it");
             parts.splice(at..=at, [front, rest]);
         }
+        self.link(whole.prev, Some(front));
+        self.link(Some(front), Some(rest));
+        self.link(Some(rest), whole.next);
         self.p_mut(front).shown_by.clone_from(&whole.shown_by);
         self.p_mut(rest).shown_by = whole.shown_by;
         (front, rest)
+    }
+
+    fn link(&mut self, prev: Option<PBlockId>, next: Option<PBlockId>) {
+        if let Some(prev) = prev {
+            self.p_mut(prev).next = next;
+        }
+        if let Some(next) = next {
+            self.p_mut(next).prev = prev;
+        }
+    }
+
+    /// Makes an idle pBlock one with the idle neighbour behind it, if nobody shows either. Says whether it did.
+    fn merge(&mut self, front: PBlockId, rest: PBlockId) -> bool {
+        let is_free = |block: &PBlock| !block.is_active && block.shown_by.is_empty();
+        if !self.merges || !is_free(self.p(front)) || !is_free(self.p(rest)) {
+            return false;
+        }
+        self.unlist_p(front);
+        self.unlist_p(rest);
+        let taken = self.p[rest.0 as usize].take().expect("it was just taken from a list");
+        self.p_mut(front).len += taken.len;
+        self.link(Some(front), taken.next);
+        self.list_p(front);
+        true
+    }
+
+    /// The same with all its neighbours: of those before and behind several may have become free at once.
+    fn merge_around(&mut self, id: PBlockId) {
+        let mut first = id;
+        while let Some(prev) = self.p(first).prev
+            && self.merge(prev, first)
+        {
+            first = prev;
+        }
+        while let Some(next) = self.p(first).next
+            && self.merge(first, next)
+        {}
     }
 
     /// An allocation is served by it.
@@ -219,6 +275,7 @@ impl Blocks {
             }
         }
         self.p_mut(id).shown_by = showing;
+        self.merge_around(id);
     }
 
     /// Drops the idle sBlock that was used longest ago, but not `kept`; says how long it was.
@@ -228,8 +285,14 @@ impl Blocks {
         let freed = self.s[id.0 as usize].take().expect("it was just taken from a list");
         self.stitches -= 1;
         self.stitched -= u128::from(freed.len.get());
+        for part in &freed.parts {
+            self.p_mut(*part).shown_by.retain(|shown_by| *shown_by != id);
+        }
         for part in freed.parts {
-            self.p_mut(part).shown_by.retain(|shown_by| *shown_by != id);
+            // One of them may be a part of its neighbour by now.
+            if self.p[part.0 as usize].is_some() {
+                self.merge_around(part);
+            }
         }
         Some(freed.len)
     }
@@ -277,9 +340,15 @@ impl Blocks {
         }
         for (at, block) in self.p.iter().enumerate() {
             let Some(block) = block else { continue };
-            let is_listed = self.idle_p.contains(&(block.stream, block.len, PBlockId(at as u32)));
+            let id = PBlockId(at as u32);
+            let is_listed = self.idle_p.contains(&(block.stream, block.len, id));
             if is_listed == block.is_active {
                 return Err(format!("{block:?} is listed: {is_listed}"));
+            }
+            let Some(next) = block.next.map(|next| self.p(next)) else { continue };
+            let is_free = |block: &PBlock| !block.is_active && block.shown_by.is_empty();
+            if next.prev != Some(id) || (self.merges && is_free(block) && is_free(next)) {
+                return Err(format!("{block:?} stands before {next:?}"));
             }
         }
         Ok(())

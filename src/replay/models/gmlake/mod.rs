@@ -1,10 +1,9 @@
 //! GMLake as published (ASPLOS 2024): physical blocks of 2 MiB chunks (pBlocks), and stitched blocks (sBlocks) that show those of several at one address.
 //!
-//! The allocation strategy is section 4.1's S1 to S5 over section 3.3's BestFit, Split, Stitch and StitchFree. What the paper leaves open stands here as:
+//! The allocation strategy is section 4.1's S1 to S5 over section 3.3's BestFit, Split, Stitch and StitchFree. Paper and published code are two allocators ([`GmlakeRules`]); what
+//! both leave open stands here as:
 //!
-//! * *The pattern tape.* S2's extra stitch of the two halves is made, as Figure 9 shows it, so that the whole is an exact match later.
-//! * *Fragmentation limit.* "If a block is smaller than this limit, GMLake will avoid stitching or splitting it": such a block serves exact matches only. The default is
-//!   the published code's, 512 MB.
+//! * *The pattern tape.* By the paper S2's extra stitch of the two halves is made, as Figure 9 shows it, so that the whole is an exact match later.
 //! * *StitchFree.* "Once the total capacity surpasses this limitation" the least recently used idle sBlocks go. The default is the published code's, 1000 GB of addresses
 //!   ([`GmlakeOptions::stitched_max`]); [`GmlakeOptions::stitches_max`] is this model's own, and is not reached before it unless somebody sets one of them.
 //! * *Below 2 MiB* the caching allocator serves, section 3.1.
@@ -19,14 +18,29 @@ use crate::replay::allocator::{Allocator, OutOfMemory, Reserved};
 use crate::replay::calls::{CallSum, Calls};
 use crate::replay::models::caching::{CachingAllocator, Conf, Version};
 use crate::replay::script::Asked;
-use crate::units::{Bytes, DeviceAddress};
+use crate::units::{Bytes, DeviceAddress, Place as _};
 use blocks::{Blocks, Member, PBlockId};
+
+/// Whose rules.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GmlakeRules {
+    /// The paper's (sections 3.3 and 4). The fragmentation limit is about blocks: "if a block is smaller than this limit, GMLake will avoid stitching or splitting it", so it
+    /// serves exact matches only; the paper's example is 128 MB. S2 stitches the halves, and S4 takes what is idle and creates what it lacks.
+    Paper,
+    /// The published code's (its options `fragLimit`, 512 MB, and `autoGC`). The limit is about requests: one below it is never stitched. Blocks of any size are split where they are,
+    /// without a call, and free neighbours become one again as in the caching allocator; S4 creates all that is asked for. Not modelled: the use of a stitched block for
+    /// requests of down to a tenth of it.
+    #[default]
+    Code,
+}
 
 /// GMLake's knobs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GmlakeOptions {
-    /// Smaller blocks are neither stitched nor split.
+    /// The fragmentation limit.
     pub frag_limit: Bytes,
+    /// Whose rules.
+    pub rules: GmlakeRules,
     /// So many sBlocks are kept.
     pub stitches_max: usize,
     /// So many bytes of addresses do sBlocks keep, all together.
@@ -35,7 +49,8 @@ pub struct GmlakeOptions {
 
 impl Default for GmlakeOptions {
     fn default() -> GmlakeOptions {
-        GmlakeOptions { frag_limit: Bytes::mib(512), stitches_max: 10_000, stitched_max: Bytes::gib(1000) }
+        let rules = GmlakeRules::default();
+        GmlakeOptions { frag_limit: Bytes::mib(512), rules, stitches_max: 10_000, stitched_max: Bytes::gib(1000) }
     }
 }
 
@@ -95,7 +110,7 @@ impl Gmlake {
             physical: Reserved::default(),
             total: Reserved::default(),
             small,
-            blocks: Blocks::default(),
+            blocks: Blocks::new(options.rules == GmlakeRules::Code),
             held: Vec::new(),
             states: GmlakeStates::default(),
             next_address: FIRST_ADDRESS,
@@ -119,34 +134,52 @@ impl Gmlake {
             self.states.exact += 1;
             return Ok(found);
         }
-        if let Some(larger) = self.blocks.best_fit(stream, len, self.options.frag_limit) {
+        if let Some(larger) = self.blocks.best_fit(stream, len, self.block_len_min()) {
             self.states.single += 1;
             let (front, rest) = self.split(larger, len);
             // The tape: what was one block is one size again when both are free.
-            self.stitch(stream, &[front, rest]);
+            if self.options.rules == GmlakeRules::Paper {
+                self.stitch(stream, &[front, rest]);
+            }
             return Ok(Member::P(front));
         }
         self.several(stream, len)
+    }
+
+    /// Smaller blocks serve exact matches only.
+    fn block_len_min(&self) -> Bytes {
+        match self.options.rules {
+            GmlakeRules::Paper => self.options.frag_limit,
+            GmlakeRules::Code => Bytes::ZERO,
+        }
     }
 
     /// S3 and S4: the largest idle pBlocks together, and new memory for what they lack.
     fn several(&mut self, stream: StreamId, len: Bytes) -> Result<Member, OutOfMemory> {
         let mut parts = Vec::new();
         let mut found = Bytes::ZERO;
-        for id in self.blocks.largest_first(stream, self.options.frag_limit) {
-            if found >= len {
-                break;
+        let is_code = self.options.rules == GmlakeRules::Code;
+        if !is_code || len >= self.options.frag_limit {
+            for id in self.blocks.largest_first(stream, self.block_len_min()) {
+                if found >= len {
+                    break;
+                }
+                found += self.blocks.len_of(id);
+                parts.push(id);
             }
-            found += self.blocks.len_of(id);
-            parts.push(id);
+        }
+        if is_code && found < len {
+            (parts, found) = (Vec::new(), Bytes::ZERO);
         }
         if found >= len {
             self.states.multiple += 1;
             let last = parts.pop().expect("several blocks were found");
             let before = found - self.blocks.len_of(last);
-            if found > len && self.blocks.len_of(last) >= self.options.frag_limit {
+            if found > len && self.blocks.len_of(last) >= self.block_len_min() {
                 let (front, rest) = self.split(last, len - before);
-                self.stitch(stream, &[front, rest]);
+                if !is_code {
+                    self.stitch(stream, &[front, rest]);
+                }
                 parts.push(front);
             } else {
                 parts.push(last);
@@ -176,9 +209,14 @@ impl Gmlake {
         Ok(self.blocks.add_p(stream, len, address))
     }
 
-    /// Split: two pBlocks with addresses of their own where one was.
+    /// Split: two pBlocks where one was; by the paper with addresses of their own.
     fn split(&mut self, id: PBlockId, len: Bytes) -> (PBlockId, PBlockId) {
         let whole = self.blocks.len_of(id);
+        if self.options.rules == GmlakeRules::Code {
+            let start = self.blocks.address_of(id);
+            let rest = start.checked_add(len).expect("the block is longer than that");
+            return self.blocks.split(id, len, (start, rest));
+        }
         let addresses = (self.address(len), self.address(whole - len));
         self.show(len);
         self.show(whole - len);

@@ -16,7 +16,8 @@ fn asked(slot: u32, mib: u64) -> Asked {
 }
 
 fn gmlake(frag_limit: u64, capacity: Option<u64>) -> Gmlake {
-    let options = GmlakeOptions { frag_limit: Bytes::mib(frag_limit), ..GmlakeOptions::default() };
+    let rules = GmlakeRules::Paper;
+    let options = GmlakeOptions { frag_limit: Bytes::mib(frag_limit), rules, ..GmlakeOptions::default() };
     Gmlake::new(options, capacity.map(Bytes::mib), &CostTable::A100)
 }
 
@@ -71,7 +72,7 @@ fn figure_9_is_walked_from_s1_to_s5() {
 }
 
 #[test]
-fn blocks_below_the_limit_serve_exact_matches_only() {
+fn by_the_papers_rule_blocks_below_the_limit_serve_exact_matches_only() {
     let mut gmlake = gmlake(64, None);
     for (slot, mib) in [(0, 40), (1, 40)] {
         gmlake.alloc(&asked(slot, mib)).unwrap();
@@ -84,8 +85,39 @@ fn blocks_below_the_limit_serve_exact_matches_only() {
 }
 
 #[test]
+fn by_the_codes_rules_what_is_split_merges_and_only_large_requests_are_stitched() {
+    let options = GmlakeOptions { frag_limit: Bytes::mib(64), ..GmlakeOptions::default() };
+    let mut gmlake = Gmlake::new(options, None, &CostTable::A100);
+    let first = gmlake.alloc(&asked(0, 30)).unwrap();
+    give_back(&mut gmlake, 0);
+    let calls = gmlake.calls().total();
+    // Three of ten fit in the block of thirty, whatever the limit is, and thirty fit again.
+    let parts: Vec<_> = (0..3).map(|slot| gmlake.alloc(&asked(slot, 10)).unwrap().get() - first.get()).collect();
+    assert_eq!(parts, [0, 10 << 20, 20 << 20]);
+    [1, 0, 2].into_iter().for_each(|slot| give_back(&mut gmlake, slot));
+    assert_eq!(census(&gmlake), (vec![30], vec![]));
+    assert_eq!(gmlake.calls().total(), calls);
+    gmlake.alloc(&asked(0, 50)).unwrap();
+    gmlake.alloc(&asked(1, 10)).unwrap();
+    give_back(&mut gmlake, 0);
+    // Sixty are below the limit and get new memory, whatever is idle; seventy are above, and get what is.
+    gmlake.alloc(&asked(2, 60)).unwrap();
+    assert_eq!((gmlake.reserved().now, gmlake.states().multiple), (Bytes::mib(30 + 50 + 60), 0));
+    gmlake.alloc(&asked(3, 70)).unwrap();
+    assert_eq!((gmlake.reserved().now, gmlake.states().multiple), (Bytes::mib(30 + 50 + 60), 1));
+    assert_eq!(census(&gmlake).1, [(70, 2)]);
+    gmlake.blocks.invariants().unwrap();
+    // Where even all of them are too little, S4 creates what is asked for, and takes none.
+    give_back(&mut gmlake, 3);
+    gmlake.alloc(&asked(4, 80)).unwrap();
+    assert_eq!(gmlake.reserved().now, Bytes::mib(30 + 50 + 60 + 80));
+    gmlake.blocks.invariants().unwrap();
+}
+
+#[test]
 fn beyond_the_limit_the_stitches_used_longest_ago_go() {
-    let options = GmlakeOptions { frag_limit: CHUNK, stitches_max: 2, ..GmlakeOptions::default() };
+    let rules = GmlakeRules::Paper;
+    let options = GmlakeOptions { frag_limit: CHUNK, stitches_max: 2, rules, ..GmlakeOptions::default() };
     let mut gmlake = Gmlake::new(options, None, &CostTable::A100);
     gmlake.alloc(&asked(0, 64)).unwrap();
     give_back(&mut gmlake, 0);
@@ -101,7 +133,8 @@ fn beyond_the_limit_the_stitches_used_longest_ago_go() {
 
 #[test]
 fn beyond_so_many_bytes_the_stitches_used_longest_ago_go_too() {
-    let options = GmlakeOptions { frag_limit: CHUNK, stitched_max: Bytes::mib(80), ..GmlakeOptions::default() };
+    let (frag_limit, rules, stitched_max) = (CHUNK, GmlakeRules::Paper, Bytes::mib(80));
+    let options = GmlakeOptions { frag_limit, rules, stitched_max, ..GmlakeOptions::default() };
     let mut gmlake = Gmlake::new(options, None, &CostTable::A100);
     gmlake.alloc(&asked(0, 64)).unwrap();
     give_back(&mut gmlake, 0);
@@ -139,9 +172,10 @@ fn small_requests_are_the_caching_allocators() {
 #[test]
 fn whatever_is_asked_blocks_stay_whole() {
     let mut rng = Rng::new(7);
-    for frag_limit in [2, 16] {
-        let options =
-            GmlakeOptions { frag_limit: Bytes::mib(frag_limit), stitches_max: 20, stitched_max: Bytes::mib(500) };
+    use GmlakeRules::{Code, Paper};
+    for (frag_limit, rules) in [(2, Paper), (16, Paper), (2, Code), (16, Code)] {
+        let frag_limit = Bytes::mib(frag_limit);
+        let options = GmlakeOptions { frag_limit, rules, stitches_max: 20, stitched_max: Bytes::mib(500) };
         let mut gmlake = Gmlake::new(options, None, &CostTable::A100);
         let mut live: Vec<u32> = Vec::new();
         let mut ends: Vec<(u64, u64)> = vec![(0, 0); 64];
