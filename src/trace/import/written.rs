@@ -213,7 +213,7 @@ pub(crate) fn annotation(name: &str, stage: &str, time: i64) -> Node {
 pub(crate) fn snapshot(segments: Vec<Node>, records: Vec<Vec<Node>>, annotations: Vec<Node>) -> Node {
     let divisions = Node::Dict(vec![("1", Node::Int(0)), ("2", Node::Int(0)), ("256", Node::Int(4))]);
     let settings = Node::Dict(vec![
-        ("PYTORCH_ALLOC_CONF", Node::text("expandable_segments:True")),
+        ("PYTORCH_ALLOC_CONF", Node::text("expandable_segments:True,large_segment_size_mb:40,colour:red")),
         ("max_split_size", Node::Int(-1)),
         ("garbage_collection_threshold", Node::Float(0.8)),
         ("expandable_segments", Node::Bool(true)),

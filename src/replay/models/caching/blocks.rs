@@ -2,7 +2,8 @@
 //!
 //! Not for: when to split, merge or give back. The allocator decides.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 /// A block, by its place in [`Blocks`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -50,18 +51,25 @@ impl Block {
     }
 }
 
-/// Where a free block stands in its pool: stream, size, order of segment, address.
-type FreeKey = (u64, u64, u64, u64, BlockId);
+/// Where a free block stands among those of its stream: size, order of segment, address.
+type FreeKey = (u64, u64, u64);
 
 /// One of the two pools.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pool {
-    /// Free blocks with memory behind them.
-    pub(super) free: BTreeSet<FreeKey>,
+    /// Free blocks with memory behind them, by stream. A search is in one stream, and most jobs have one: short keys in sets of their own are half of its time.
+    free: BTreeMap<u64, BTreeMap<FreeKey, BlockId>>,
     /// Stretches of expandable segments without, by stream and address.
     pub(super) unmapped: BTreeSet<(u64, u64, BlockId)>,
     /// Searches until now; counted where age matters.
     pub(super) searches: u64,
+}
+
+impl Pool {
+    /// Free blocks with memory behind them, by stream, size, and age or address.
+    pub(super) fn free(&self) -> impl Iterator<Item = BlockId> + '_ {
+        self.free.values().flat_map(|of_stream| of_stream.values().copied())
+    }
 }
 
 /// All blocks.
@@ -71,7 +79,7 @@ pub(super) struct Blocks {
     unused: Vec<BlockId>,
     small: Pool,
     large: Pool,
-    /// Blocks of equal size are taken by the age of their segment before their address: from 2.13.
+    /// Blocks of equal size are taken by the age of their segment before their address: from 2.13. Where addresses only grow, as the allocator's do here, both are the same block.
     by_segment: bool,
 }
 
@@ -123,14 +131,15 @@ impl Blocks {
 
     fn key(&self, id: BlockId) -> FreeKey {
         let block = &self[id];
-        (block.stream, block.len, if self.by_segment { block.segment } else { 0 }, block.address, id)
+        (block.len, if self.by_segment { block.segment } else { 0 }, block.address)
     }
 
     /// Puts a free block where searches find it.
     pub(super) fn insert(&mut self, id: BlockId) {
         let key = self.key(id);
-        let pool = self.pool_mut(self[id].kind);
-        pool.free.insert(key);
+        let Block { stream, kind, .. } = self[id];
+        let pool = self.pool_mut(kind);
+        pool.free.entry(stream).or_default().insert(key, id);
         let searches = pool.searches;
         self[id].freed_at = searches;
     }
@@ -138,12 +147,12 @@ impl Blocks {
     /// Takes a block out of its set, before its size, address or neighbours change.
     pub(super) fn remove(&mut self, id: BlockId) {
         let key = self.key(id);
-        let block = self[id];
-        let pool = self.pool_mut(block.kind);
-        if block.is_mapped {
-            pool.free.remove(&key);
-        } else {
-            pool.unmapped.remove(&(block.stream, block.address, id));
+        let Block { stream, kind, is_mapped, address, .. } = self[id];
+        let pool = self.pool_mut(kind);
+        if !is_mapped {
+            pool.unmapped.remove(&(stream, address, id));
+        } else if let Some(of_stream) = pool.free.get_mut(&stream) {
+            of_stream.remove(&key);
         }
     }
 
@@ -154,23 +163,22 @@ impl Blocks {
 
     /// The first free block of `stream` with at least `len` bytes.
     pub(super) fn first_fit(&self, kind: Kind, stream: u64, len: u64) -> Option<BlockId> {
-        self.next_fit(kind, (stream, len, 0, 0, BlockId(0)))
+        self.next_fit(kind, stream, Bound::Included((len, 0, 0)))
     }
 
     /// The free block after `id`, of the same stream.
     pub(super) fn after(&self, id: BlockId) -> Option<BlockId> {
-        let (stream, len, segment, address, id) = self.key(id);
-        self.next_fit(self[id].kind, (stream, len, segment, address, BlockId(id.0 + 1)))
+        self.next_fit(self[id].kind, self[id].stream, Bound::Excluded(self.key(id)))
     }
 
-    fn next_fit(&self, kind: Kind, from: FreeKey) -> Option<BlockId> {
-        let found = self.pool(kind).free.range(from..).next()?;
-        Some(found.4).filter(|_| found.0 == from.0)
+    fn next_fit(&self, kind: Kind, stream: u64, from: Bound<FreeKey>) -> Option<BlockId> {
+        self.pool(kind).free.get(&stream)?.range((from, Bound::Unbounded)).next().map(|(_, id)| *id)
     }
 
-    /// The free blocks before the first of `stream` with at least `len` bytes, the largest first.
+    /// The free blocks of `stream` with less than `len` bytes, the largest first.
     pub(super) fn below(&self, kind: Kind, stream: u64, len: u64) -> impl Iterator<Item = BlockId> + '_ {
-        self.pool(kind).free.range(..(stream, len, 0, 0, BlockId(0))).rev().map(|key| key.4)
+        let of_stream = self.pool(kind).free.get(&stream).into_iter();
+        of_stream.flat_map(move |of_stream| of_stream.range(..(len, 0, 0)).rev().map(|(_, id)| *id))
     }
 
     /// The block can be given to a request, or be merged.
@@ -237,7 +245,7 @@ impl Blocks {
             }
             let pool = self.pool(block.kind);
             let is_listed = if block.is_mapped {
-                pool.free.contains(&self.key(id))
+                pool.free.get(&block.stream).is_some_and(|of_stream| of_stream.get(&self.key(id)) == Some(&id))
             } else {
                 pool.unmapped.contains(&(block.stream, block.address, id))
             };
@@ -249,5 +257,38 @@ impl Blocks {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_blocks_of_one_size_the_lowest_is_taken_or_from_2_13_that_of_the_oldest_segment() {
+        for (by_segment, expected) in [(false, [2, 1]), (true, [1, 2])] {
+            let mut blocks = Blocks::new(by_segment);
+            for (segment, address) in [(1, 8192), (2, 4096)] {
+                let id = blocks.add(Block {
+                    address,
+                    len: 512,
+                    stream: 0,
+                    kind: Kind::Small,
+                    is_allocated: false,
+                    is_pending: false,
+                    is_mapped: true,
+                    expandable: None,
+                    segment,
+                    prev: None,
+                    next: None,
+                    freed_at: 0,
+                });
+                blocks.insert(id);
+            }
+            let first = blocks.first_fit(Kind::Small, 0, 512).unwrap();
+            let second = blocks.after(first).unwrap();
+            assert_eq!([blocks[first].segment, blocks[second].segment], expected);
+            assert_eq!(blocks.after(second), None);
+        }
     }
 }

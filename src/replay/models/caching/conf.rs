@@ -10,6 +10,8 @@ use crate::units::Bytes;
 pub struct Version(pub u32, pub u32);
 
 impl Version {
+    /// The oldest that this model follows: the first with expandable segments.
+    pub const OLDEST: Version = Version(2, 1);
     /// The newest that this model follows.
     pub const NEWEST: Version = Version(2, 15);
 }
@@ -19,14 +21,16 @@ impl std::str::FromStr for Version {
 
     fn from_str(text: &str) -> Result<Version, ConfError> {
         let wrong = || ConfError::Version { found: text.to_owned() };
-        let mut parts = text.split('.');
+        // What comes after tells how it was built: 2.6.0+cu124, 2.16.0a0+git1234567, 2.9.0.dev20260101.
+        let mut parts = text.split('+').next().unwrap_or_default().split('.');
         let mut number = || parts.next().and_then(|part| part.parse().ok());
         let version = Version(number().ok_or_else(wrong)?, number().ok_or_else(wrong)?);
         // 2.6.0 is as good a name as 2.6.
-        if version < Version(2, 0) || parts.any(|part| part.parse::<u32>().is_err()) {
+        if parts.any(|part| !part.starts_with(|first: char| first.is_ascii_digit()) && !part.starts_with("dev")) {
             return Err(wrong());
         }
-        Ok(version)
+        let is_followed = (Version::OLDEST..=Version::NEWEST).contains(&version);
+        if is_followed { Ok(version) } else { Err(ConfError::Unfollowed { version }) }
     }
 }
 
@@ -44,6 +48,16 @@ pub enum ConfError {
     Version {
         /// What is there.
         found: String,
+    },
+    /// A release whose rules are not known here.
+    #[error(
+        "the rules of PyTorch {version} are not known here; those from {} to {} are",
+        Version::OLDEST,
+        Version::NEWEST
+    )]
+    Unfollowed {
+        /// Which.
+        version: Version,
     },
     /// PyTorch of this version has no such option.
     #[error("PyTorch {version} has no option {key:?}")]
@@ -86,6 +100,17 @@ pub struct Conf {
     pub large_segment: u64,
     /// A request over the limit is refused at once.
     pub throws_on_oom: bool,
+    /// How long the address range of an expandable segment is.
+    pub reserve: Reserve,
+}
+
+/// The addresses of an expandable segment.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Reserve {
+    /// This share of the device.
+    Share(f64),
+    /// So many bytes.
+    Bytes(u64),
 }
 
 impl Conf {
@@ -101,12 +126,27 @@ impl Conf {
             memory_fraction: None,
             large_segment: LARGE_BUFFER,
             throws_on_oom: false,
+            // An eighth more than the device has, so that there is room however it is used.
+            reserve: Reserve::Share(1.125),
         }
     }
 
     /// The options in `text`, such as `expandable_segments:True,max_split_size_mb:128`.
     pub fn parse(text: &str, version: Version) -> Result<Conf, ConfError> {
         Conf::of(version).and(text)
+    }
+
+    /// The same, and what this version does not know or take is left out, with the reason.
+    pub fn and_what_it_knows(self, text: &str) -> (Conf, Vec<ConfError>) {
+        let mut refused = Vec::new();
+        let conf = top_level(text).fold(self, |conf, option| match conf.clone().and(option) {
+            Ok(conf) => conf,
+            Err(error) => {
+                refused.push(error);
+                conf
+            }
+        });
+        (conf, refused)
     }
 
     /// These options, and where `text` says something else that.
@@ -161,8 +201,9 @@ impl Conf {
             "backend" if value != "native" => return Err(wrong(key, value, "native, the allocator that is modelled")),
             // Nothing that this model has hangs on the others, but their values are as strict.
             "release_lock_on_cudamalloc" | "graph_capture_record_stream_reuse" => drop(boolean(key, value)?),
-            "expandable_segments_reserve" if !is_reserve(value) => {
-                return Err(wrong(key, value, "a fraction of the device, or a number of GiB such as 16G"));
+            "expandable_segments_reserve" => {
+                const EXPECTED: &str = "a fraction of the device, or a number of GiB such as 16G";
+                self.reserve = reserve(value).ok_or_else(|| wrong(key, value, EXPECTED))?;
             }
             _ => {}
         }
@@ -233,9 +274,10 @@ fn boolean(key: &str, value: &str) -> Result<bool, ConfError> {
 }
 
 /// `0.5` or `16G`.
-fn is_reserve(value: &str) -> bool {
+fn reserve(value: &str) -> Option<Reserve> {
     let gib = value.strip_suffix(['G', 'g']);
-    gib.unwrap_or(value).parse::<f64>().is_ok_and(|share| share > 0.0 && share.is_finite())
+    let number = gib.unwrap_or(value).parse::<f64>().ok().filter(|number| *number > 0.0 && number.is_finite())?;
+    Some(if gib.is_some() { Reserve::Bytes((number * (1_u64 << 30) as f64) as u64) } else { Reserve::Share(number) })
 }
 
 /// `4` for all sizes, or `[256:1,512:2,>:8]`: from the first key down, at each key, and from the last place up.
@@ -330,19 +372,36 @@ mod tests {
             assert!(error.starts_with(expected), "{text:?} gives {error:?}");
         }
         assert!(parse("max_split_size_mb:20", Version(2, 9)).is_ok());
-        for text in
-            ["expandable_segments_reserve:0.5", "expandable_segments_reserve:16G", "release_lock_on_cudamalloc:True"]
-        {
+        for text in ["expandable_segments_reserve_by_class:0.5", "release_lock_on_cudamalloc:True"] {
             assert_eq!(parse(text, Version::NEWEST), Ok(Conf::of(Version::NEWEST)), "{text}");
         }
+        for (text, reserve) in [("0.5", Reserve::Share(0.5)), ("16G", Reserve::Bytes(16 << 30))] {
+            let conf = parse(&format!("expandable_segments_reserve:{text}"), Version::NEWEST).unwrap();
+            assert_eq!(conf.reserve, reserve);
+        }
+    }
+
+    #[test]
+    fn what_a_version_does_not_know_is_left_out_and_named() {
+        let text = "max_split_size_mb:64,colour:red,roundup_power2_divisions:3,large_segment_size_mb:32";
+        let (conf, refused) = Conf::of(Version(2, 11)).and_what_it_knows(text);
+        assert_eq!((conf.max_split, conf.large_segment, conf.divisions), (64 << 20, 32 << 20, [0; 16]));
+        let refused: Vec<String> = refused.iter().map(ConfError::to_string).collect();
+        assert_eq!(refused.len(), 2);
+        assert!(refused[0].contains("colour") && refused[1].contains("roundup_power2_divisions:3"), "{refused:?}");
     }
 
     #[test]
     fn versions_are_read() {
         assert_eq!("2.6".parse(), Ok(Version(2, 6)));
-        assert_eq!("2.13.1".parse(), Ok(Version(2, 13)));
-        for text in ["", "2", "x.6", "1.13", "2.6.x"] {
-            assert!(text.parse::<Version>().is_err(), "{text}");
+        for text in ["2.13.1", "2.13.0+cu124", "2.13.0a0+git1234567", "2.13.0.dev20260101"] {
+            assert_eq!(text.parse(), Ok(Version(2, 13)), "{text}");
         }
+        for text in ["", "2", "x.6", "2.6.x"] {
+            assert!(matches!(text.parse::<Version>(), Err(ConfError::Version { .. })), "{text}");
+        }
+        let error = "9.9".parse::<Version>().unwrap_err().to_string();
+        assert_eq!(error, "the rules of PyTorch 9.9 are not known here; those from 2.1 to 2.15 are");
+        assert!("1.13".parse::<Version>().is_err() && "2.15".parse::<Version>().is_ok());
     }
 }

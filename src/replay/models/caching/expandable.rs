@@ -1,6 +1,7 @@
 //! Expandable segments: an address range larger than the device for each stream and pool, backed page by page.
 
 use super::blocks::{Block, BlockId, Blocks, Kind};
+use super::conf::Reserve;
 use super::{CachingAllocator, Search, rules};
 use crate::driver::Call;
 use crate::units::Bytes;
@@ -18,7 +19,7 @@ struct Range {
     page: u64,
 }
 
-/// Bytes of the device where nobody has said how many: an H200's, 141 GiB.
+/// Bytes of the device: nobody says how many, and a process may have fewer for itself. An H200's, 141 GiB.
 const USUAL_DEVICE: u64 = 141 << 30;
 
 impl CachingAllocator {
@@ -61,9 +62,14 @@ impl CachingAllocator {
             Kind::Small => rules::SMALL_BUFFER,
             Kind::Large => self.conf.large_segment,
         };
-        let device = self.capacity.map_or(USUAL_DEVICE, |capacity| capacity.get());
-        // An eighth more than the device has, so that there is room however it is used; and at least what is asked for.
-        let len = (device + device / 8).max(search.len).next_multiple_of(page);
+        // The whole device's: what others have of it is not this process's, and does not shorten the range.
+        let device = self.capacity.map_or(USUAL_DEVICE, |capacity| capacity.get().max(USUAL_DEVICE));
+        let wanted = match self.conf.reserve {
+            Reserve::Share(share) => (device as f64 * share) as u64,
+            Reserve::Bytes(bytes) => bytes,
+        };
+        // At least what is asked for.
+        let len = wanted.max(search.len).checked_next_multiple_of(page)?;
         let number = self.expandable.ranges.len() as u32;
         let id = self.new_segment(search, len, false, Some(number))?;
         self.calls.note(Call::Reserve, Bytes::new(page), 1);

@@ -211,7 +211,7 @@ impl CachingAllocator {
         let Some(target) = self.reserved.now.get().checked_sub(threshold).filter(|target| *target > 0) else { return };
         let searches = self.blocks.pool(Kind::Large).searches;
         let candidates = |blocks: &Blocks| -> Vec<(BlockId, u64)> {
-            let free = blocks.pool(Kind::Large).free.iter().map(|key| key.4);
+            let free = blocks.pool(Kind::Large).free();
             let whole = free.filter(|id| !blocks[*id].is_split());
             whole.map(|id| (id, searches - blocks[id].freed_at)).collect()
         };
@@ -251,7 +251,7 @@ impl CachingAllocator {
         let mut given = 0;
         for id in below {
             let block = self.blocks[id];
-            if given >= wanted || block.len < max_split || block.stream != search.stream {
+            if given >= wanted || block.len < max_split {
                 break;
             }
             if block.expandable.is_none() {
@@ -270,7 +270,7 @@ impl CachingAllocator {
             }
         }
         for kind in [Kind::Large, Kind::Small] {
-            let free: Vec<BlockId> = self.blocks.pool(kind).free.iter().map(|key| key.4).collect();
+            let free: Vec<BlockId> = self.blocks.pool(kind).free().collect();
             let (expandable, plain): (Vec<_>, Vec<_>) =
                 free.into_iter().partition(|id| self.blocks[*id].expandable.is_some());
             for id in plain {

@@ -240,6 +240,22 @@ fn an_expandable_segment_grows_in_place_by_whole_pages() {
 }
 
 #[test]
+fn the_range_of_an_expandable_segment_is_the_devices_or_what_is_asked_for() {
+    // In a range of its own for each; in one.
+    for (conf, ranges) in [("", 1), (",expandable_segments_reserve:0.5", 1), (",expandable_segments_reserve:0.05G", 3)]
+    {
+        for capacity in [None, Some(200)] {
+            let mut model = model(&format!("expandable_segments:True{conf}"), capacity);
+            for slot in 0..3 {
+                model.alloc(&asked(slot, 40 * MIB, 0)).unwrap();
+            }
+            assert_eq!((model.calls().of(Call::Reserve), reserved(&model)), (ranges, 120), "{conf} {capacity:?}");
+            model.invariants().unwrap();
+        }
+    }
+}
+
+#[test]
 fn under_pressure_an_expandable_segment_gives_up_whole_pages_that_are_free() {
     let mut model = model("expandable_segments:True", Some(100));
     model.alloc(&asked(0, 10 * MIB, 0)).unwrap();

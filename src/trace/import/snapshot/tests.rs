@@ -351,7 +351,7 @@ fn a_record_as_long_as_a_limit_is_named() {
 fn settings_are_read() {
     let imported = import(&record(vec![segment(0, BASE, 0, 0, &[(1024, 10, LIVE)])], Vec::new()));
     let expected = AllocatorSettings {
-        text: "expandable_segments:True".into(),
+        text: "expandable_segments:True,large_segment_size_mb:40,colour:red".into(),
         expandable_segments: true,
         max_split_len: None,
         garbage_collection_threshold: Some(0.8),
