@@ -30,6 +30,11 @@ pub trait Allocator {
     /// Driver calls until now.
     fn calls(&self) -> CallSum;
 
+    /// Why the last request was not served, where more is known than that memory ran out.
+    fn refusal(&self) -> Option<String> {
+        None
+    }
+
     /// What only some allocators have to tell.
     fn more(&self) -> More {
         More::default()

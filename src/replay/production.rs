@@ -15,7 +15,7 @@ use crate::driver::cost_table::CostTable;
 use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::sim::{SimDriver, SimOptions};
 use crate::driver::{Call, Driver};
-use crate::error::{ErrorKind, chain};
+use crate::error::{ErrorKind, chain, root};
 use crate::ids::{ChunkId, DeviceId, SessionId, StreamId};
 use crate::ladder::Ladder;
 use crate::ledger::Holder;
@@ -57,6 +57,8 @@ pub struct Production {
     held: Vec<(DeviceAddress, StreamId)>,
     requests: u64,
     iterations: u64,
+    /// Why a request was not served.
+    refusal: Option<String>,
 }
 
 const DEVICE: DeviceId = DeviceId(0);
@@ -95,8 +97,17 @@ impl Production {
             Counters::private(),
         );
         let refused = plan.and_then(|plan| runtime.install_plan(plan).err()).map(|error| chain(&error));
-        let production =
-            Production { runtime, source, sim, meter, clock, held: Vec::new(), requests: 0, iterations: 0 };
+        let production = Production {
+            runtime,
+            source,
+            sim,
+            meter,
+            clock,
+            held: Vec::new(),
+            requests: 0,
+            iterations: 0,
+            refusal: None,
+        };
         (production, refused)
     }
 
@@ -121,7 +132,10 @@ impl Allocator for Production {
             self.clock.advance(PER_64_REQUESTS);
         }
         let Asked { bytes, stream, context, is_dynamic, .. } = *asked;
-        let address = self.runtime.alloc(&Request { bytes, stream, context, is_dynamic }).map_err(|_| OutOfMemory)?;
+        let address = self.runtime.alloc(&Request { bytes, stream, context, is_dynamic }).map_err(|error| {
+            self.refusal = Some(root(&error).to_string());
+            OutOfMemory
+        })?;
         let slot = asked.slot as usize;
         if slot >= self.held.len() {
             self.held.resize(slot + 1, (DeviceAddress::new(0), StreamId::DEFAULT));
@@ -167,6 +181,10 @@ impl Allocator for Production {
         let between = *self.source.import_seconds.lock().unwrap_or_else(PoisonError::into_inner);
         sum.seconds = self.sim.modelled_seconds() + between;
         sum
+    }
+
+    fn refusal(&self) -> Option<String> {
+        self.refusal.clone()
     }
 
     fn more(&self) -> More {

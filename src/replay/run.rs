@@ -22,6 +22,8 @@ pub struct Run {
     pub after: Option<(Bytes, Bytes)>,
     /// Where memory ran out.
     pub out_of_memory: Option<Refused>,
+    /// Why, where more is known than that it did.
+    pub refusal: Option<String>,
     /// Driver calls.
     pub calls: CallSum,
     /// Driver calls of the last iteration that was run to its end.
@@ -112,6 +114,7 @@ pub fn run<A: Allocator + ?Sized>(
         }
     }
     run.time = clock.now() - started;
+    run.refusal = run.out_of_memory.and_then(|_| allocator.refusal());
     run.calls = allocator.calls();
     run.more = allocator.more();
     keeper.finish(&mut run, allocator);

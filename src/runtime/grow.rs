@@ -1,11 +1,14 @@
 //! The slow path: a request that no pool can serve as it is.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{AllocError, Counter, Pools, Runtime, SourceError, Want};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
 use crate::ladder::Shape;
+use crate::limits;
+use crate::memory::Chunk;
 use crate::pool::Request;
 use crate::pool::small::SmallPool;
 use crate::pool::stitching::{Effort, StitchAllocation, Stitched};
@@ -180,8 +183,7 @@ impl Runtime {
 
     /// S4: asks for `len` bytes and maps them.
     fn grow(&self, len: Bytes, stream: StreamId, wait: Duration) -> Result<(), GrowError> {
-        let want = Want { len, shape: Shape::Uniform(self.config.granule), plan: None, wait };
-        let acquired = self.source.acquire(want);
+        let acquired = self.acquire(len, wait);
         let mut pools = self.lock();
         let chunks = match acquired {
             Ok(chunks) => chunks,
@@ -200,6 +202,27 @@ impl Runtime {
         drop(pools);
         self.give_back(chunks);
         Err(GrowError::Memory(error))
+    }
+
+    /// Chunks of at least `len` bytes together, in as many leases as that takes: all of them, or none and why.
+    fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        let granule = self.config.granule;
+        let most = granule.checked_mul(limits::ACQUIRE_CHUNKS_MAX).unwrap_or(Bytes::LARGEST);
+        let (mut chunks, mut left) = (Vec::new(), len);
+        while left > Bytes::ZERO {
+            let part = left.min(most);
+            match self.source.acquire(Want { len: part, shape: Shape::Uniform(granule), plan: None, wait }) {
+                Ok(some) => chunks.extend(some),
+                Err(error) => {
+                    if !chunks.is_empty() {
+                        self.give_back(chunks);
+                    }
+                    return Err(error);
+                }
+            }
+            left -= part;
+        }
+        Ok(chunks)
     }
 
     fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {

@@ -6,6 +6,7 @@ use super::*;
 use crate::clock::ManualClock;
 use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::layers::faulty::Faults;
+use crate::driver::sim::{SimDriver, SimOptions};
 use crate::driver::{Call, Driver};
 use crate::ids::{ChunkId, DeviceId};
 use crate::ladder::Ladder;
@@ -117,6 +118,20 @@ fn plan() -> Plan {
     };
     let entries = vec![entry(Bytes::mib(3), 0), entry(Bytes::kib(1), 3 << 20)];
     Plan { pool_len: Bytes::kib(3073), entries, cycle_start: 0, provenance: Provenance::default() }
+}
+
+#[test]
+fn a_request_of_more_than_one_lease_takes_several_or_none() {
+    let sim = SimDriver::new(SimOptions::with_devices(&[Bytes::gib(512)]));
+    let bench = Bench::over(Arc::new(sim), 150 << 10, RuntimeConfig::default());
+    // 128 GiB come, 72 do not, and those that came go back.
+    let error = bench.alloc(Bytes::gib(200)).unwrap_err();
+    assert!(crate::error::chain(&error).contains("only 22.00 GiB left"), "{}", crate::error::chain(&error));
+    assert_eq!(bench.source.state.lock().unwrap().left, Bytes::gib(150));
+    let before = bench.acquires();
+    let address = bench.alloc(Bytes::gib(140)).unwrap();
+    assert_eq!((bench.acquires() - before, bench.runtime.stats().held), (2, Bytes::gib(140)));
+    bench.free(address);
 }
 
 #[test]
