@@ -23,6 +23,18 @@ pub enum TraceError {
         #[source]
         source: std::io::Error,
     },
+    /// The bytes are nothing that is read as a trace.
+    #[error(
+        "{found}; what can be read: a trace (CSV that begins with tick,event,id,bytes), a PyTorch memory snapshot, a log of RMM, a problem (CSV with id,lower,upper,size), \
+             and what `stitchd trace convert` writes, each also compressed with zstd or gzip"
+    )]
+    Unknown {
+        /// What they are, as far as that can be told.
+        found: &'static str,
+    },
+    /// A pickle cannot be read to its end, or has none.
+    #[error("cannot read the pickle")]
+    Cut(#[source] std::io::Error),
     /// The header lacks a column.
     #[error("line 1: there is no column '{column}'; {needs}")]
     NoColumn {

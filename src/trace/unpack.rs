@@ -68,6 +68,11 @@ impl<'a> Unpacked<'a> {
         &self.head
     }
 
+    /// Why there are no bytes after the head, if they cannot be read.
+    pub(super) fn into_failure(self) -> Option<std::io::Error> {
+        self.failed
+    }
+
     /// Lets a compressed file grow by this much: less for a format whose bytes are worth more.
     pub(super) fn hold_to(&self, growth: Growth) {
         self.growth.set(growth);

@@ -1,6 +1,6 @@
 //! Reads and writes trace CSV files; plain ones, or compressed with zstd or gzip (told by their first bytes, not their names).
 //!
-//! Strict: whatever is not as CONTRACT says is refused with the line, the column and what was found there, and nothing is returned.
+//! Strict: whatever is not as the README says is refused with the line, the column and what was found there, and nothing is returned.
 
 mod lines;
 pub(super) mod table;
@@ -17,6 +17,11 @@ use super::{Context, Event, EventKind, Phase, Trace, TraceError};
 use crate::ids::StreamId;
 use crate::units::{Bytes, Tick};
 use table::{Layout, Row, Table};
+
+/// The header is that of a trace, or would be with a column more.
+pub(super) fn is_header(columns: &[&[u8]]) -> bool {
+    LAYOUT.columns[..LAYOUT.required].iter().any(|column| columns.contains(&column.as_bytes()))
+}
 
 /// Reads the trace in a file.
 pub fn read_file(path: &Path) -> Result<Trace, TraceError> {

@@ -16,6 +16,7 @@ use super::builder::{Builder, RuleError};
 use super::period::{self, Numbering};
 use super::unpack::{Growth, Unpacked};
 use super::{Event, Trace, TraceError, binary, csv};
+use crate::units::Bytes;
 
 /// What came out of a file.
 #[derive(Clone, Debug, Default)]
@@ -47,7 +48,7 @@ pub struct Reserved {
     /// On which device of the job.
     pub device: u32,
     /// Bytes reserved from then on.
-    pub bytes: crate::units::Bytes,
+    pub bytes: Bytes,
 }
 
 /// Reads whatever is in a file.
@@ -78,8 +79,12 @@ pub fn read(bytes: impl Read) -> Result<Imported, TraceError> {
     if pickle::Pickle::begins_with(head) {
         unpacked.hold_to(Growth::PICKLE);
         let mut whole = Vec::new();
-        unpacked.take(PICKLE_LEN_MAX + 1).read_to_end(&mut whole).map_err(TraceError::Open)?;
-        return if whole.len() as u64 > PICKLE_LEN_MAX { Err(TraceError::TooLong) } else { snapshot::read(&whole) };
+        unpacked.take(PICKLE_LEN_MAX + 1).read_to_end(&mut whole).map_err(TraceError::Cut)?;
+        if whole.len() as u64 > PICKLE_LEN_MAX {
+            let text = format!("it has more than {}", Bytes::new(PICKLE_LEN_MAX));
+            return Err(TraceError::Cut(std::io::Error::other(text)));
+        }
+        return snapshot::read(&whole);
     }
     let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
     let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
@@ -88,9 +93,31 @@ pub fn read(bytes: impl Read) -> Result<Imported, TraceError> {
         rmm::read(unpacked)
     } else if problem::is_header(&columns) {
         problem::read(unpacked)
-    } else {
+    } else if csv::is_header(&columns) {
         Ok(Imported { trace: csv::read_plain(unpacked)?, ..Imported::default() })
+    } else {
+        let found = unknown(head);
+        // Compression that is broken is more than what came before it.
+        Err(unpacked
+            .into_failure()
+            .map_or(TraceError::Unknown { found }, |source| TraceError::Read { line: 1, source }))
     }
+}
+
+/// What bytes are that are no trace.
+fn unknown(head: &[u8]) -> &'static str {
+    if head.trim_ascii().is_empty() {
+        return "it is empty";
+    }
+    let known: [(&[u8], &str); 6] = [
+        (b"STPLAN", "this is a plan, which `stitchd plan show` reads"),
+        (b"PK\x03\x04", "this is a zip archive, as torch.save writes; a memory snapshot is what _dump_snapshot writes"),
+        (b"(dp", "this is a pickle of protocol 0, and snapshots have 2 or a later one"),
+        (b"(lp", "this is a pickle of protocol 0, and snapshots have 2 or a later one"),
+        (b"{", "this is JSON"),
+        (b"[", "this is JSON"),
+    ];
+    known.iter().find(|(start, _)| head.starts_with(start)).map_or("this is nothing known", |(_, what)| what)
 }
 
 /// The name of a column, whether it is quoted or not.
@@ -131,6 +158,41 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_trace_is_told_what_it_is_and_what_could_be_read() {
+        let cases = [
+            (&b""[..], "it is empty; what can be read: a trace"),
+            (b" \n\n", "it is empty"),
+            (b"STPLAN\x01\0", "this is a plan, which `stitchd plan show` reads"),
+            (b"PK\x03\x04archive", "this is a zip archive, as torch.save writes"),
+            (b"{\"segments\": []}", "this is JSON"),
+            (b"\x7fELF\x02", "this is nothing known"),
+            (b"a,b,c\n1,2,3\n", "this is nothing known"),
+        ];
+        for (bytes, expected) in cases {
+            let packed = zstd::encode_all(bytes, 3).unwrap();
+            for bytes in [bytes, &packed] {
+                let error = read(bytes).unwrap_err().to_string();
+                assert!(error.starts_with(expected), "{error}");
+                assert!(error.contains("a PyTorch memory snapshot"), "{error}");
+            }
+            let error = crate::error::chain(&read(&packed[..packed.len() - 1]).unwrap_err());
+            assert!(error.starts_with("cannot read line 1: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_pickle_that_cannot_be_unpacked_is_no_file_that_cannot_be_opened() {
+        let mut pickle = b"\x80\x04".to_vec();
+        pickle.resize(8 << 20, b'0');
+        let packed = zstd::encode_all(&pickle[..], 3).unwrap();
+        let error = crate::error::chain(&read(&packed[..]).unwrap_err());
+        assert_eq!(
+            error,
+            "cannot read the pickle: it grows to more than 40 times its size; unpack it first if that is right"
+        );
+    }
+
+    #[test]
     fn a_file_is_told_by_its_first_bytes_and_not_by_its_name() {
         let folder = tempfile::tempdir().unwrap();
         let segment = written::segment(0, 4096, 0, 0, &[(512, 7, "active_allocated")]);
@@ -142,7 +204,9 @@ mod tests {
             let imported = read_file(&path).unwrap();
             assert_eq!((imported.trace.events.len(), imported.notes.len()), (1, notes), "{name}");
         }
-        for (bytes, expected) in [(&b""[..], "line 1"), (b"\x80", "line 1"), (b"\x80\x04", "byte 2: the file ends")] {
+        for (bytes, expected) in
+            [(&b""[..], "it is empty"), (b"\x80", "this is nothing known"), (b"\x80\x04", "byte 2: the file ends")]
+        {
             let path = folder.path().join("short");
             std::fs::write(&path, bytes).unwrap();
             let error = read_file(&path).unwrap_err().to_string();
