@@ -175,7 +175,8 @@ impl std::str::FromStr for Bytes {
         }
         let fraction: f64 = digits.parse().map_err(|_| error())?;
         let bytes = fraction * (1u64 << shift) as f64;
-        if bytes < 0.0 {
+        // A part of a byte is most likely another unit's.
+        if bytes < 0.0 || shift == 0 {
             return Err(error());
         }
         if bytes > Bytes::LARGEST.0 as f64 {

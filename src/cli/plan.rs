@@ -77,7 +77,8 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     if let Some(out) = &args.out {
         whole_file::is_not(out, file)?;
     }
-    let (imported, _) = trace::read_job(file, args.device)?;
+    let (mut imported, _) = trace::read_job(file, args.device)?;
+    imported.notes.extend(about_one_pass(&imported.trace));
     let trace = imported.trace;
     let iteration = args.from_iteration.unwrap_or_else(|| u32::from(trace.iterations() > 1));
     let started = clock.now();
@@ -138,6 +139,17 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         None => outln!("  not written; -o FILE writes it"),
     }
     DONE
+}
+
+/// What a plan of a job that was seen for one iteration has to hold beside what was seen, if that is much more.
+pub(super) fn about_one_pass(trace: &Trace) -> Option<String> {
+    let problem = Some(trace).filter(|trace| trace.iterations() == 1).map(|trace| Problem::from_trace(trace, 0))?;
+    let (bound, live) = (lower_bound(&problem.ok()?), trace.summary().peak_live);
+    (bound.get() > live.get().saturating_add(live.get() / 50)).then(|| {
+        format!(
+            "a plan of one iteration is for a job that repeats it: with what it leaves behind {bound} are live in the next one, and {live} in this one"
+        )
+    })
 }
 
 fn check(plan_file: &std::path::Path, trace_file: &std::path::Path, device: Option<u32>, json: bool) -> Outcome {

@@ -81,7 +81,7 @@ pub enum PlanError {
         iterations: u32,
     },
     /// Nothing in the trace repeats.
-    #[error("no request of the trace can be planned: all are marked as varying")]
+    #[error("no request of the trace can be planned: all are marked as varying, or ask for nothing")]
     NothingStatic,
     /// More requests than a plan can have.
     #[error("{0} requests are more than a plan can have, {max}", max = limits::PLAN_ENTRIES_MAX)]

@@ -19,5 +19,5 @@ pub use perturb::perturb;
 pub use pools::{Job, Least, PoolName, PoolRun, Setup, min_capacity, replay};
 pub use record::{Placed, Point, Record};
 pub use recorded::recorded;
-pub use report::{PoolReport, Report};
+pub use report::{PoolReport, Report, grouped};
 pub use run::{Refused, Run, Watch, run};

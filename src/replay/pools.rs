@@ -143,7 +143,7 @@ pub struct Least {
     /// Of the device.
     pub capacity: Bytes,
     /// The job with no more than that.
-    pub run: Run,
+    pub done: PoolRun,
 }
 
 /// The smallest capacity with which the job runs to its end, and also at each of the next eight steps of 2 MiB: more memory does not always help an allocator. `unlimited` is the
@@ -160,13 +160,13 @@ pub fn min_capacity(
     const STEPS: u64 = 8;
     /// Of a device that nobody will ever have.
     const MOST: u64 = (1 << 62) / STEP;
-    let run = |steps: u64| -> Result<Run, PlanError> {
+    let run = |steps: u64| -> Result<PoolRun, PlanError> {
         let capacity = Bytes::new(steps * STEP);
         progress(capacity);
         let setup = Setup { capacity: Some(capacity), ..setup.clone() };
-        Ok(replay(pool, job, &setup, Watch::default(), clock, &|_| ())?.run)
+        replay(pool, job, &setup, Watch::default(), clock, &|_| ())
     };
-    let fits = |steps: u64| -> Result<bool, PlanError> { Ok(run(steps)?.out_of_memory.is_none()) };
+    let fits = |steps: u64| -> Result<bool, PlanError> { Ok(run(steps)?.run.out_of_memory.is_none()) };
     if unlimited.out_of_memory.is_some() {
         return Ok(None);
     }
@@ -197,7 +197,7 @@ pub fn min_capacity(
             }
         }
         let Some(failed) = failed else {
-            return Ok(Some(Least { capacity: Bytes::new(high * STEP), run: run(high)? }));
+            return Ok(Some(Least { capacity: Bytes::new(high * STEP), done: run(high)? }));
         };
         low = failed;
         high = failed + 1;

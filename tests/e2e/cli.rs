@@ -7,11 +7,12 @@ fn exit_codes_and_errors_say_what_happened() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(path("broken.csv"), "tick,event,id,bytes\n1,alloc,1,100\n2,free,7,\n").unwrap();
-    std::fs::write(path("header.csv"), "a,b,c\n").unwrap();
+    std::fs::write(path("header.csv"), "id,bytes,event\n").unwrap();
+    std::fs::write(path("other.csv"), "a,b,c\n").unwrap();
     std::fs::write(path("short.plan"), "STPL").unwrap();
     std::fs::write(path("good.csv"), "tick,event,id,bytes\n1,alloc,1,100\n2,free,1,\n").unwrap();
     let nowhere = path("none.sock");
-    let cases: [(&[&str], i32, &str); 14] = [
+    let cases: [(&[&str], i32, &str); 15] = [
         (
             &["status", "--socket", &nowhere],
             3,
@@ -22,6 +23,7 @@ fn exit_codes_and_errors_say_what_happened() {
         (&["plans", "--socket", &nowhere], 3, "no stitchd daemon answers"),
         (&["plan", &path("broken.csv")], 2, "line 3, column 'id': 7 was never allocated"),
         (&["plan", &path("header.csv")], 2, "there is no column 'tick'"),
+        (&["plan", &path("other.csv")], 2, "other.csv: this is nothing known; what can be read: a trace"),
         (&["plan", &path("missing.csv")], 2, "missing.csv: cannot open it: No such file"),
         (&["plan", dir.path().to_str().unwrap()], 2, "cannot open"),
         (&["plan", &path("good.csv"), "--from-iteration", "9"], 2, "there is no iteration 9; the trace has 1"),

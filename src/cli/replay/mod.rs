@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::plan::differences;
+use super::plan::{about_one_pass, differences};
 use super::{DONE, Failure, Outcome, read_plan, trace, whole_file};
 use crate::clock::SystemClock;
 use crate::driver::cost_table::CostTable;
@@ -56,7 +56,7 @@ pub(super) struct ReplayArgs {
     #[arg(long, value_name = "K", default_value_t = 0)]
     repeat: u32,
     /// Disturb the iterations that no plan was made from (all, without one): 1 % of requests dropped, inserted, swapped or resized, one micro-batch more, an evaluation between
-    #[arg(long, value_name = "SEED")]
+    #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
     perturb: Option<u64>,
     /// Turn parts of stitchd's pools off, to see what they are worth: plan, reuse, stitch
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
@@ -119,6 +119,7 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
     let pools = pools(&args.pool)?;
     let mut setup = setup(args)?;
     let sweep = args.sweep.as_deref().map(Sweep::parse).transpose()?;
+    sweep::check_capacity(args, sweep.as_ref())?;
     // What is wrong must not cost the time that a large file takes.
     args.set.iter().try_for_each(|setting| sweep::set(setting, &setup).map(drop))?;
     if let Some(out) = &args.report {
@@ -135,13 +136,16 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
     }
     let profile = imported.trace;
     let plan = plan(args, &profile)?;
-    notes.extend(about_plans(&pools, plan.as_ref(), &profile, &setup));
+    notes.extend(about_plans(args, &pools, plan.as_ref(), &profile, &setup));
     notes.extend(about_options(args, &pools, &setup));
     let is_as_recorded = args.repeat == 0 && args.perturb.is_none();
     let recorded = recorded(&profile, device, &imported.reserved).filter(|_| is_as_recorded);
     let trace = prepared(args, &profile, plan.as_ref())?;
     let trace = trace.as_ref().unwrap_or(&profile);
     let script = Script::of(trace, device);
+    if args.repeat > 0 && profile.iterations() == 1 && script.peak_live > Script::of(&profile, device).peak_live {
+        notes.push("the trace has one iteration: what that leaves behind stays beside each repetition".to_owned());
+    }
     if script.requests == 0 {
         return Err(Failure::Usage(format!("{}: only nothing is asked for", args.file.display())));
     }
@@ -169,7 +173,14 @@ fn pools(names: &[String]) -> std::result::Result<Vec<PoolName>, Failure> {
             .map(|(_, pool)| pool)
             .ok_or_else(|| Failure::Usage(format!("there is no pool '{name}'; there are {names}")))
     };
-    names.iter().map(known).collect()
+    let mut pools = Vec::new();
+    for name in names {
+        let pool = known(name)?;
+        if !pools.contains(&pool) {
+            pools.push(pool);
+        }
+    }
+    Ok(pools)
 }
 
 fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
@@ -201,21 +212,24 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
 
 /// Sets the models of PyTorch's allocator as it was set where the snapshot was taken. Says what is different from what nobody asked for.
 fn follow(settings: &AllocatorSettings, conf: &mut Conf) -> Vec<String> {
-    let options = settings.options();
     let mut notes = Vec::new();
     if settings.expandable_segments {
         notes.push("the job that was recorded had expandable segments".to_owned());
     }
-    if options.is_empty() {
-        return notes;
+    // What the environment said, and over it what the allocator made of that.
+    let options: Vec<String> =
+        [settings.text.clone(), settings.options()].into_iter().filter(|text| !text.is_empty()).collect();
+    let options = options.join(",");
+    let before = conf.clone();
+    let (followed, refused) = before.clone().and_what_it_knows(&options);
+    *conf = Conf { expandable_segments: before.expandable_segments, ..followed };
+    if *conf != before {
+        notes.push(format!(
+            "caching and expandable are set as the recorded job had it: {options}; --conf sets them otherwise"
+        ));
     }
-    notes.push(match conf.clone().and(&options) {
-        Ok(followed) => {
-            *conf = followed;
-            format!("caching and expandable are set as the recorded job had it: {options}; --conf sets them otherwise")
-        }
-        Err(error) => format!("the recorded job had the settings {options}, and they are not followed: {error}"),
-    });
+    let not_followed = |error| format!("a setting of the recorded job is not followed: {error}");
+    notes.extend(refused.into_iter().map(not_followed));
     notes
 }
 
@@ -231,7 +245,13 @@ fn plan(args: &ReplayArgs, trace: &Trace) -> std::result::Result<Option<Plan>, F
 }
 
 /// What a reader should know of who has which plan.
-fn about_plans(pools: &[PoolName], plan: Option<&Plan>, profile: &Trace, setup: &Setup) -> Vec<String> {
+fn about_plans(
+    args: &ReplayArgs,
+    pools: &[PoolName],
+    plan: Option<&Plan>,
+    profile: &Trace,
+    setup: &Setup,
+) -> Vec<String> {
     let mut notes = Vec::new();
     let has = |pool| pools.contains(&pool);
     if has(PoolName::Stalloc) {
@@ -239,6 +259,7 @@ fn about_plans(pools: &[PoolName], plan: Option<&Plan>, profile: &Trace, setup: 
         let from = if iteration == 0 { "iteration 0".to_owned() } else { format!("iterations 0 and {iteration}") };
         let ours = match plan {
             Some(_) => "",
+            None if has(PoolName::Stitchd) && args.disable.iter().any(|part| part == "plan") => "; stitchd has none",
             None if has(PoolName::Stitchd) => "; stitchd has none (--plan-from-iteration gives it one)",
             None => "",
         };
@@ -251,23 +272,44 @@ fn about_plans(pools: &[PoolName], plan: Option<&Plan>, profile: &Trace, setup: 
         };
         notes.extend(different.map(|first| format!("the plan was not made for this job: {first}")));
     }
+    let made_here = has(PoolName::Stalloc) || (has(PoolName::Stitchd) && args.plan_from_iteration.is_some());
+    notes.extend(about_one_pass(profile).filter(|_| made_here));
     notes
 }
 
 /// What was asked for and does nothing here.
 fn about_options(args: &ReplayArgs, pools: &[PoolName], setup: &Setup) -> Vec<String> {
-    let mut notes = Vec::new();
+    let has = |pool| pools.contains(&pool);
+    let has_torch = has(PoolName::Caching) || has(PoolName::Expandable);
+    let set = args.set.iter().chain(&args.sweep);
+    let of = |model: &'static str| set.clone().any(|set| set.trim_start().starts_with(model));
+    let idle = [
+        (!args.disable.is_empty() && !has(PoolName::Stitchd), "--disable is for stitchd"),
+        (args.plan.is_some() && !has(PoolName::Stitchd), "--plan is for stitchd"),
+        (of("stitchd.") && !has(PoolName::Stitchd), "settings of stitchd are for stitchd"),
+        (of("gmlake.") && !has(PoolName::Gmlake), "settings of gmlake are for gmlake"),
+        (of("caching.") && !has_torch, "settings of caching are for caching and expandable"),
+        (args.conf.is_some() && !has_torch, "--conf is for caching and expandable"),
+    ];
+    let idle = idle.into_iter().filter_map(|(is_idle, what)| is_idle.then_some(what));
+    let mut notes: Vec<String> = idle.map(|what| format!("{what}, and changes nothing in this replay")).collect();
     if args.disable.iter().any(|part| part == "reuse") {
         notes
             .push("stitchd does not reuse idle bytes of a plan's pool yet: --disable reuse changes nothing".to_owned());
     }
-    if !pools.iter().any(|pool| matches!(pool, PoolName::Caching | PoolName::Expandable)) {
+    if !has_torch {
         return notes;
     }
-    if args.conf.as_deref().is_some_and(|conf| conf.contains("expandable_segments:")) {
+    if args.conf.as_deref().is_some_and(|conf| conf.contains("expandable_segments:"))
+        || of("caching.expandable_segments=")
+    {
         notes.push("expandable_segments is what tells caching and expandable apart: --pool chooses".to_owned());
     }
     let conf = &setup.conf;
+    if conf.garbage_collection_threshold > 0.0 && conf.memory_fraction.is_none_or(|share| share >= 1.0) {
+        let text = "garbage_collection_threshold does nothing without a limit: per_process_memory_fraction below 1, which there is from PyTorch 2.10 on";
+        notes.push(text.to_owned());
+    }
     let wants_capacity = conf.memory_fraction.is_some() || conf.garbage_collection_threshold > 0.0;
     if wants_capacity && setup.capacity.is_none() {
         notes.push("shares of the device's memory mean nothing without --capacity".to_owned());
@@ -341,6 +383,12 @@ fn all(
         match result.expect("every pool was given to a thread") {
             Ok(result) => {
                 notes.extend(result.done.note.iter().map(|note| format!("{}: {note}", pool.as_str())));
+                if let Some(Some(least)) = &result.least
+                    && let Some(note) = &least.done.note
+                {
+                    let capacity = show::at_least(least.capacity);
+                    notes.push(format!("{} needs {capacity} because in that {note}", pool.as_str()));
+                }
                 done.push(result);
             }
             Err(error) => {

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use super::super::table::Table;
 use super::super::{Failure, Outcome, print_json, print_out, whole_file};
-use super::{ReplayArgs, Replayed, Result};
+use super::{Least, ReplayArgs, Replayed, Result};
 use crate::driver::cost_table::CostTable;
 use crate::replay::calls::{CallSum, SHOWN};
 use crate::replay::script::{Asked, Script, Step};
-use crate::replay::{PoolName, PoolReport, Record, Report, Setup};
+use crate::replay::{PoolName, PoolReport, Record, Report, Setup, grouped};
 use crate::trace::Trace;
 use crate::units::Bytes;
 
@@ -25,6 +25,7 @@ pub(super) fn print(args: &ReplayArgs, replayed: &Replayed<'_>, setup: &Setup) -
             "recorded": recorded.as_ref().map(|record| json!({ "peak_reserved_bytes": most_reserved(record).get() })),
             "pools": pools,
             "notes": notes,
+            "command": command_line(),
             "verdict": verdict(results, script.iterations),
         }));
     } else {
@@ -56,13 +57,25 @@ fn summary(script: &Script, setup: &Setup) -> String {
     )
 }
 
+/// What was asked for, so that it can be asked for again.
+fn command_line() -> String {
+    let quoted = |word: std::ffi::OsString| {
+        let word = word.to_string_lossy().into_owned();
+        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=,:%+@".contains(letter);
+        if !word.is_empty() && word.chars().all(is_plain) { word } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    };
+    let words: Vec<String> = std::env::args_os().skip(1).map(quoted).collect();
+    format!("stitchd {}: stitchd {}", env!("CARGO_PKG_VERSION"), words.join(" "))
+}
+
 /// What went wrong in a pool's replay, a sentence each.
 fn warnings(trace: &Trace, result: &Result) -> Vec<String> {
     let (name, run) = (result.pool.as_str(), &result.done.run);
     let mut lines = Vec::new();
     if let Some(refused) = run.out_of_memory {
+        let why = run.refusal.as_ref().map_or_else(String::new, |why| format!(": {why}"));
         lines.push(format!(
-            "{name}: out of memory at tick {}: {} asked for, after {} requests",
+            "{name}: out of memory at tick {}: {} asked for, after {} requests{why}",
             Script::tick(trace, refused.event),
             refused.requested,
             run.served
@@ -123,6 +136,15 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
     }
     if let Some(least) = &result.least {
         fields.insert("min_capacity_bytes".into(), json!(least.as_ref().map(|least| least.capacity.get())));
+        let there = least.as_ref().map(|least| {
+            let run = &least.done.run;
+            json!({
+                "driver_calls": run.calls.total(),
+                "steady_driver_calls_per_iteration": run.last_iteration.total(),
+                "modelled_driver_seconds": run.calls.seconds,
+            })
+        });
+        fields.insert("at_min_capacity".into(), json!(there));
     }
     value
 }
@@ -145,7 +167,7 @@ fn percent(share: f64) -> String {
 }
 
 /// Rounded up to what is shown: a device of so much is enough.
-fn at_least(bytes: Bytes) -> String {
+pub(super) fn at_least(bytes: Bytes) -> String {
     let up = |unit: u64, parts: u64| bytes.get().saturating_mul(parts).div_ceil(unit) as f64 / parts as f64;
     match bytes.get() {
         small if small < 1 << 20 => bytes.to_string(),
@@ -182,6 +204,7 @@ impl Columns {
             (self.has_iterations, ">last iteration"),
             (true, ">driver seconds"),
             (self.has_least, ">needs"),
+            (self.has_least, ">driver calls then"),
             (self.has_time, ">ns/operation"),
             (true, ""),
         ];
@@ -193,8 +216,15 @@ impl Columns {
         let run = &result.done.run;
         let is_done = run.out_of_memory.is_none();
         let nothing = || "-".to_owned();
-        let share = |share: Option<f64>| share.filter(|_| is_done).map_or_else(nothing, percent);
-        let least = || result.least.as_ref()?.as_ref().map(|least| at_least(least.capacity));
+        // Bytes that are handed out twice make a share of nothing.
+        let is_right = is_done && run.more.overlapped == Bytes::ZERO;
+        let share = |share: Option<f64>| share.filter(|_| is_right).map_or_else(nothing, percent);
+        let least = result.least.as_ref().and_then(Option::as_ref);
+        let status = match (is_done, run.more.overlapped) {
+            (false, _) => "out of memory".to_owned(),
+            (true, Bytes::ZERO) => String::new(),
+            (true, overlapped) => format!("overwrites {overlapped}"),
+        };
         let mut row =
             vec![result.pool.as_str().to_owned(), run.peak_reserved.to_string(), share(Some(run.efficiency()))];
         let more = [
@@ -202,9 +232,10 @@ impl Columns {
             (true, run.calls.total().to_string()),
             (self.has_iterations, if is_done { run.last_iteration.total().to_string() } else { nothing() }),
             (true, format!("{:.3}", run.calls.seconds)),
-            (self.has_least, least().unwrap_or_else(nothing)),
+            (self.has_least, least.map_or_else(nothing, |least| at_least(least.capacity))),
+            (self.has_least, least.map_or_else(nothing, |least| least.done.run.calls.total().to_string())),
             (self.has_time, result.ns_per_operation.map_or_else(nothing, |nanos| format!("{nanos:.1}"))),
-            (true, if is_done { String::new() } else { "out of memory".to_owned() }),
+            (true, status),
         ];
         row.extend(more.into_iter().filter_map(|(is_there, cell)| is_there.then_some(cell)));
         row
@@ -212,16 +243,17 @@ impl Columns {
 }
 
 /// One sentence to act on. What a pool reserved without a limit is enough for it, and others do with less when they must: only what was looked for is called a need.
-pub(super) fn verdict(results: &[Result], iterations: u32) -> String {
+pub(super) fn verdict<'a>(results: &'a [Result], iterations: u32) -> String {
     let of = |pool: PoolName| results.iter().find(|result| result.pool == pool);
     let takes = |result: &Result| match &result.least {
         Some(Some(least)) => format!("needs {}", at_least(least.capacity)),
         Some(None) => "needs more than any device has".to_owned(),
         None if result.done.run.out_of_memory.is_some() => "runs out of memory".to_owned(),
-        None => format!("takes {}", at_least(result.done.run.peak_reserved)),
+        None => format!("takes {}", result.done.run.peak_reserved),
     };
-    let calls = |result: &Result| {
-        let run = result.least.as_ref().map_or(Some(&result.done.run), |least| least.as_ref().map(|least| &least.run));
+    let calls = |result: &'a Result| {
+        let least = |least: &'a Option<Least>| least.as_ref().map(|least| &least.done.run);
+        let run = result.least.as_ref().map_or(Some(&result.done.run), least);
         let run = run.filter(|run| run.out_of_memory.is_none())?;
         Some(if iterations > 1 {
             format!(" with {} driver calls in an iteration", run.last_iteration.total())
@@ -233,7 +265,7 @@ pub(super) fn verdict(results: &[Result], iterations: u32) -> String {
     if let Some(ours) = of(PoolName::Stitchd) {
         parts.push(match (&ours.least, ours.done.run.out_of_memory) {
             (Some(Some(least)), _) => format!("fits in {} with stitchd", at_least(least.capacity)),
-            (None, None) => format!("fits in {} with stitchd", at_least(ours.done.run.peak_reserved)),
+            (None, None) => format!("fits in {} with stitchd", ours.done.run.peak_reserved),
             (Some(None), _) | (None, Some(_)) => "does not fit with stitchd".to_owned(),
         });
     }
@@ -282,7 +314,10 @@ pub(super) fn report(
             record: result.done.run.record.as_ref()?,
         })
     });
-    let mut said = vec![format!("{}; driver seconds are modelled: {}", summary(script, setup), setup.costs.source)];
+    let mut said = vec![
+        format!("{}; driver seconds are modelled: {}", summary(script, setup), setup.costs.source),
+        format!("made by {}", command_line()),
+    ];
     said.extend(notes.iter().cloned());
     said.extend(results.iter().flat_map(|result| warnings(trace, result)));
     let report = Report {
@@ -317,21 +352,28 @@ fn iterations(script: &Script) -> Vec<(u32, u32)> {
 /// What the page says of a pool.
 fn figures(replayed: &Replayed<'_>, result: &Result) -> Vec<(&'static str, String)> {
     let run = &result.done.run;
+    // Of a job that came to its end; a share of half a job says nothing.
+    let done = |text: String| if run.out_of_memory.is_none() { text } else { "-".to_owned() };
+    let right = |text: String| if run.more.overlapped == Bytes::ZERO { done(text) } else { "-".to_owned() };
     let mut figures = vec![
         ("peak reserved", run.peak_reserved.to_string()),
         ("peak live", run.peak_live.to_string()),
-        ("efficiency", percent(run.efficiency())),
+        ("efficiency", right(percent(run.efficiency()))),
     ];
     if replayed.has_plan {
-        figures.push(("efficiency after the plan", run.efficiency_after().map_or_else(String::new, percent)));
+        figures.push(("efficiency after the plan", right(run.efficiency_after().map_or_else(String::new, percent))));
     }
     if let Some(Some(least)) = &result.least {
         figures.push(("needs", at_least(least.capacity)));
+        figures.push(("driver calls then", grouped(least.done.run.calls.total())));
     }
-    figures.extend([
-        ("driver calls", run.calls.total().to_string()),
-        ("driver calls in the last iteration", run.last_iteration.total().to_string()),
-        ("modelled driver seconds", format!("{:.3}", run.calls.seconds)),
-    ]);
+    figures.push(("driver calls", grouped(run.calls.total())));
+    if replayed.script.iterations > 1 {
+        figures.push(("driver calls in the last iteration", done(grouped(run.last_iteration.total()))));
+    }
+    figures.push(("modelled driver seconds", format!("{:.3}", run.calls.seconds)));
+    if run.more.overlapped > Bytes::ZERO {
+        figures.push(("overwrites", run.more.overlapped.to_string()));
+    }
     figures
 }

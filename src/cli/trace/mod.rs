@@ -152,6 +152,13 @@ fn write(file: &Path, imported: &Imported, numbering: Numbering, target: Option<
     let trace = &imported.trace;
     let summary = trace.summary();
     let written = target.as_ref().map(|target| target.write(trace)).transpose()?;
+    let mut notes = imported.notes.clone();
+    if target.is_some() && (imported.settings.is_some() || !imported.reserved.is_empty()) {
+        notes.push(
+            "a trace has no place for what the recorded allocator reserved and how it was set: replay the snapshot itself where that matters"
+                .to_owned(),
+        );
+    }
     if json {
         print_json(&json!({
             "file": file.display().to_string(),
@@ -162,7 +169,7 @@ fn write(file: &Path, imported: &Imported, numbering: Numbering, target: Option<
             "iterations": summary.iterations,
             "iterations_from": word(numbering),
             "peak_live_bytes": summary.peak_live.get(),
-            "notes": imported.notes,
+            "notes": notes,
         }));
         return DONE;
     }
@@ -175,7 +182,7 @@ fn write(file: &Path, imported: &Imported, numbering: Numbering, target: Option<
         summary.iterations,
         if summary.iterations == 1 { "" } else { "s" }
     );
-    imported.notes.iter().for_each(|note| outln!("  note     {note}"));
+    notes.iter().for_each(|note| outln!("  note     {note}"));
     match (target, written) {
         (Some(target), Some(len)) => {
             let per_event = len as f64 / trace.events.len() as f64;

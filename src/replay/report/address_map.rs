@@ -121,17 +121,17 @@ impl AddressMap {
     pub(super) fn words(&self) -> String {
         let (shown, left_out) = (self.shown.len(), &self.left_out);
         if left_out.count == 0 {
-            return format!("All {} allocations are shown.", grouped(shown));
+            return format!("All {} allocations are shown.", grouped(shown as u64));
         }
         let area: u128 = self.shown.iter().map(Rectangle::area).sum();
         format!(
             "{} of {} allocations are shown as themselves: half of them the largest, half of them those that hold the most bytes × time of \
              the others; together {:.1} % of all bytes × time. The other {}, of {} at most, are the grey haze: the denser, the \
              fuller of them is that place.",
-            grouped(shown),
-            grouped(shown + left_out.count),
+            grouped(shown as u64),
+            grouped((shown + left_out.count) as u64),
             100.0 * area as f64 / ((area + left_out.area) as f64).max(1.0),
-            grouped(left_out.count),
+            grouped(left_out.count as u64),
             crate::units::Bytes::new(left_out.largest),
         )
     }
@@ -153,7 +153,7 @@ impl AddressMap {
 }
 
 /// 1234567 as 1,234,567.
-pub(super) fn grouped(number: usize) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {

@@ -13,7 +13,8 @@ use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-use self::address_map::{AddressMap, grouped};
+use self::address_map::AddressMap;
+pub use self::address_map::grouped;
 use self::columns::Columns;
 use super::record::{Placed, Record};
 use crate::trace::{Context, Phase, Trace};
@@ -123,7 +124,7 @@ impl Report<'_> {
         }
         if self.pools.iter().any(|pool| pool.out_of_memory.is_some()) {
             let value = |pool: &PoolReport<'_>| match pool.out_of_memory {
-                Some((event, bytes)) => format!("{bytes} at event {}", grouped(event as usize)),
+                Some((event, bytes)) => format!("{bytes} at event {}", grouped(event.into())),
                 None => "never".into(),
             };
             write_row(to, "out of memory", self.pools.iter().map(value))?;
