@@ -237,12 +237,14 @@ impl Sessions for Service {
             let text = "this process has as many connections and sessions as the daemon's open files allow; raise its limit (LimitNOFILE)";
             status(ErrorKind::Exhausted, text)
         })?;
-        // One that is there and cannot be copied is no kernel without it: then nothing would tell when the process ends.
-        let pidfd = peer.pidfd.as_ref().map(|pidfd| pidfd.try_clone()).transpose().map_err(|error| {
+        let short = |what: &str, error: &dyn std::error::Error| {
             let text =
-                format!("the daemon cannot watch this process: {error}; raise its limit of open files (LimitNOFILE)");
+                format!("the daemon cannot {what}: {}; raise its limit of open files (LimitNOFILE)", chain(error));
             status(ErrorKind::Exhausted, text)
-        })?;
+        };
+        // One that is there and cannot be copied is no kernel without it: then nothing would tell when the process ends.
+        let pidfd = peer.pidfd.as_ref().map(|pidfd| pidfd.try_clone()).transpose();
+        let pidfd = pidfd.map_err(|error| short("watch this process", &error))?;
         let broken = |error: &dyn std::error::Error| status(ErrorKind::Broken, chain(error));
         let secret = random_token().map_err(|error| broken(&error))?;
         let id = daemon
@@ -254,7 +256,7 @@ impl Sessions for Service {
             Err(error) => {
                 // Nobody knows of it yet.
                 let _ = daemon.steward.end(id, EndReason::Closed);
-                return Err(broken(&error));
+                return Err(short("make the page of this session's figures", &error));
             }
         };
         let entry = Arc::new(Entry {

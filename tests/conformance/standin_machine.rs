@@ -523,3 +523,18 @@ fn chunks_are_as_large_as_the_coarsest_device_wants_and_never_below_2_mib() {
         }
     }
 }
+
+#[test]
+fn addresses_that_lie_wrong_and_cannot_be_given_back_do_not_keep_others_from_coming() {
+    for kind in BOTH {
+        let machine = Machine::new(kind, &conf("quirks = ignores_alignment\nfail = 1 unreserve"));
+        let driver = open(&machine, kind);
+        // What comes lies at any multiple of 2 MiB, so hardly ever at one of 1 TiB.
+        let alignment = Bytes::gib(1024);
+        let base = driver.reserve(FIRST, GRANULE, alignment).unwrap();
+        assert!(base.get().is_multiple_of(alignment.get()), "{base}");
+        assert_eq!(driver.counts(), (0, 0, 1), "what was lost is in no book");
+        driver.unreserve(span(base, GRANULE)).unwrap();
+        assert_eq!(driver.counts(), (0, 0, 0));
+    }
+}
