@@ -46,6 +46,9 @@ pub const WAITING_MAX: usize = 8192;
 pub const WAIT_MS_MAX: u64 = 3_600_000;
 /// Descriptors in one message of the chunk socket: the kernel's SCM_MAX_FD.
 pub const FDS_PER_MESSAGE_MAX: usize = 253;
+/// Descriptors that one process may have been sent and not have read: this part of the daemon's limit of open files, and at least a full message. The kernel counts those of all processes
+/// together, and above that limit it refuses every send of a daemon without CAP_SYS_RESOURCE.
+pub const UNREAD_FDS_SHARE: u64 = 64;
 /// Bytes in one message of the chunk socket. A full manifest takes about 6 KiB, a full release list about 45 KiB;
 /// default socket buffers carry 200 KiB.
 pub const CHUNK_MESSAGE_LEN_MAX: usize = 64 << 10;

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | [`config`] | flags and file to one typed configuration |
 //! | [`listener`] | the lock on the runtime directory, the sockets, who connected |
-//! | [`connections`] | how many connections a process may have |
+//! | [`connections`] | what a process may have of connections, sessions, and descriptors that it has not read |
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
 //! | [`service`] | gRPC |
 //! | [`chunk_server`] | the chunk socket |
@@ -231,7 +231,7 @@ impl Daemon {
             devices,
             steward,
             registry: Registry::default(),
-            connections: Connections::new(Daemon::fds_for_connections()),
+            connections: Connections::new(Daemon::fds_for_connections(), Daemon::open_fds_max()),
             plans,
             metrics,
             clock,

@@ -233,7 +233,7 @@ impl Sessions for Service {
             let text = format!("this process has {} sessions, as many as one may have", limits::PROCESS_SESSIONS_MAX);
             return Err(status(ErrorKind::Exhausted, text));
         }
-        let seat = daemon.connections.enter(peer.identity).ok_or_else(|| {
+        let seat = daemon.connections.enter(&peer).ok_or_else(|| {
             let text = "this process has as many connections and sessions as the daemon's open files allow; raise its limit (LimitNOFILE)";
             status(ErrorKind::Exhausted, text)
         })?;

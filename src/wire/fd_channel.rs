@@ -67,7 +67,9 @@ impl ChannelError {
             | ChannelError::DescriptorsLost
             | ChannelError::TooManyDescriptors(_)
             | ChannelError::Garbage(_) => ErrorKind::Invalid,
-            ChannelError::System(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => ErrorKind::Exhausted,
+            ChannelError::System(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::TOOMANYREFS) => {
+                ErrorKind::Exhausted
+            }
             ChannelError::System(_) => ErrorKind::Broken,
         }
     }
