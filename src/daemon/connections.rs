@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::Semaphore;
+
 use crate::limits;
 use crate::wire::peer::{Identity, Peer};
 
@@ -25,6 +27,7 @@ struct Share {
     pid: i32,
     seats: usize,
     unread: usize,
+    turn: Option<Arc<Semaphore>>,
 }
 
 /// The place of a connection or a session. It is free again when this goes, and so is what was counted with it.
@@ -66,6 +69,13 @@ impl Connections {
         share.pid = peer.pid;
         share.seats += 1;
         Some(Seat { connections: Arc::clone(self), identity, unread: 0 })
+    }
+
+    /// The turn of what a process does one at a time. `None` where it has no place.
+    pub(super) fn turn(&self, identity: Identity) -> Option<Arc<Semaphore>> {
+        let mut of = self.lock();
+        let turn = of.get_mut(&identity)?.turn.get_or_insert_with(|| Arc::new(Semaphore::new(1)));
+        Some(Arc::clone(turn))
     }
 
     /// The process that has left most descriptors unread, and how many.

@@ -9,7 +9,7 @@
 //! | [`listener`] | the lock on the runtime directory, the sockets, who connected |
 //! | [`connections`] | what a process may have of connections, sessions, and descriptors that it has not read |
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
-//! | [`service`] | gRPC |
+//! | [`service`], [`gate`] | gRPC, and what keeps its large messages few |
 //! | [`chunk_server`] | the chunk socket |
 //! | [`measured`] | the process that measures what calls cost, where the ladder is to follow from that |
 //! | [`deadline`] | driver calls that end in time |
@@ -21,6 +21,7 @@ mod chunk_server;
 pub mod config;
 mod connections;
 mod deadline;
+mod gate;
 mod http;
 mod listener;
 mod measured;

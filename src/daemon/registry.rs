@@ -38,6 +38,8 @@ pub(super) struct Entry {
     pub(super) opened: Duration,
     /// Places for acquires over gRPC that wait.
     pub(super) acquires: Semaphore,
+    /// How often somebody has begun to watch it: the last one does.
+    pub(super) watches: watch::Sender<u64>,
     /// Becomes true when the session is over, whatever the reason.
     pub(super) ended: watch::Sender<bool>,
     pub(super) _seat: Seat,
