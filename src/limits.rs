@@ -68,6 +68,8 @@ pub const GRPC_STREAMS_MAX: u32 = 48;
 pub const GRPC_CALLS_MAX: usize = 2 * ACQUIRES_QUEUED_MAX;
 /// Bytes that a gRPC call may send ahead of what is read of it. A connection may send so much for each of its calls: those that wait must not keep the one whose turn it is from sending.
 pub const GRPC_WINDOW_LEN: u32 = 32 << 10;
+/// HTTP connections at one time: what reads metrics and asks for health makes a few.
+pub const HTTP_CONNECTIONS_MAX: usize = 32;
 /// Bytes of a session's or plan's name.
 pub const NAME_LEN_MAX: usize = 128;
 /// Plans that a daemon stores.

@@ -48,6 +48,7 @@ use crate::error::{ErrorKind, chain};
 use crate::ids::{DeviceId, DeviceUuid};
 use crate::ladder::{Ladder, LadderError, Part};
 use crate::ledger::AccountView;
+use crate::limits;
 use crate::memory::Device;
 use crate::steward::Steward;
 use crate::store::{ScrubError, Store, StoreError};
@@ -205,7 +206,7 @@ impl Daemon {
                 store = store.with_scrubber(device.id, Arc::new(scrubber));
             }
         }
-        store = store.with_descriptors(Daemon::fds_for_chunks());
+        store = store.with_descriptors(Daemon::fds_for_chunks(&config));
         if devices.iter().any(|device| store.chunks_max(device.id) == 0) {
             let (limit, reserve) = (Daemon::open_fds_max(), Daemon::fds_for_connections());
             return Err(DaemonError::TooFewFiles { limit, reserve });
@@ -371,9 +372,10 @@ impl Daemon {
     }
 
     /// Descriptors that chunks may take: not those of connections, or nobody could connect to a daemon that has leased what it has.
-    fn fds_for_chunks() -> u64 {
-        let max = Daemon::open_fds_max();
-        max.saturating_sub(Daemon::open_fds()).saturating_sub(Daemon::fds_for_connections())
+    fn fds_for_chunks(config: &Config) -> u64 {
+        let http = config.http.map_or(0, |_| limits::HTTP_CONNECTIONS_MAX as u64);
+        let kept = Daemon::open_fds() + Daemon::fds_for_connections() + http;
+        Daemon::open_fds_max().saturating_sub(kept)
     }
 }
 

@@ -1,5 +1,7 @@
-//! Whoever takes and does not use: half a message, a reply that nobody reads. It costs the daemon little, and the others nothing.
+//! Whoever takes and does not use: half a message, a reply that nobody reads, connections that say nothing. It costs the daemon little, and the others nothing.
 
+use std::io::Read as _;
+use std::net::TcpStream;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,6 +9,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body::Frame;
+use stitchd::pool::Request;
+use stitchd::units::Bytes;
 use stitchd::wire::v1::notice;
 use tonic::Status;
 use tonic::body::Body;
@@ -14,7 +18,7 @@ use tonic::codegen::{Service as _, http};
 
 use crate::plans::small_trace;
 use crate::raw::Grpc;
-use crate::support::{TestDaemon, eventually, run_json};
+use crate::support::{PATIENCE, TestDaemon, eventually, run_json};
 
 /// A message of 64 MiB of which the last 4 never come.
 struct Half {
@@ -98,4 +102,26 @@ fn of_two_that_watch_a_session_the_second_is_told() {
     assert_eq!(grpc.hear(&mut first), None);
     daemon.terminate();
     assert!(matches!(grpc.hear(&mut second), Some(notice::What::ShuttingDown(_))));
+}
+
+#[test]
+fn connections_over_http_that_say_nothing_take_few_descriptors_and_keep_nobody_out() {
+    let flags = ["--device=0=64MiB", "--http", "127.0.0.1:0"];
+    let daemon = TestDaemon::with_open_files(256, None, &flags);
+    let before = daemon.status()["open_fds"].as_u64().unwrap();
+    let mut held: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(daemon.http_address()).unwrap()).collect();
+    let (status, text) = daemon.http("/metrics");
+    assert!(status.contains("200") && text.contains("stitchd_open_fds"), "{status}");
+    let taken = daemon.status()["open_fds"].as_u64().unwrap() - before;
+    assert!(taken <= 40, "{taken} descriptors");
+    // Everything else goes on.
+    daemon.runtime("a job").alloc(&Request::of(Bytes::mib(64))).unwrap();
+    assert!(daemon.http("/livez").0.contains("200"));
+    // Those that were first are gone already, and the last are let go of, too.
+    for connection in [held.remove(0), held.pop().unwrap()] {
+        connection.set_read_timeout(Some(PATIENCE)).unwrap();
+        let outcome = (&connection).read(&mut [0]);
+        let is_open = outcome.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
+        assert!(!is_open, "{outcome:?}");
+    }
 }
