@@ -46,13 +46,30 @@ pub const WAITING_MAX: usize = 8192;
 pub const WAIT_MS_MAX: u64 = 3_600_000;
 /// Descriptors in one message of the chunk socket: the kernel's SCM_MAX_FD.
 pub const FDS_PER_MESSAGE_MAX: usize = 253;
+/// Descriptors that one process may have been sent and not have read: this part of the daemon's limit of open files, and at least a full message. The kernel counts those of all processes
+/// together, and above that limit it refuses every send of a daemon without CAP_SYS_RESOURCE.
+pub const UNREAD_FDS_SHARE: u64 = 64;
 /// Bytes in one message of the chunk socket. A full manifest takes about 6 KiB, a full release list about 45 KiB;
 /// default socket buffers carry 200 KiB.
 pub const CHUNK_MESSAGE_LEN_MAX: usize = 64 << 10;
 /// Chunks named in one release message.
 pub const RELEASE_CHUNKS_MAX: usize = 4096;
-/// Bytes of one gRPC message; a plan of 300,000 requests takes about 12 MiB.
+/// Bytes of one gRPC message that holds a plan; a plan of 300,000 requests takes about 12 MiB.
 pub const GRPC_MESSAGE_LEN_MAX: usize = 64 << 20;
+/// Bytes of a gRPC message about leases that comes to a daemon: a full release list takes about 45 KiB.
+pub const GRPC_LEASE_MESSAGE_LEN_MAX: usize = 64 << 10;
+/// Bytes of any other gRPC message that comes to a daemon: a name of [`NAME_LEN_MAX`] and some numbers.
+pub const GRPC_SMALL_MESSAGE_LEN_MAX: usize = 4 << 10;
+/// Plans that arrive at one time, of all processes together: each may take [`GRPC_MESSAGE_LEN_MAX`] while it comes, and as much again when it is read.
+pub const PLANS_AT_ONCE_MAX: usize = 4;
+/// gRPC calls of one connection that are open at one time, those that tell what happens (`Watch`) among them: those at work, and half as many that are not.
+pub const GRPC_STREAMS_MAX: u32 = 48;
+/// gRPC calls of one connection that are at work at one time; those beyond wait. Twice the acquires that one session may have waiting, which takes up to an hour each.
+pub const GRPC_CALLS_MAX: usize = 2 * ACQUIRES_QUEUED_MAX;
+/// Bytes that a gRPC call may send ahead of what is read of it. A connection may send so much for each of its calls: those that wait must not keep the one whose turn it is from sending.
+pub const GRPC_WINDOW_LEN: u32 = 32 << 10;
+/// HTTP connections at one time: what reads metrics and asks for health makes a few.
+pub const HTTP_CONNECTIONS_MAX: usize = 32;
 /// Bytes of a session's or plan's name.
 pub const NAME_LEN_MAX: usize = 128;
 /// Plans that a daemon stores.
@@ -89,6 +106,7 @@ const _: () = assert!(CHUNK_LEN_MIN.get() <= CHUNK_LEN_MAX.get());
 const _: () = assert!(STITCH_LEN_MIN.get() >= CHUNK_LEN_MIN.get());
 const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < CHUNK_MESSAGE_LEN_MAX);
 const _: () = assert!(FDS_PER_MESSAGE_MAX * 32 < CHUNK_MESSAGE_LEN_MAX);
+const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < GRPC_LEASE_MESSAGE_LEN_MAX);
 
 #[cfg(test)]
 mod tests {

@@ -155,15 +155,20 @@ fn note(why: &str) {
     let _ = LAST_ERROR.try_with(|error| error.replace(text));
 }
 
-/// Panics inside the border are told by [`stitch_last_error`], not on standard error. The hook is this library's own: it has its own copy of the
-/// standard library.
+/// Panics inside the border are told by [`stitch_last_error`], and those of this library's own threads by what they do not do any more; neither on standard error, which is the job's. The hook is this
+/// library's own: it has its own copy of the standard library.
 fn keep_panics_quiet() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        if !INSIDE.get() {
+        if !INSIDE.get() && !is_own_thread() {
             usual(panic);
         }
     }));
+}
+
+/// Whether this thread was begun by the library, which names each of its own so.
+fn is_own_thread() -> bool {
+    std::thread::current().name().is_some_and(|name| name.starts_with("stitchd-"))
 }
 
 #[cfg(test)]
@@ -188,6 +193,25 @@ mod tests {
         assert!(stitch_malloc(1, -1, std::ptr::null_mut()).is_null());
         assert!(last_error().contains("device -1"), "{}", last_error());
         assert!(stitch_malloc(1, 1000, std::ptr::null_mut()).is_null());
+    }
+
+    #[test]
+    fn threads_of_the_library_panic_quietly_and_those_of_the_job_as_they_did() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |_| {
+            let thread = std::thread::current();
+            if let Some(name @ ("stitchd-control" | "stitchd-open" | "a thread of the job")) = thread.name() {
+                tell.send(name.to_owned()).unwrap();
+            }
+        }));
+        keep_panics_quiet();
+        for name in ["stitchd-control", "stitchd-open", "a thread of the job"] {
+            let thread = std::thread::Builder::new().name(name.into()).spawn(|| panic!("on purpose")).unwrap();
+            thread.join().unwrap_err();
+        }
+        std::panic::set_hook(usual);
+        assert_eq!(told.try_iter().collect::<Vec<_>>(), ["a thread of the job"]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! The path of an allocation takes no lock here: a device's runtime is found by one load. Only what has to be set up waits for others that set up the same.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use stitchd::clock::{Clock, SystemClock};
@@ -18,30 +18,33 @@ const DEVICES_MAX: usize = 64;
 const PAUSE: Duration = Duration::from_secs(1);
 
 static RUNTIMES: [OnceLock<Runtime>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
-static SETUP: Mutex<Setup> = Mutex::new(Setup { session: None, clock: None, failed: None });
+/// One for each device, so that a device which takes long to set up, or cannot be, keeps nobody from the others.
+static DEVICES: [Mutex<Pause>; DEVICES_MAX] = [const { Mutex::new(Pause::NONE) }; DEVICES_MAX];
+/// The session, and the last try to open one: without it there is no device.
+static SESSION: Mutex<(Option<Arc<Session>>, Pause)> = Mutex::new((None, Pause::NONE));
+static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new);
 
-struct Setup {
-    session: Option<Arc<Session>>,
-    clock: Option<SystemClock>,
-    /// The last try that failed.
-    failed: Option<Failure>,
+/// What is not tried again for a moment once it has failed.
+struct Pause {
+    /// When the last try failed, and why.
+    failed: Option<(Duration, String)>,
 }
 
-/// A try that failed.
-struct Failure {
-    /// When.
-    at: Duration,
-    device: u32,
-    /// There was no session yet: what failed stands in the way of every device.
-    is_everywhere: bool,
-    why: String,
-}
+impl Pause {
+    const NONE: Pause = Pause { failed: None };
 
-impl Failure {
-    /// Whether nothing is tried now for `device`. What is wrong with one keeps nobody from the others.
-    fn holds(&self, now: Duration, device: u32) -> bool {
-        now < self.at + PAUSE && (self.is_everywhere || device == self.device)
+    /// Tries, or says why the last try failed if that was just now.
+    fn attempt<T>(&mut self, clock: &dyn Clock, make: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+        if let Some((_, why)) = self.failed.as_ref().filter(|(at, _)| clock.now() < *at + PAUSE) {
+            return Err(why.clone());
+        }
+        make().inspect_err(|why| self.failed = Some((clock.now(), why.clone())))
     }
+}
+
+/// A panic under one of these locks was caught at the border; what it left is no worse than nothing.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The runtime of a device, set up if it is not yet.
@@ -69,39 +72,20 @@ pub(crate) fn existing(device: i32) -> Option<&'static Runtime> {
 
 #[cold]
 fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runtime, String> {
-    // Before the lock: a child that is forked while another thread holds it must know that it is one.
+    // Before the locks: a child that is forked while another thread holds one must know that it is one.
     fork::watch();
-    // A panic under this lock was caught at the border; what it left is no worse than nothing.
-    let mut setup = SETUP.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut pause = lock(&DEVICES[device as usize]);
     if let Some(runtime) = slot.get() {
         return Ok(runtime);
     }
-    let now = setup.clock.get_or_insert_with(SystemClock::new).now();
-    if let Some(failure) = setup.failed.as_ref().filter(|failure| failure.holds(now, device)) {
-        return Err(failure.why.clone());
-    }
-    match make(&mut setup, device) {
-        Ok(runtime) => Ok(slot.get_or_init(|| runtime)),
-        Err(why) => {
-            let at = setup.clock.as_ref().map_or(Duration::ZERO, SystemClock::now);
-            setup.failed = Some(Failure { at, device, is_everywhere: setup.session.is_none(), why: why.clone() });
-            Err(why)
-        }
-    }
+    // What is wrong with the session is no fault of the device.
+    let session = session()?;
+    let runtime = pause.attempt(&*CLOCK, || make(&session, device))?;
+    Ok(slot.get_or_init(|| runtime))
 }
 
-fn make(setup: &mut Setup, device: u32) -> Result<Runtime, String> {
+fn make(session: &Arc<Session>, device: u32) -> Result<Runtime, String> {
     let environment = Environment::read();
-    let session = match &setup.session {
-        Some(session) => Arc::clone(session),
-        None => {
-            let library = environment.library.clone();
-            let config = SessionConfig { library, ..SessionConfig::new(environment.socket(), name()) };
-            let session = Session::connect(&config).map_err(|error| chain(&error))?;
-            setup.session = Some(Arc::clone(&session));
-            session
-        }
-    };
     let runtime = session.runtime(device, RuntimeConfig::default()).map_err(|error| chain(&error))?;
     if let Some(path) = &environment.plan {
         let path = std::path::Path::new(path);
@@ -113,6 +97,22 @@ fn make(setup: &mut Setup, device: u32) -> Result<Runtime, String> {
     Ok(runtime)
 }
 
+/// The session, opened by whoever comes first.
+fn session() -> Result<Arc<Session>, String> {
+    let mut opened = lock(&SESSION);
+    let (session, pause) = &mut *opened;
+    if let Some(session) = session {
+        return Ok(Arc::clone(session));
+    }
+    let made = pause.attempt(&*CLOCK, || {
+        let environment = Environment::read();
+        let socket = environment.socket();
+        let config = SessionConfig { library: environment.library, ..SessionConfig::new(socket, name()) };
+        Session::connect(&config).map_err(|error| chain(&error))
+    })?;
+    Ok(Arc::clone(session.insert(made)))
+}
+
 /// What people call this process: its program's name.
 fn name() -> String {
     let command = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
@@ -121,14 +121,34 @@ fn name() -> String {
 
 #[cfg(test)]
 mod tests {
+    use stitchd::clock::ManualClock;
+
     use super::*;
 
     #[test]
-    fn a_device_that_failed_is_let_be_for_a_moment_and_keeps_nobody_from_the_others() {
-        let at = Duration::from_secs(7);
-        let failure = |is_everywhere| Failure { at, device: 5, is_everywhere, why: String::new() };
-        assert!(failure(false).holds(at, 5) && !failure(false).holds(at + PAUSE, 5));
-        assert!(!failure(false).holds(at, 0));
-        assert!(failure(true).holds(at, 0), "without a session there is no device");
+    fn devices_that_failed_are_let_be_for_a_moment_each_by_itself() {
+        let clock = ManualClock::default();
+        let mut devices = [Pause::NONE, Pause::NONE];
+        let mut attempts = 0;
+        let mut alternate = |devices: &mut [Pause; 2]| {
+            for _ in 0..5 {
+                for (device, pause) in devices.iter_mut().enumerate() {
+                    let answer = pause.attempt(&clock, || {
+                        attempts += 1;
+                        Err::<(), _>(format!("device {device} is no good"))
+                    });
+                    assert_eq!(answer, Err(format!("device {device} is no good")));
+                }
+            }
+            attempts
+        };
+        assert_eq!(alternate(&mut devices), 2);
+        assert_eq!(alternate(&mut devices), 2);
+        clock.advance(PAUSE);
+        assert_eq!(alternate(&mut devices), 4);
+        // What did not fail is not let be.
+        let [first, _] = &mut devices;
+        clock.advance(PAUSE);
+        assert_eq!([(); 2].map(|()| first.attempt(&clock, || Ok(7))), [Ok(7), Ok(7)]);
     }
 }

@@ -3,6 +3,9 @@
 //! One task serves one connection. It reads messages as they come, holds at most one acquire at the ledger and one batch that the client has not
 //! acknowledged, and ends with the connection. Whatever breaks the protocol is answered once and ends the connection; the session's memory stays its own until
 //! its process is gone.
+//!
+//! Descriptors that were sent and not read are in flight, and the kernel counts those of all processes against one limit. So no descriptors follow before those of the message before were read, which
+//! is not what the client says (an ack) but what the kernel does; and a connection keeps its place until whatever was sent on it was read, or the other end is closed.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::SocketFlags;
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
@@ -28,13 +32,15 @@ use crate::steward::Answer;
 use crate::units::Bytes;
 use crate::wire::convert::{self, Token};
 use crate::wire::fd_channel::{ChannelError, FdChannel};
-use crate::wire::peer::Peer;
+use crate::wire::peer::{Peer, unread_bytes};
 use crate::wire::status::kind_from_code;
 use crate::wire::v1::{self, client_frame, daemon_frame};
 use crate::wire::{PROTOCOL, STATS_PAGE_VERSION};
 
 /// How long a peer may take for its first message, and for reading what it asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a process that asks for more may take for reading descriptors on its other connections: whoever waits for them there reads them at once.
+const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(2);
 
 /// Serves the chunk socket on a thread of its own, until what it returns is dropped.
 ///
@@ -71,7 +77,7 @@ async fn run(daemon: Arc<Daemon>, listener: AsyncFd<OwnedFd>) {
                 failures.reset();
                 let peer = Peer::of(socket.as_fd());
                 // One too many is closed again, and before the next is accepted: a task might close it later than a hundred others came.
-                if let Some(seat) = daemon.connections.enter(peer.identity) {
+                if let Some(seat) = daemon.connections.enter(&peer) {
                     connections.spawn(serve(Arc::clone(&daemon), socket, peer, seat));
                 }
             }
@@ -92,16 +98,73 @@ async fn accept(listener: &AsyncFd<OwnedFd>) -> std::io::Result<OwnedFd> {
 }
 
 /// A connection that does not block threads.
-struct Connection(AsyncFd<OwnedFd>);
+struct Connection {
+    socket: AsyncFd<OwnedFd>,
+    seat: Seat,
+    /// Something was sent after the last descriptors of chunks: that something is unread does not mean that they are.
+    is_followed: bool,
+}
 
 impl Connection {
     fn channel(&self) -> FdChannel<BorrowedFd<'_>> {
-        FdChannel::over(self.0.get_ref().as_fd(), false)
+        FdChannel::over(self.socket.get_ref().as_fd(), false)
+    }
+
+    /// Whether whatever was sent was read.
+    fn is_read(&self) -> bool {
+        unread_bytes(self.socket.get_ref().as_fd()).is_ok_and(|bytes| bytes == 0)
+    }
+
+    /// Notes it where whatever was sent was read.
+    fn note_read(&mut self) {
+        if self.seat.unread() > 0 && self.is_read() {
+            self.seat.all_read();
+        }
+    }
+
+    /// An ack came for the last descriptors of chunks. It is a lie where they were not read: nothing was sent since that could be what is unread.
+    fn check_read(&mut self) -> Result<(), ChannelError> {
+        self.note_read();
+        if self.seat.unread() > 0 && !self.is_followed {
+            return Err(ChannelError::Garbage("an ack for a batch that was not read".into()));
+        }
+        Ok(())
+    }
+
+    /// Waits until so many descriptors may be sent: those before were read, and the process has not left too many unread on other connections.
+    async fn may_send(&mut self, fds: usize) -> Result<(), ChannelError> {
+        const PAUSE: Duration = Duration::from_millis(5);
+        let are_read = async {
+            while self.seat.unread() > 0 {
+                tokio::time::sleep(PAUSE).await;
+                self.note_read();
+            }
+        };
+        tokio::time::timeout(PATIENCE, are_read).await.map_err(|_| ChannelError::TimedOut)?;
+        let has_room = async {
+            while !self.seat.send(fds) {
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        let outcome = tokio::time::timeout(PATIENCE_WITH_OTHERS, has_room).await;
+        outcome.map_err(|_| ChannelError::System(Errno::TOOMANYREFS))
+    }
+
+    /// Ends the connection, and keeps its place as long as the other side leaves unread what it was sent.
+    async fn end(self) {
+        const PAUSE_MAX: Duration = Duration::from_secs(1);
+        // It may be gone already.
+        let _ = rustix::net::shutdown(self.socket.get_ref(), Shutdown::Both);
+        let mut pause = Duration::from_millis(10);
+        while !self.is_read() {
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(PAUSE_MAX);
+        }
     }
 
     async fn receive(&self) -> Result<(v1::ClientFrame, Vec<OwnedFd>), ChannelError> {
         loop {
-            let mut ready = self.0.readable().await.map_err(|_| ChannelError::Closed)?;
+            let mut ready = self.socket.readable().await.map_err(|_| ChannelError::Closed)?;
             match self.channel().receive() {
                 Err(ChannelError::WouldBlock) => ready.clear_ready(),
                 outcome => return outcome,
@@ -109,7 +172,8 @@ impl Connection {
         }
     }
 
-    async fn send(&self, what: daemon_frame::What, fds: &[Arc<OwnedFd>]) -> Result<(), ChannelError> {
+    async fn send(&mut self, what: daemon_frame::What, fds: &[Arc<OwnedFd>]) -> Result<(), ChannelError> {
+        self.is_followed = true;
         let frame = v1::DaemonFrame { what: Some(what) };
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let sending = async {
@@ -126,9 +190,10 @@ impl Connection {
 
     /// Sends a word that may as well not come. Where the client leaves unread what it was sent before it does not: the room is for answers (the kernel calls a socket writable while
     /// three quarters of its buffer are free).
-    fn mention(&self, what: daemon_frame::What) -> Result<(), ChannelError> {
+    fn mention(&mut self, what: daemon_frame::What) -> Result<(), ChannelError> {
+        self.is_followed = true;
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut fds = [PollFd::new(self.0.get_ref(), PollFlags::OUT)];
+        let mut fds = [PollFd::new(self.socket.get_ref(), PollFlags::OUT)];
         let has_room = poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0);
         match has_room.then(|| self.channel().send(&v1::DaemonFrame { what: Some(what) }, &[])) {
             None | Some(Err(ChannelError::WouldBlock)) => Ok(()),
@@ -140,7 +205,7 @@ impl Connection {
     /// there is room.
     async fn has_room(&self) {
         const PAUSE: Duration = Duration::from_millis(50);
-        let socket = self.0.get_ref().try_clone().and_then(|socket| watch(socket, Interest::WRITABLE));
+        let socket = self.socket.get_ref().try_clone().and_then(|socket| watch(socket, Interest::WRITABLE));
         match &socket {
             Ok(socket) => drop(socket.writable().await),
             // Descriptors are short: it is tried again, as long as it may take.
@@ -148,36 +213,61 @@ impl Connection {
         }
     }
 
-    async fn refuse(&self, request: u64, kind: ErrorKind, message: String) -> Result<(), ChannelError> {
+    async fn refuse(&mut self, request: u64, kind: ErrorKind, message: String) -> Result<(), ChannelError> {
         let kind = v1::ErrorKind::from(kind) as i32;
         self.send(daemon_frame::What::Refused(v1::Refused { request, kind, message }), &[]).await
     }
 }
 
-async fn serve(daemon: Arc<Daemon>, socket: OwnedFd, peer: Peer, _seat: Seat) {
-    let connection = match watch(socket, Interest::READABLE) {
-        Ok(socket) => Connection(socket),
+async fn serve(daemon: Arc<Daemon>, socket: OwnedFd, peer: Peer, seat: Seat) {
+    let mut connection = match watch(socket, Interest::READABLE) {
+        Ok(socket) => Connection { socket, seat, is_followed: false },
         Err(error) => return tracing::warn!(%error, "a connection cannot be served"),
     };
     let first = tokio::time::timeout(PATIENCE, connection.receive()).await;
     let outcome = match first.unwrap_or(Err(ChannelError::TimedOut)) {
-        Ok((frame, fds)) => greet(&daemon, &connection, &peer, frame, &fds).await,
+        Ok((frame, fds)) => greet(&daemon, &mut connection, &peer, frame, &fds).await,
         Err(error) => Err(error),
     };
     match outcome {
         Ok(()) | Err(ChannelError::Closed) => {}
+        Err(ChannelError::System(errno)) => {
+            let error = ChannelError::System(errno);
+            tracing::warn!(pid = peer.pid, error = %chain(&error), "a connection on the chunk socket cannot be served");
+            let _ = connection.refuse(0, error.kind(), why_not_sent(&daemon, &error)).await;
+        }
         Err(error) => {
             tracing::info!(pid = peer.pid, error = %chain(&error), "a connection on the chunk socket broke the protocol");
             // It may be gone already.
             let _ = connection.refuse(0, error.kind(), chain(&error)).await;
         }
     }
+    // By itself, so that what it was about does not stay as long as its place.
+    drop(daemon);
+    connection.end().await;
+}
+
+/// Why the operating system did not let a message go, and what to do about it.
+fn why_not_sent(daemon: &Daemon, error: &ChannelError) -> String {
+    match error {
+        ChannelError::System(Errno::MFILE | Errno::NFILE) => {
+            "the daemon has no descriptors left; raise its limit of open files (LimitNOFILE)".into()
+        }
+        ChannelError::System(Errno::TOOMANYREFS) => {
+            let most = daemon.connections.most_unread();
+            let who = most.map_or_else(String::new, |(pid, fds)| format!(": process {pid} has {fds} of them"));
+            format!(
+                "too many descriptors were sent and not read{who}; it is to read them, or to end; a daemon with CAP_SYS_RESOURCE, or a higher limit of open files (LimitNOFILE), has room for more"
+            )
+        }
+        error => chain(error),
+    }
 }
 
 /// The first message says what the connection is.
 async fn greet(
     daemon: &Arc<Daemon>,
-    connection: &Connection,
+    connection: &mut Connection,
     peer: &Peer,
     frame: v1::ClientFrame,
     fds: &[OwnedFd],
@@ -240,7 +330,7 @@ pub(super) fn give_back(daemon: &Daemon, session: SessionId, chunks: &[(ChunkId,
 }
 
 /// Sends what was leased over gRPC, and ends.
-async fn hand_over(daemon: &Daemon, connection: &Connection, claim: Claim) -> Result<(), ChannelError> {
+async fn hand_over(daemon: &Daemon, connection: &mut Connection, claim: Claim) -> Result<(), ChannelError> {
     let mut delivery = Delivery { request: 0, left: claim.chunks.clone().into(), is_acknowledged: true };
     while let Some(batch) = delivery.next_batch() {
         let sent = send_batch(daemon, connection, &delivery, &batch).await;
@@ -250,7 +340,13 @@ async fn hand_over(daemon: &Daemon, connection: &Connection, claim: Claim) -> Re
         };
         let is_ack = |frame: &v1::ClientFrame| matches!(frame.what, Some(client_frame::What::Ack(_)));
         match acknowledged {
-            Ok((frame, fds)) if is_ack(&frame) && fds.is_empty() => delivery.is_acknowledged = true,
+            Ok((frame, fds)) if is_ack(&frame) && fds.is_empty() => match connection.check_read() {
+                Ok(()) => delivery.is_acknowledged = true,
+                Err(error) => {
+                    give_back(daemon, claim.session, &claim.chunks);
+                    return Err(error);
+                }
+            },
             // What is not surely with the process is the daemon's again; what is may be imported, and is never another's.
             Ok(_) => {
                 give_back(daemon, claim.session, &claim.chunks);
@@ -286,27 +382,36 @@ impl Delivery {
 
 async fn send_batch(
     daemon: &Daemon,
-    connection: &Connection,
+    connection: &mut Connection,
     delivery: &Delivery,
     chunks: &[(ChunkId, Bytes)],
 ) -> Result<(), ChannelError> {
     let descriptor = |(chunk, _): &(ChunkId, Bytes)| daemon.steward.descriptor(*chunk);
     let fds = chunks.iter().map(descriptor).collect::<Result<Vec<_>, _>>().map_err(|error| {
         tracing::warn!(error = %chain(&error), "a lease cannot be handed over");
-        ChannelError::System(rustix::io::Errno::MFILE)
+        ChannelError::System(Errno::MFILE)
     })?;
     let batch = v1::Batch {
         request: delivery.request,
         chunks: convert::chunk_infos(chunks),
         is_last: delivery.left.is_empty(),
     };
-    connection.send(daemon_frame::What::Batch(batch), &fds).await
+    connection.may_send(fds.len()).await?;
+    let sent = connection.send(daemon_frame::What::Batch(batch), &fds).await;
+    match &sent {
+        Ok(()) => connection.is_followed = false,
+        Err(_) => connection.seat.all_read(),
+    }
+    if let Err(error @ ChannelError::System(Errno::TOOMANYREFS)) = &sent {
+        tracing::warn!(error = why_not_sent(daemon, error), "a lease cannot be handed over");
+    }
+    sent
 }
 
 /// A session's connection.
 struct Served<'a> {
     daemon: &'a Arc<Daemon>,
-    connection: &'a Connection,
+    connection: &'a mut Connection,
     entry: Arc<Entry>,
     /// How often the client is told that its request is still worked on.
     word_every: Option<Duration>,
@@ -331,7 +436,7 @@ struct Asked {
 impl<'a> Served<'a> {
     fn new(
         daemon: &'a Arc<Daemon>,
-        connection: &'a Connection,
+        connection: &'a mut Connection,
         entry: Arc<Entry>,
         word_every: Option<Duration>,
     ) -> Served<'a> {
@@ -345,7 +450,7 @@ impl<'a> Served<'a> {
             stats_page_version: STATS_PAGE_VERSION,
             says_working: self.word_every.is_some(),
         };
-        let page = self.entry.page.try_clone().map_err(|_| ChannelError::System(rustix::io::Errno::MFILE))?;
+        let page = self.entry.page.try_clone().map_err(|_| ChannelError::System(Errno::MFILE))?;
         let outcome = match self.connection.send(daemon_frame::What::Welcome(welcome), &[Arc::new(page)]).await {
             Ok(()) => self.attend().await,
             Err(error) => Err(error),
@@ -409,7 +514,7 @@ impl<'a> Served<'a> {
             Some(client_frame::What::Ack(ack)) => match &mut self.delivery {
                 Some(delivery) if delivery.request == ack.request && !delivery.is_acknowledged => {
                     delivery.is_acknowledged = true;
-                    Ok(())
+                    self.connection.check_read()
                 }
                 _ => Err(ChannelError::Garbage("an ack for a batch that was not sent".into())),
             },
@@ -420,7 +525,7 @@ impl<'a> Served<'a> {
         }
     }
 
-    async fn release(&self, release: &v1::Release) -> Result<(), ChannelError> {
+    async fn release(&mut self, release: &v1::Release) -> Result<(), ChannelError> {
         let released = match convert::chunk_ids("chunk_ids", &release.chunk_ids) {
             Ok(chunks) => {
                 self.daemon.steward.release(self.entry.id, chunks).map_err(|error| (error.kind(), error.to_string()))
@@ -439,11 +544,11 @@ impl<'a> Served<'a> {
         if let Some(delivery) = &mut self.delivery {
             if let Some(batch) = delivery.next_batch() {
                 let sent = send_batch(self.daemon, self.connection, delivery, &batch).await;
-                if let Err(ChannelError::System(_)) = &sent {
+                if let Err(error @ ChannelError::System(_)) = &sent {
                     let request = delivery.request;
                     self.delivery = None;
                     give_back(self.daemon, self.entry.id, &std::mem::take(&mut self.delivered));
-                    let text = "the daemon has no descriptors left; raise its limit of open files".to_owned();
+                    let text = why_not_sent(self.daemon, error);
                     return self.connection.refuse(request, ErrorKind::Exhausted, text).await;
                 }
                 return sent;

@@ -225,7 +225,7 @@ impl PeerStream {
     /// `None` where the process has as many connections as it may have.
     pub(super) fn new(stream: UnixStream, connections: &Arc<Connections>) -> Option<PeerStream> {
         let peer = Peer::of(stream.as_fd());
-        let seat = connections.enter(peer.identity)?;
+        let seat = connections.enter(&peer)?;
         Some(PeerStream { stream, peer: PeerInfo(Arc::new(peer)), _seat: seat })
     }
 }

@@ -7,9 +7,9 @@
 //! |---|---|
 //! | [`config`] | flags and file to one typed configuration |
 //! | [`listener`] | the lock on the runtime directory, the sockets, who connected |
-//! | [`connections`] | how many connections a process may have |
+//! | [`connections`] | what a process may have of connections, sessions, and descriptors that it has not read |
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
-//! | [`service`] | gRPC |
+//! | [`service`], [`gate`] | gRPC, and what keeps its large messages few |
 //! | [`chunk_server`] | the chunk socket |
 //! | [`measured`] | the process that measures what calls cost, where the ladder is to follow from that |
 //! | [`deadline`] | driver calls that end in time |
@@ -21,6 +21,7 @@ mod chunk_server;
 pub mod config;
 mod connections;
 mod deadline;
+mod gate;
 mod http;
 mod listener;
 mod measured;
@@ -47,6 +48,7 @@ use crate::error::{ErrorKind, chain};
 use crate::ids::{DeviceId, DeviceUuid};
 use crate::ladder::{Ladder, LadderError, Part};
 use crate::ledger::AccountView;
+use crate::limits;
 use crate::memory::Device;
 use crate::steward::Steward;
 use crate::store::{ScrubError, Store, StoreError};
@@ -204,7 +206,7 @@ impl Daemon {
                 store = store.with_scrubber(device.id, Arc::new(scrubber));
             }
         }
-        store = store.with_descriptors(Daemon::fds_for_chunks());
+        store = store.with_descriptors(Daemon::fds_for_chunks(&config));
         if devices.iter().any(|device| store.chunks_max(device.id) == 0) {
             let (limit, reserve) = (Daemon::open_fds_max(), Daemon::fds_for_connections());
             return Err(DaemonError::TooFewFiles { limit, reserve });
@@ -231,7 +233,7 @@ impl Daemon {
             devices,
             steward,
             registry: Registry::default(),
-            connections: Connections::new(Daemon::fds_for_connections()),
+            connections: Connections::new(Daemon::fds_for_connections(), Daemon::open_fds_max()),
             plans,
             metrics,
             clock,
@@ -370,9 +372,10 @@ impl Daemon {
     }
 
     /// Descriptors that chunks may take: not those of connections, or nobody could connect to a daemon that has leased what it has.
-    fn fds_for_chunks() -> u64 {
-        let max = Daemon::open_fds_max();
-        max.saturating_sub(Daemon::open_fds()).saturating_sub(Daemon::fds_for_connections())
+    fn fds_for_chunks(config: &Config) -> u64 {
+        let http = config.http.map_or(0, |_| limits::HTTP_CONNECTIONS_MAX as u64);
+        let kept = Daemon::open_fds() + Daemon::fds_for_connections() + http;
+        Daemon::open_fds_max().saturating_sub(kept)
     }
 }
 

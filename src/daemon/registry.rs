@@ -3,8 +3,9 @@
 //! A session's *process* decides when its memory comes back: the pidfd says when it is gone. Its *connection* only decides whether it is served: a forked child
 //! can hold that open, and a live process can lose it.
 
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -38,6 +39,8 @@ pub(super) struct Entry {
     pub(super) opened: Duration,
     /// Places for acquires over gRPC that wait.
     pub(super) acquires: Semaphore,
+    /// How often somebody has begun to watch it: the last one does.
+    pub(super) watches: watch::Sender<u64>,
     /// Becomes true when the session is over, whatever the reason.
     pub(super) ended: watch::Sender<bool>,
     pub(super) _seat: Seat,
@@ -67,6 +70,15 @@ pub(super) struct Claim {
     pub(super) chunks: Vec<(ChunkId, Bytes)>,
 }
 
+impl Good {
+    fn session(&self) -> SessionId {
+        match self {
+            Good::Link(session) => *session,
+            Good::Claim(claim) => claim.session,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Ticket {
     good: Good,
@@ -74,11 +86,49 @@ struct Ticket {
     expires: Duration,
 }
 
+/// Every ticket, by what it is looked for. Each is in all three, or in none.
+#[derive(Debug, Default)]
+struct Tickets {
+    by_token: HashMap<Token, Ticket>,
+    by_end: BTreeSet<(Duration, Token)>,
+    by_session: BTreeSet<(SessionId, Token)>,
+}
+
+impl Tickets {
+    fn add(&mut self, token: Token, ticket: Ticket) {
+        self.by_end.insert((ticket.expires, token));
+        self.by_session.insert((ticket.good.session(), token));
+        self.by_token.insert(token, ticket);
+    }
+
+    fn take(&mut self, token: &Token) -> Option<Ticket> {
+        let ticket = self.by_token.remove(token)?;
+        self.by_end.remove(&(ticket.expires, *token));
+        self.by_session.remove(&(ticket.good.session(), *token));
+        Some(ticket)
+    }
+
+    /// One whose time is up, if there is any.
+    fn take_expired(&mut self, now: Duration) -> Option<Ticket> {
+        let (expires, token) = *self.by_end.first()?;
+        if expires < now { self.take(&token) } else { None }
+    }
+
+    /// A session is over, and what its tickets were good for is, too.
+    fn drop_those_of(&mut self, session: SessionId) {
+        let of_session = (session, Token::default())..=(session, [u8::MAX; 16]);
+        let tokens: Vec<_> = self.by_session.range(of_session).map(|(_, token)| *token).collect();
+        for token in tokens {
+            self.take(&token);
+        }
+    }
+}
+
 /// All sessions and tickets. Look-up tables only: no reference into them is held over another call.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     sessions: DashMap<SessionId, Arc<Entry>>,
-    tickets: DashMap<Token, Ticket>,
+    tickets: Mutex<Tickets>,
 }
 
 /// Why a ticket or a secret is no good. The text does not say which part was wrong.
@@ -100,9 +150,15 @@ impl Registry {
         self.sessions.insert(entry.id, entry);
     }
 
-    /// Takes a session out. `None` if somebody else did before.
+    /// Takes a session out, with its tickets. `None` if somebody else did before.
     fn take(&self, session: SessionId) -> Option<Arc<Entry>> {
-        self.sessions.remove(&session).map(|(_, entry)| entry)
+        let (_, entry) = self.sessions.remove(&session)?;
+        self.tickets().drop_those_of(session);
+        Some(entry)
+    }
+
+    fn tickets(&self) -> MutexGuard<'_, Tickets> {
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn get(&self, session: SessionId) -> Option<Arc<Entry>> {
@@ -122,7 +178,7 @@ impl Registry {
         entry.ok_or(NotGood("session or its secret"))
     }
 
-    /// Makes a ticket for the process that `identity` is.
+    /// Makes a ticket for the process that `identity` is. Where the session is over already it is good for nothing, and is not kept.
     pub(super) fn issue(&self, good: Good, identity: Identity, now: Duration) -> Result<Token, rustix::io::Errno> {
         let token = random_token()?;
         let good_for = match good {
@@ -130,18 +186,22 @@ impl Registry {
             Good::Claim(_) => limits::TICKET_MS_MAX,
         };
         let expires = now + Duration::from_millis(good_for);
-        self.tickets.insert(token, Ticket { good, identity, expires });
+        // Under the lock: a session that ends takes its tickets out after it has gone itself.
+        let mut tickets = self.tickets();
+        if self.sessions.contains_key(&good.session()) {
+            tickets.add(token, Ticket { good, identity, expires });
+        }
         Ok(token)
     }
 
     /// Uses a ticket up. It is gone even when it is shown by the wrong process: whoever could guess it gets one try.
     pub(super) fn redeem(&self, token: &Token, peer: &Peer, now: Duration) -> Result<Good, NotGood> {
-        let (_, ticket) = self.tickets.remove(token).ok_or(NotGood("ticket"))?;
+        let mut tickets = self.tickets();
+        let ticket = tickets.take(token).ok_or(NotGood("ticket"))?;
         if ticket.expires < now || !ticket.identity.may_be(peer.identity) {
             // A claim's chunks must not be lost with it.
             if let Good::Claim(_) = ticket.good {
-                self.tickets
-                    .insert(*token, Ticket { expires: Duration::ZERO, identity: ticket.identity, good: ticket.good });
+                tickets.add(*token, Ticket { expires: Duration::ZERO, ..ticket });
             }
             return Err(NotGood("ticket"));
         }
@@ -150,11 +210,14 @@ impl Registry {
 
     /// Forgets tickets whose time is up; gives back the leases that nobody has fetched.
     pub(super) fn expired_claims(&self, now: Duration) -> Vec<Claim> {
-        let expired: Vec<Token> =
-            self.tickets.iter().filter(|ticket| ticket.expires < now).map(|ticket| *ticket.key()).collect();
-        let take = |token: &Token| self.tickets.remove(token).map(|(_, ticket)| ticket.good);
-        let claim = |good| if let Good::Claim(claim) = good { Some(claim) } else { None };
-        expired.iter().filter_map(take).filter_map(claim).collect()
+        let mut tickets = self.tickets();
+        let mut claims = Vec::new();
+        while let Some(ticket) = tickets.take_expired(now) {
+            if let Good::Claim(claim) = ticket.good {
+                claims.push(claim);
+            }
+        }
+        claims
     }
 }
 
@@ -210,5 +273,85 @@ impl Daemon {
                 self.end_session(entry.id, EndReason::Died);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::connections::Connections;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    fn peer() -> Peer {
+        Peer { pidfd: None, identity: Identity::Pidfs(7), pid: 7 }
+    }
+
+    fn open(registry: &Registry, id: u64) -> SessionId {
+        let id = SessionId(id);
+        registry.add(Arc::new(Entry {
+            id,
+            name: String::new(),
+            secret: Token::default(),
+            identity: peer().identity,
+            pid: 7,
+            has_pidfd: true,
+            limit: Bytes::ZERO,
+            page: stats_page::create(id).unwrap(),
+            opened: NOW,
+            acquires: Semaphore::new(1),
+            watches: watch::Sender::new(0),
+            ended: watch::Sender::new(false),
+            _seat: Connections::new(1024, 1024).enter(&peer()).unwrap(),
+        }));
+        id
+    }
+
+    fn claim(session: SessionId, chunk: u64) -> Good {
+        Good::Claim(Claim { session, chunks: vec![(ChunkId(chunk), Bytes::mib(2))] })
+    }
+
+    fn count(registry: &Registry) -> usize {
+        let tickets = registry.tickets();
+        assert_eq!((tickets.by_end.len(), tickets.by_session.len()), (tickets.by_token.len(), tickets.by_token.len()));
+        tickets.by_token.len()
+    }
+
+    #[test]
+    fn sessions_that_end_leave_no_tickets_behind() {
+        let registry = Registry::default();
+        let stays = open(&registry, u64::MAX);
+        let kept = registry.issue(Good::Link(stays), peer().identity, NOW).unwrap();
+        for id in 1..=1_000 {
+            let session = open(&registry, id);
+            registry.issue(Good::Link(session), peer().identity, NOW).unwrap();
+            registry.issue(claim(session, id), peer().identity, NOW).unwrap();
+            registry.take(session).unwrap();
+            // Of a session that has ended in the same moment.
+            registry.issue(Good::Link(session), peer().identity, NOW).unwrap();
+            assert_eq!(count(&registry), 1, "session {id}");
+        }
+        assert!(matches!(registry.redeem(&kept, &peer(), NOW), Ok(Good::Link(session)) if session == stays));
+        assert_eq!(count(&registry), 0);
+    }
+
+    #[test]
+    fn tickets_end_in_their_time_and_claims_are_given_back() {
+        let registry = Registry::default();
+        let session = open(&registry, 1);
+        let issue = |good| registry.issue(good, peer().identity, NOW).unwrap();
+        let (link, _late) = (issue(Good::Link(session)), issue(claim(session, 8)));
+        let stolen = issue(claim(session, 9));
+        let thief = Peer { identity: Identity::Pidfs(8), ..peer() };
+        registry.redeem(&stolen, &thief, NOW).unwrap_err();
+        let given_back =
+            |now| -> Vec<_> { registry.expired_claims(now).into_iter().map(|claim| claim.chunks[0].0.0).collect() };
+        assert_eq!(given_back(NOW), [9]);
+        assert_eq!(given_back(NOW + Duration::from_millis(limits::TICKET_MS_MAX)), [0; 0]);
+        assert_eq!(given_back(NOW + Duration::from_millis(limits::TICKET_MS_MAX + 1)), [8]);
+        assert_eq!(count(&registry), 1);
+        assert_eq!(given_back(NOW + Duration::from_millis(limits::LINK_TICKET_MS_MAX + 1)), [0; 0]);
+        assert_eq!(count(&registry), 0);
+        assert_eq!(registry.redeem(&link, &peer(), NOW).unwrap_err(), NotGood("ticket"));
     }
 }

@@ -12,6 +12,7 @@ use tonic::{Request, Response, Status};
 
 use super::chunk_server::give_back;
 use super::connections::Connections;
+use super::gate::Gate;
 use super::listener::{AcceptFailures, CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
 use super::{Daemon, DaemonError, NodeDevice};
@@ -45,17 +46,25 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
         .build_v1()
         .expect("the descriptors come from the compiler");
     let service = Service(Arc::clone(&daemon));
-    let plans = PlansServer::new(service.clone())
-        .max_decoding_message_size(limits::GRPC_MESSAGE_LEN_MAX)
-        .max_encoding_message_size(limits::GRPC_MESSAGE_LEN_MAX);
+    let plans = |len_max| {
+        PlansServer::new(service.clone())
+            .max_decoding_message_size(len_max)
+            .max_encoding_message_size(limits::GRPC_MESSAGE_LEN_MAX)
+    };
+    const SMALL: usize = limits::GRPC_SMALL_MESSAGE_LEN_MAX;
+    let plans = Gate::new(plans(limits::GRPC_MESSAGE_LEN_MAX), plans(SMALL), Arc::clone(&daemon.connections));
     let incoming = accept(Arc::clone(&daemon.connections), listener);
     tonic::transport::Server::builder()
-        .add_service(health_service)
-        .add_service(reflection)
-        .add_service(SessionsServer::new(service.clone()))
-        .add_service(LeasesServer::new(service.clone()))
+        .max_concurrent_streams(limits::GRPC_STREAMS_MAX)
+        .concurrency_limit_per_connection(limits::GRPC_CALLS_MAX)
+        .initial_stream_window_size(limits::GRPC_WINDOW_LEN)
+        .initial_connection_window_size(limits::GRPC_WINDOW_LEN * limits::GRPC_STREAMS_MAX)
+        .add_service(health_service.max_decoding_message_size(SMALL))
+        .add_service(reflection.max_decoding_message_size(SMALL))
+        .add_service(SessionsServer::new(service.clone()).max_decoding_message_size(SMALL))
+        .add_service(LeasesServer::new(service.clone()).max_decoding_message_size(limits::GRPC_LEASE_MESSAGE_LEN_MAX))
         .add_service(plans)
-        .add_service(AdminServer::new(service))
+        .add_service(AdminServer::new(service).max_decoding_message_size(SMALL))
         .serve_with_incoming_shutdown(incoming, daemon.ended())
         .await?;
     Ok(())
@@ -233,16 +242,18 @@ impl Sessions for Service {
             let text = format!("this process has {} sessions, as many as one may have", limits::PROCESS_SESSIONS_MAX);
             return Err(status(ErrorKind::Exhausted, text));
         }
-        let seat = daemon.connections.enter(peer.identity).ok_or_else(|| {
+        let seat = daemon.connections.enter(&peer).ok_or_else(|| {
             let text = "this process has as many connections and sessions as the daemon's open files allow; raise its limit (LimitNOFILE)";
             status(ErrorKind::Exhausted, text)
         })?;
-        // One that is there and cannot be copied is no kernel without it: then nothing would tell when the process ends.
-        let pidfd = peer.pidfd.as_ref().map(|pidfd| pidfd.try_clone()).transpose().map_err(|error| {
+        let short = |what: &str, error: &dyn std::error::Error| {
             let text =
-                format!("the daemon cannot watch this process: {error}; raise its limit of open files (LimitNOFILE)");
+                format!("the daemon cannot {what}: {}; raise its limit of open files (LimitNOFILE)", chain(error));
             status(ErrorKind::Exhausted, text)
-        })?;
+        };
+        // One that is there and cannot be copied is no kernel without it: then nothing would tell when the process ends.
+        let pidfd = peer.pidfd.as_ref().map(|pidfd| pidfd.try_clone()).transpose();
+        let pidfd = pidfd.map_err(|error| short("watch this process", &error))?;
         let broken = |error: &dyn std::error::Error| status(ErrorKind::Broken, chain(error));
         let secret = random_token().map_err(|error| broken(&error))?;
         let id = daemon
@@ -254,7 +265,7 @@ impl Sessions for Service {
             Err(error) => {
                 // Nobody knows of it yet.
                 let _ = daemon.steward.end(id, EndReason::Closed);
-                return Err(broken(&error));
+                return Err(short("make the page of this session's figures", &error));
             }
         };
         let entry = Arc::new(Entry {
@@ -268,6 +279,7 @@ impl Sessions for Service {
             page,
             opened: daemon.clock.now(),
             acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
+            watches: tokio::sync::watch::Sender::new(0),
             ended: tokio::sync::watch::Sender::new(false),
             _seat: seat,
         });
@@ -305,6 +317,9 @@ impl Sessions for Service {
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
+        // The one before ends: a session hears once what happens, and whoever has lost a connection need not wait until the daemon has noticed.
+        entry.watches.send_modify(|count| *count += 1);
+        let mut watches = entry.watches.subscribe();
         let mut ending = self.0.ending.subscribe();
         let mut lost = self.0.lost.subscribe();
         let (send, receive) = mpsc::channel(2);
@@ -323,6 +338,7 @@ impl Sessions for Service {
                 tokio::select! {
                     () = entry.over() => return,
                     () = send.closed() => return,
+                    _ = watches.changed() => return,
                     // The sender lives in the daemon, which outlives its services.
                     Ok(()) = lost.changed() => {}
                     () = async { drop(ending.wait_for(|ending| *ending).await) } => {

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use tokio::sync::mpsc as tokio_mpsc;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
+use super::link::Link;
 use super::{RemoteDevice, SessionConfig, SessionError};
 use crate::driver::layers::metered::Metered;
 use crate::error::root;
@@ -49,8 +50,18 @@ pub(super) struct Control {
     patience: Duration,
 }
 
-/// What the thread looks at beside the daemon, once the session has it: the driver's calls, and where those that hang are counted.
-pub(super) type Watched = Arc<OnceLock<(Arc<Metered>, Counters)>>;
+/// What the thread looks at beside the daemon, once the session has it.
+pub(super) type Watched = Arc<OnceLock<Seen>>;
+
+/// See [`Watched`].
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) driver: Arc<Metered>,
+    /// Where driver calls that hang are counted.
+    pub(super) counters: Counters,
+    /// The session's, whose end is not to wait for this thread.
+    pub(super) link: Weak<Link>,
+}
 
 /// How often it looks.
 const LOOK: Duration = Duration::from_secs(5);
@@ -219,10 +230,13 @@ impl Worker {
     }
 }
 
-/// Looks for driver calls that do not come back, and says so once. A call into the driver's library cannot be ended; but people who look at sessions shall see why a
-/// job stands still.
+/// Looks for what came for requests that were given up, and gives it back. Looks for driver calls that do not come back, and says so once. A call into the driver's library cannot be ended; but
+/// people who look at sessions shall see why a job stands still.
 fn look(watched: &Watched, was_late: bool) -> bool {
-    let Some((driver, counters)) = watched.get() else { return false };
+    let Some(Seen { driver, counters, link }) = watched.get() else { return false };
+    if let Some(link) = link.upgrade() {
+        link.settle();
+    }
     let (count, oldest) = driver.layer().overdue(DRIVER_DEADLINE);
     counters.set_overdue(count);
     if let (Some((call, age)), false) = (oldest, was_late) {

@@ -2,12 +2,16 @@
 //!
 //! Sends need no order among threads: a packet goes whole. Only whoever waits for an answer holds the receiving side, so a release never waits behind an
 //! acquire that waits for memory.
+//!
+//! A request that was given up may be granted all the same. What comes for it is given back by whoever receives next, or by [`Link::settle`] where nobody does.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::SessionError;
 use crate::error::ErrorKind;
@@ -25,13 +29,33 @@ pub(super) type Leased = (ChunkId, Bytes, OwnedFd);
 #[derive(Debug)]
 pub(super) struct Link {
     channel: FdChannel,
-    /// How long the socket waits for an answer now. Held while one is awaited.
-    receiving: Mutex<Duration>,
+    /// Held while an answer is awaited.
+    receiving: Mutex<Receiving>,
     next_request: AtomicU64,
     /// How long the daemon may be silent while it owes an answer.
     patience: Duration,
     /// It says that it works on a request, or has it wait, several times in that time. An older one is silent until it has the answer.
     says_working: bool,
+}
+
+/// The receiving side.
+#[derive(Debug)]
+struct Receiving {
+    /// How long the socket waits for an answer now.
+    patience: Duration,
+    /// Requests that were given up, and that the daemon may grant yet.
+    given_up: Vec<u64>,
+}
+
+impl Receiving {
+    fn new(patience: Duration) -> Mutex<Receiving> {
+        Mutex::new(Receiving { patience, given_up: Vec::new() })
+    }
+
+    /// The daemon has answered a request that was given up.
+    fn is_answered(&mut self, request: u64) {
+        self.given_up.retain(|given_up| *given_up != request);
+    }
 }
 
 impl Link {
@@ -40,7 +64,7 @@ impl Link {
         let channel = FdChannel::connect(socket, patience)?;
         let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1);
         let hello = v1::Hello { protocol: PROTOCOL, ticket: ticket.to_vec(), patience_ms };
-        let (receiving, next_request) = (Mutex::new(patience), AtomicU64::new(1));
+        let (receiving, next_request) = (Receiving::new(patience), AtomicU64::new(1));
         let mut link = Link { channel, receiving, next_request, patience, says_working: false };
         link.send(client_frame::What::Hello(hello))?;
         let (what, mut fds) = link.receive()?;
@@ -71,13 +95,19 @@ impl Link {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         let wait = if self.says_working { Duration::ZERO } else { Duration::from_millis(wanted.wait_ms) };
         let patience = self.patience + wait;
-        if *receiving != patience {
+        if receiving.patience != patience {
             self.channel.set_patience(patience)?;
-            *receiving = patience;
+            receiving.patience = patience;
         }
         let sent = self.send(client_frame::What::Acquire(v1::Acquire { request, want: Some(wanted.into()) }));
         let mut leased = Vec::new();
-        let outcome = sent.and_then(|()| self.receive_lease(request, &mut leased));
+        let outcome = sent.and_then(|()| self.receive_lease(request, &mut leased, &mut receiving));
+        let is_over = |error: &SessionError| {
+            matches!(error, SessionError::Refused { .. } | SessionError::Channel(ChannelError::Closed))
+        };
+        if outcome.as_ref().is_err_and(|error| !is_over(error)) {
+            receiving.given_up.push(request);
+        }
         if outcome.is_err() && !leased.is_empty() {
             // All or none: what came is ours, as the daemon sees it, and nobody here wants it any more.
             let ids = leased.iter().map(|(id, ..)| *id).collect();
@@ -92,7 +122,12 @@ impl Link {
         })
     }
 
-    fn receive_lease(&self, request: u64, leased: &mut Vec<Leased>) -> Result<(), SessionError> {
+    fn receive_lease(
+        &self,
+        request: u64,
+        leased: &mut Vec<Leased>,
+        receiving: &mut Receiving,
+    ) -> Result<(), SessionError> {
         loop {
             match self.receive() {
                 Ok((daemon_frame::What::Batch(batch), fds)) if batch.request == request => {
@@ -100,16 +135,14 @@ impl Link {
                         return Ok(());
                     }
                 }
-                // The answer to a request that this side has given up: nobody wants these any more.
                 Ok((daemon_frame::What::Batch(batch), fds)) => {
                     drop(fds);
-                    self.send(client_frame::What::Ack(v1::Ack { request: batch.request }))?;
-                    self.release(batch.chunks.iter().map(|chunk| ChunkId(chunk.chunk_id)).collect())?;
+                    self.turn_down(&batch, receiving)?;
                 }
                 Ok((daemon_frame::What::Refused(refused), _)) if refused.request == request || refused.request == 0 => {
                     return Err(refusal(&refused));
                 }
-                Ok((daemon_frame::What::Refused(_), _)) => {}
+                Ok((daemon_frame::What::Refused(refused), _)) => receiving.is_answered(refused.request),
                 // Somebody works on it: the patience begins anew. A driver that hangs is the daemon's to notice (`driver_deadline`).
                 Ok((daemon_frame::What::Working(working), _)) => {
                     let v1::Working { ready, wanted, .. } = working;
@@ -137,6 +170,49 @@ impl Link {
         Ok(batch.is_last)
     }
 
+    /// A batch came for a request that this side has given up: nobody wants it any more.
+    fn turn_down(&self, batch: &v1::Batch, receiving: &mut Receiving) -> Result<(), SessionError> {
+        if batch.is_last {
+            receiving.is_answered(batch.request);
+        }
+        self.send(client_frame::What::Ack(v1::Ack { request: batch.request }))?;
+        self.release(batch.chunks.iter().map(|chunk| ChunkId(chunk.chunk_id)).collect())
+    }
+
+    /// Gives back what has come for requests that were given up: until somebody asks for more nobody else would, and it would be leased to nobody. To be called now and then; waits for
+    /// nothing but the rest of what has begun to come.
+    pub(super) fn settle(&self) {
+        const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        // Whoever receives now does the same.
+        let Ok(mut receiving) = self.receiving.try_lock() else { return };
+        let mut has_come = false;
+        while !receiving.given_up.is_empty() {
+            match self.channel.receive_now::<v1::DaemonFrame>() {
+                Ok((frame, fds)) => {
+                    drop(fds);
+                    has_come = true;
+                    match frame.what {
+                        Some(daemon_frame::What::Batch(batch)) => match self.turn_down(&batch, &mut receiving) {
+                            Ok(()) => {}
+                            Err(_) => return,
+                        },
+                        Some(daemon_frame::What::Refused(refused)) => receiving.is_answered(refused.request),
+                        // That it is still worked on, say.
+                        _ => {}
+                    }
+                }
+                Err(ChannelError::WouldBlock) => {
+                    let mut fds = [PollFd::new(&self.channel, PollFlags::IN)];
+                    if !has_come || !poll(&mut fds, Some(&REST)).is_ok_and(|ready| ready > 0) {
+                        return;
+                    }
+                }
+                // The daemon is gone, and what it had granted with it; or it breaks the protocol, which the next acquire meets.
+                Err(_) => receiving.given_up.clear(),
+            }
+        }
+    }
+
     /// Gives chunks back, without waiting for an answer.
     pub(super) fn release(&self, chunks: Vec<ChunkId>) -> Result<(), SessionError> {
         for some in chunks.chunks(limits::RELEASE_CHUNKS_MAX) {
@@ -159,6 +235,42 @@ mod tests {
     use crate::ladder::Shape;
 
     #[test]
+    fn what_comes_for_a_request_that_was_given_up_goes_back_although_nobody_asks_again() {
+        let (here, there) = FdChannel::pair().unwrap();
+        here.set_patience(Duration::from_millis(20)).unwrap();
+        let (receiving, next_request) = (Receiving::new(Duration::from_millis(20)), AtomicU64::new(1));
+        let patience = Duration::from_millis(20);
+        let link = Link { channel: here, receiving, next_request, patience, says_working: true };
+        let daemon = |what| there.send(&v1::DaemonFrame { what: Some(what) }, &[]).unwrap();
+        let batch = |request, chunk_id, is_last| {
+            let chunks = vec![v1::ChunkInfo { chunk_id, len_bytes: 2 << 20 }];
+            daemon_frame::What::Batch(v1::Batch { request, chunks, is_last })
+        };
+        let heard = || there.receive_now::<v1::ClientFrame>().map(|(frame, _)| frame.what.unwrap());
+        let wanted = WantedChunks {
+            device: DeviceUuid([7; 16]),
+            len: Bytes::mib(4),
+            shape: Shape::Largest,
+            plan: None,
+            wait_ms: 0,
+        };
+        assert_eq!(link.acquire(wanted).unwrap_err(), SessionError::Channel(ChannelError::TimedOut));
+        assert!(matches!(heard(), Ok(client_frame::What::Acquire(acquire)) if acquire.request == 1));
+        link.settle();
+        assert_eq!(heard(), Err(ChannelError::WouldBlock));
+        for (chunk, is_last) in [(7, false), (8, true)] {
+            daemon(batch(1, chunk, is_last));
+            link.settle();
+            assert_eq!(heard(), Ok(client_frame::What::Ack(v1::Ack { request: 1 })));
+            assert!(matches!(heard(), Ok(client_frame::What::Release(release)) if release.chunk_ids == [chunk]));
+        }
+        // That was all of it.
+        daemon(batch(1, 9, true));
+        link.settle();
+        assert_eq!(heard(), Err(ChannelError::WouldBlock));
+    }
+
+    #[test]
     fn a_daemon_that_has_gone_is_said_so_on_whichever_way_it_is_noticed() {
         let wanted = WantedChunks {
             device: DeviceUuid([7; 16]),
@@ -168,7 +280,7 @@ mod tests {
             wait_ms: 0,
         };
         let link = |channel| {
-            let (receiving, next_request) = (Mutex::new(Duration::ZERO), AtomicU64::new(1));
+            let (receiving, next_request) = (Receiving::new(Duration::ZERO), AtomicU64::new(1));
             Link { channel, receiving, next_request, patience: Duration::from_secs(5), says_working: true }
         };
         let (here, there) = FdChannel::pair().unwrap();

@@ -38,7 +38,7 @@ use crate::units::Bytes;
 use crate::wire::convert::{Malformed, WantedChunks};
 use crate::wire::fd_channel::ChannelError;
 use crate::wire::stats_page::StatsPageError;
-use control::{Control, Watched};
+use control::{Control, Seen, Watched};
 use link::Link;
 
 /// How a session is opened.
@@ -225,7 +225,7 @@ pub struct Session {
     counters: Counters,
     /// Whether a runtime has the session's counters: they have one writer.
     counters_taken: AtomicBool,
-    link: Link,
+    link: Arc<Link>,
     control: Control,
 }
 
@@ -241,11 +241,11 @@ impl Session {
         let driver = driver_like(&opened.driver, &opened.devices, &config.library)?;
         let directory = config.socket.parent().map(PathBuf::from).unwrap_or_default();
         let (link, page) = Link::open(&directory.join(&opened.chunk_socket), opened.ticket, config.patience)?;
-        let counters = stats_page::map(&page)?;
+        let (link, counters) = (Arc::new(link), stats_page::map(&page)?);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let driver = Meter::around(driver, Arc::clone(&clock));
         // Nobody else sets it.
-        let _ = watched.set((Arc::clone(&driver), counters));
+        let _ = watched.set(Seen { driver: Arc::clone(&driver), counters, link: Arc::downgrade(&link) });
         Ok(Arc::new(Session {
             id: opened.session,
             devices: opened.devices,

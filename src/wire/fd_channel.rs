@@ -67,7 +67,9 @@ impl ChannelError {
             | ChannelError::DescriptorsLost
             | ChannelError::TooManyDescriptors(_)
             | ChannelError::Garbage(_) => ErrorKind::Invalid,
-            ChannelError::System(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => ErrorKind::Exhausted,
+            ChannelError::System(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::TOOMANYREFS) => {
+                ErrorKind::Exhausted
+            }
             ChannelError::System(_) => ErrorKind::Broken,
         }
     }
@@ -178,25 +180,35 @@ impl<S: AsFd> FdChannel<S> {
 
     /// Receives one message with its descriptors.
     pub fn receive<M: Message + Default>(&self) -> Result<(M, Vec<OwnedFd>), ChannelError> {
+        self.receive_message(self.blocks)
+    }
+
+    /// The same without waiting, whatever the socket does: [`ChannelError::WouldBlock`] where nothing is there.
+    pub fn receive_now<M: Message + Default>(&self) -> Result<(M, Vec<OwnedFd>), ChannelError> {
+        self.receive_message(false)
+    }
+
+    fn receive_message<M: Message + Default>(&self, waits: bool) -> Result<(M, Vec<OwnedFd>), ChannelError> {
         PACKET.with_borrow_mut(|bytes| {
             // One byte more than allowed shows a message that is too long.
             bytes.resize(limits::CHUNK_MESSAGE_LEN_MAX + 1, 0);
-            let (len, fds) = self.receive_bytes(bytes)?;
+            let (len, fds) = self.receive_bytes(bytes, waits)?;
             let message = M::decode(&bytes[..len]).map_err(|error| ChannelError::Garbage(error.to_string()))?;
             Ok((message, fds))
         })
     }
 
-    fn receive_bytes(&self, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), ChannelError> {
+    fn receive_bytes(&self, bytes: &mut [u8], waits: bool) -> Result<(usize, Vec<OwnedFd>), ChannelError> {
+        let flags = if waits { RecvFlags::CMSG_CLOEXEC } else { RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(limits::FDS_PER_MESSAGE_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let clock = SystemClock::new();
         let received = loop {
             let mut parts = [IoSliceMut::new(bytes)];
-            match rustix::net::recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            match rustix::net::recvmsg(&self.socket, &mut parts, &mut control, flags) {
                 Ok(received) => break received,
                 Err(Errno::INTR) => self.check_patience(&clock, Timeout::Recv)?,
-                Err(errno) => return Err(ChannelError::of(errno, self.blocks)),
+                Err(errno) => return Err(ChannelError::of(errno, waits)),
             }
         };
         let mut fds = Vec::new();

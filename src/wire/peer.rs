@@ -1,10 +1,10 @@
-//! Who is at the other end of a Unix socket: the process, not its number.
+//! Who is at the other end of a Unix socket: the process, not its number; and how much it has not read yet.
 //!
 //! A pid can be reused and user namespaces shift uids, so identity is the peer's pidfd (`SO_PEERPIDFD`, Linux 6.5): by its inode where the
 //! kernel gives each process one of its own (pidfs, Linux 6.9), else by pid and start time. Where the kernel has neither, only tickets and
 //! secrets tell peers apart, and the daemon says so when it starts.
 
-#![expect(unsafe_code, reason = "asks for SO_PEERPIDFD, which rustix does not know")]
+#![expect(unsafe_code, reason = "asks for SO_PEERPIDFD and SIOCOUTQ, which rustix does not know")]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -118,10 +118,43 @@ fn start_time(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
+/// What was sent on a Unix socket and not read by the other end, in bytes as the kernel counts them: with its own books, so more than was sent. Zero once all of it was read, or the other end
+/// is closed.
+pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY:
+    // * `socket` is open while it is borrowed;
+    // * the question (SIOCOUTQ, which has TIOCOUTQ's number) writes one int, and `bytes` is one of ours.
+    let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if answer != 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    Ok(u64::try_from(bytes).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::wire::fd_channel::FdChannel;
+    use crate::wire::v1::Ack;
+
+    #[test]
+    fn what_the_other_end_has_not_read_is_counted_until_it_does_or_goes() {
+        let (here, there) = FdChannel::pair().unwrap();
+        let unread = || unread_bytes(here.as_fd()).unwrap();
+        assert_eq!(unread(), 0);
+        for request in 1..=2 {
+            here.send(&Ack { request }, &[there.as_fd()]).unwrap();
+        }
+        let two = unread();
+        there.receive::<Ack>().unwrap();
+        assert!(0 < unread() && unread() < two);
+        there.receive::<Ack>().unwrap();
+        assert_eq!(unread(), 0);
+        here.send(&Ack { request: 3 }, &[]).unwrap();
+        drop(there);
+        assert_eq!(unread(), 0);
+    }
 
     #[test]
     fn both_ends_of_a_pair_are_this_process() {

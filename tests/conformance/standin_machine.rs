@@ -119,6 +119,33 @@ fn a_device_that_is_gone_does_not_keep_those_whose_memory_it_reaches_from_growin
 }
 
 #[test]
+fn access_that_fails_for_want_of_memory_is_an_error_and_takes_it_from_no_device() {
+    let peers = "peers = all\nfail = 1 set_access\nfail_code = 2";
+    let machine = Machine::new(GpuKind::Cuda, &conf(peers));
+    let driver = open(&machine, GpuKind::Cuda);
+    let error = mapped(&driver, FIRST, &[GRANULE]).unwrap_err();
+    assert!(matches!(error.cause, Cause::Library { code: 2, .. }), "{}", chain(&error));
+    assert_eq!(error.kind(), ErrorKind::Exhausted);
+    mapped(&driver, FIRST, &[GRANULE]).unwrap();
+}
+
+#[test]
+fn a_peer_that_is_gone_is_left_out_alone_and_is_not_asked_for_again() {
+    // Which of the calls that set access runs out of memory: where the error shows says what that call was for.
+    let shows = |nth: u32| {
+        let three = "devices = 67108864, 67108864, 67108864";
+        let machine = Machine::new(GpuKind::Cuda, &format!("{three}\nfail = {nth} set_access\nfail_code = 2"));
+        let driver = open(&machine, GpuKind::Cuda);
+        std::fs::write(says(&machine, "lost"), "1").unwrap();
+        let outcomes = [1, 2, 3].map(|_| mapped(&driver, FIRST, &[GRANULE]).map(drop));
+        outcomes.iter().position(Result::is_err)
+    };
+    // All three; the first alone; with the second, which is gone, and that is no error; with the third. From then on one call for the two.
+    assert_eq!([1, 2, 4, 5, 6].map(shows), [Some(0), Some(0), Some(0), Some(1), Some(2)]);
+    assert_eq!(shows(7), None);
+}
+
+#[test]
 fn of_devices_with_one_uuid_the_first_is_used_alone() {
     for kind in BOTH {
         let machine = Machine::new(kind, &conf("one_uuid = 1"));
@@ -521,5 +548,20 @@ fn chunks_are_as_large_as_the_coarsest_device_wants_and_never_below_2_mib() {
                 driver.write(base, &[1]).unwrap();
             }
         }
+    }
+}
+
+#[test]
+fn addresses_that_lie_wrong_and_cannot_be_given_back_do_not_keep_others_from_coming() {
+    for kind in BOTH {
+        let machine = Machine::new(kind, &conf("quirks = ignores_alignment\nfail = 1 unreserve"));
+        let driver = open(&machine, kind);
+        // What comes lies at any multiple of 2 MiB, so hardly ever at one of 1 TiB.
+        let alignment = Bytes::gib(1024);
+        let base = driver.reserve(FIRST, GRANULE, alignment).unwrap();
+        assert!(base.get().is_multiple_of(alignment.get()), "{base}");
+        assert_eq!(driver.counts(), (0, 0, 1), "what was lost is in no book");
+        driver.unreserve(span(base, GRANULE)).unwrap();
+        assert_eq!(driver.counts(), (0, 0, 0));
     }
 }

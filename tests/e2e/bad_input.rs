@@ -8,7 +8,7 @@ use stitchd::wire::fd_channel::FdChannel;
 use stitchd::wire::v1::{self, client_frame, daemon_frame};
 
 use crate::raw::{self, Grpc};
-use crate::support::{TestDaemon, eventually, needs_host};
+use crate::support::{PATIENCE, TestDaemon, eventually, needs_host, python};
 
 const MIB: u64 = 1 << 20;
 
@@ -353,4 +353,96 @@ fn descriptors_that_nobody_asked_for_are_closed() {
         grpc.close(&session).unwrap();
     }
     eventually("all are closed", || (daemon.status()["open_fds"].as_u64().unwrap() <= before).then_some(()));
+}
+
+/// Asks for memory, and waits until the first of it lies there to be read.
+fn acquire_unread(channel: &FdChannel, request: u64, want: v1::Want) {
+    raw::send(channel, client_frame::What::Acquire(v1::Acquire { request, want: Some(want) }));
+    let mut fds = [rustix::event::PollFd::new(channel, rustix::event::PollFlags::IN)];
+    let patience = rustix::event::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut fds, Some(&patience)), Ok(1), "nothing came");
+}
+
+fn expect_batch(channel: &FdChannel, request: u64, count: usize) {
+    match raw::receive(channel) {
+        (daemon_frame::What::Batch(batch), fds) => assert_eq!((batch.request, fds.len()), (request, count)),
+        (other, _) => panic!("not a batch: {other:?}"),
+    }
+}
+
+#[test]
+fn an_ack_for_what_was_not_read_ends_the_connection_and_the_others_lease() {
+    let daemon = TestDaemon::start(64);
+    let grpc = Grpc::connect(&daemon);
+    // Who reads before the daemon has looked has told no lie.
+    let is_caught = |times: usize| {
+        let count = || daemon.log().matches("an ack for a batch that was not read").count();
+        eventually("the daemon has looked", || (count() == times).then_some(()));
+    };
+    let (session, channel) = raw::link(&daemon, &grpc, "blind");
+    let (next, other) = raw::link(&daemon, &grpc, "another");
+    acquire_unread(&channel, 1, raw::want(&session, 4));
+    raw::send(&channel, client_frame::What::Ack(v1::Ack { request: 1 }));
+    assert_eq!(raw::acquire(&other, 1, raw::want(&next, 8)).unwrap().len(), 4);
+    is_caught(1);
+    expect_batch(&channel, 1, 2);
+    raw::expect_refusal(&channel, v1::ErrorKind::Invalid, "that was not read");
+    raw::expect_closed(&channel);
+    // The same where the lease was made over gRPC.
+    let lease = grpc.acquire(&next, raw::want(&next, 4)).unwrap();
+    let channel = raw::chunk_socket(&daemon);
+    raw::send(&channel, client_frame::What::Claim(v1::Claim { protocol: 1, ticket: lease.ticket }));
+    let mut fds = [rustix::event::PollFd::new(&channel, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut fds, None).unwrap();
+    raw::send(&channel, client_frame::What::Ack(v1::Ack { request: 0 }));
+    is_caught(2);
+    expect_batch(&channel, 0, 2);
+    raw::expect_refusal(&channel, v1::ErrorKind::Invalid, "that was not read");
+    raw::expect_closed(&channel);
+}
+
+#[test]
+fn an_answer_that_waits_behind_a_batch_makes_no_liar_of_who_has_read_it() {
+    let daemon = TestDaemon::start(64);
+    let grpc = Grpc::connect(&daemon);
+    let (session, channel) = raw::link(&daemon, &grpc, "busy");
+    acquire_unread(&channel, 1, raw::want(&session, 4));
+    // Of another thread, say; the answer lies behind the batch, and nobody reads it before the next acquire.
+    raw::send(&channel, client_frame::What::Release(v1::Release { request: 2, chunk_ids: vec![77] }));
+    raw::send(&channel, client_frame::What::Ack(v1::Ack { request: 1 }));
+    raw::send(&channel, client_frame::What::Acquire(v1::Acquire { request: 3, want: Some(raw::want(&session, 2)) }));
+    daemon.wait_for_device("leased_bytes", 6 * MIB);
+    expect_batch(&channel, 1, 2);
+    raw::expect_refusal(&channel, v1::ErrorKind::Invalid, "chunk 77");
+    expect_batch(&channel, 3, 1);
+    raw::send(&channel, client_frame::What::Ack(v1::Ack { request: 3 }));
+    assert_eq!(raw::acquire(&channel, 4, raw::want(&session, 2)).unwrap().len(), 1);
+}
+
+#[test]
+fn who_leaves_descriptors_unread_is_sent_no_more_and_another_process_is() {
+    let daemon = TestDaemon::with_open_files(512, None, &["--device=0=2GiB"]);
+    let grpc = Grpc::connect(&daemon);
+    // Two links that end with 150 descriptors unread each: the bound is a full message, 253.
+    let ended: Vec<_> = (0..2)
+        .map(|_| {
+            let (session, channel) = raw::link(&daemon, &grpc, "does not read");
+            acquire_unread(&channel, 1, raw::want(&session, 300));
+            grpc.close(&session).unwrap();
+            daemon.wait_for_device("leased_bytes", 0);
+            channel
+        })
+        .collect();
+    let (session, channel) = raw::link(&daemon, &grpc, "the same process");
+    let refused = raw::acquire(&channel, 1, raw::want(&session, 2)).unwrap_err();
+    let whose = format!("process {} has 300 of them", std::process::id());
+    assert!(refused.message.contains(&whose), "{}", refused.message);
+    if let Some(child) = python(&daemon, "say(malloc(8 * MIB) > 0)") {
+        let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+        assert_eq!(said, "True\n");
+    }
+    for channel in &ended {
+        expect_batch(channel, 1, 150);
+    }
+    eventually("what was read counts no more", || raw::acquire(&channel, 2, raw::want(&session, 2)).ok());
 }

@@ -14,6 +14,7 @@ mod crash;
 mod demo;
 mod gpu;
 mod gpu_script;
+mod hoarders;
 mod isolation;
 mod lease;
 mod memcheck;

@@ -15,7 +15,7 @@ fn trace(name: &str) -> PathBuf {
 }
 
 /// A job of two iterations, 24 MiB at most.
-fn small_trace(dir: &Path) -> PathBuf {
+pub(crate) fn small_trace(dir: &Path) -> PathBuf {
     let mut text = String::from("tick,event,id,bytes,stream,iteration,phase\n");
     let mut tick = 0;
     let mut row = |line: String| {

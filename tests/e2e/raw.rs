@@ -78,6 +78,18 @@ impl Grpc {
         self.call(async |channel| LeasesClient::new(channel).release(request).await)
     }
 
+    /// What the session is told from now on.
+    pub(crate) fn watch(&self, session: &v1::OpenReply) -> tonic::Streaming<v1::Notice> {
+        let request = v1::WatchRequest { session_id: session.session_id, secret: session.secret.clone() };
+        self.call(async |channel| SessionsClient::new(channel).watch(request).await).unwrap()
+    }
+
+    /// The next of it, or that there is no more.
+    pub(crate) fn hear(&self, notices: &mut tonic::Streaming<v1::Notice>) -> Option<v1::notice::What> {
+        let next = async { tokio::time::timeout(PATIENCE, notices.message()).await };
+        self.runtime.block_on(next).expect("nothing is heard").unwrap().and_then(|notice| notice.what)
+    }
+
     pub(crate) fn status(&self) -> v1::StatusReply {
         self.call(async |channel| AdminClient::new(channel).status(v1::StatusRequest {}).await).unwrap()
     }

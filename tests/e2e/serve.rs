@@ -1,7 +1,11 @@
 //! The daemon as a service: one at a time, started and ended cleanly, configured clearly.
 
+use std::collections::BTreeSet;
 use std::process::Stdio;
 
+use rustix::process::{Pid, Resource, Rlimit};
+
+use crate::raw::Grpc;
 use crate::support::{TestDaemon, needs_host, run, stderr, stitchd};
 
 #[test]
@@ -196,4 +200,32 @@ fn what_is_printed_as_configuration_can_be_extended_and_moved() {
     let moved = run(&["serve", "--config", file.to_str().unwrap(), "--runtime-dir", "/tmp/moved", "--print-config"]);
     let text = String::from_utf8_lossy(&moved.stdout).into_owned();
     assert!(moved.status.success() && !text.contains("/run/stitchd") && text.contains("ordinal = 0"), "{text}");
+}
+
+#[test]
+fn who_comes_where_the_daemon_has_no_descriptor_left_is_told_and_may_come_again() {
+    let daemon = TestDaemon::start(64);
+    let pid = Pid::from_raw(daemon.pid() as i32);
+    let grpc = Grpc::connect(&daemon);
+    // The connection is there, and its process known, before anything runs short.
+    assert!(grpc.status().sessions.is_empty());
+    let open_files = || -> BTreeSet<u64> {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
+        fds.filter_map(|fd| fd.unwrap().file_name().to_str()?.parse().ok()).collect()
+    };
+    // None is left; then one, and so on: whichever of a session's descriptors cannot be had.
+    let mut left = 0;
+    let session = loop {
+        let taken = open_files();
+        let current = (0..).filter(|fd| !taken.contains(fd)).nth(left);
+        rustix::process::prlimit(pid, Resource::Nofile, Rlimit { current, maximum: Some(4096) }).unwrap();
+        match grpc.open("one more", 1) {
+            Ok(session) => break session,
+            Err(refused) => assert!(refused.message().contains("LimitNOFILE"), "{left} left: {}", refused.message()),
+        }
+        assert!(grpc.status().sessions.is_empty());
+        left += 1;
+    };
+    assert!(left >= 2, "its page and its process were too many with {left} left");
+    grpc.close(&session).unwrap();
 }

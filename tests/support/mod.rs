@@ -280,9 +280,13 @@ impl TestDaemon {
         Session::connect(&config).unwrap()
     }
 
+    pub(crate) fn http_address(&self) -> &str {
+        self.http.as_ref().expect("the daemon was started with --http")
+    }
+
     /// A page over HTTP: its status line and its body.
     pub(crate) fn http(&self, path: &str) -> (String, String) {
-        let address = self.http.as_ref().expect("the daemon was started with --http");
+        let address = self.http_address();
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
         let mut text = String::new();

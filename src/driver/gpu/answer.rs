@@ -19,6 +19,7 @@ pub(super) fn meaning(code: Code) -> &'static str {
         code::ECC_UNCORRECTABLE => "uncorrectable memory error",
         code::OPERATING_SYSTEM => "a system call failed",
         code::INVALID_HANDLE => "invalid handle",
+        code::PEER_UNREACHABLE => "another device does not reach the memory",
         code::NOT_READY => "not ready",
         code::ILLEGAL_ADDRESS => "a kernel used an illegal address",
         code::LAUNCH_FAILED => "a kernel failed",
@@ -83,6 +84,17 @@ pub(super) fn loss(code: Code, begins_with_device: bool) -> Loss {
     }
 }
 
+/// Whether the answer to a call that names a device and others which reach its memory may be about one of the others: that it is gone, or does not reach it.
+pub(super) fn may_be_of_a_peer(code: Code) -> bool {
+    is_surely_of_a_peer(code) || loss(code, false) != Loss::No
+}
+
+/// Whether it is, where the same call without that other device was carried out.
+pub(super) fn is_surely_of_a_peer(code: Code) -> bool {
+    let is_loss = [true, false].into_iter().any(|begins| matches!(loss(code, begins), Loss::Sure(_)));
+    is_loss || matches!(code, code::PEER_UNREACHABLE | code::NOT_SUPPORTED)
+}
+
 /// A device that is asked who it is, and answers this, is lost: nothing that others may have taken for themselves was asked for.
 pub(super) fn is_lost_at_open(code: Code) -> bool {
     matches!(code, code::DEVICE_UNAVAILABLE | code::NO_DEVICE | code::INVALID_DEVICE | code::ECC_UNCORRECTABLE)
@@ -138,5 +150,17 @@ mod tests {
         for code in [code::OUT_OF_MEMORY, code::INVALID_VALUE, code::NOT_INITIALIZED, code::NOT_SUPPORTED, 12_345] {
             assert_eq!((loss(code, true), loss(code, false)), (Loss::No, Loss::No), "{code}");
         }
+    }
+
+    #[test]
+    fn want_of_memory_is_never_a_peer_that_is_gone() {
+        for code in [code::OUT_OF_MEMORY, code::INVALID_VALUE, code::NOT_INITIALIZED, code::NOT_PERMITTED] {
+            assert!(!may_be_of_a_peer(code), "{code}");
+        }
+        for code in [code::DEVICE_UNAVAILABLE, code::NO_DEVICE, code::INVALID_DEVICE, code::PEER_UNREACHABLE] {
+            assert!(may_be_of_a_peer(code) && is_surely_of_a_peer(code), "{code}");
+        }
+        // It may have failed for another reason, and the next time it may not.
+        assert!(may_be_of_a_peer(code::UNKNOWN) && !is_surely_of_a_peer(code::UNKNOWN));
     }
 }

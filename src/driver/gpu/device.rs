@@ -1,5 +1,6 @@
 //! A device as the library knows it: who it is, and what it can do.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,9 +19,9 @@ pub(super) struct Gpu {
     fabric: AtomicBool,
     pub(super) mps: bool,
     /// Who may use its memory: itself, and the devices that reach it.
-    pub(super) reachable_from: Vec<i32>,
-    /// It was said that access could be set for the device alone.
-    told_without_peers: AtomicBool,
+    reachable_from: Vec<i32>,
+    /// Those of them that are gone since.
+    gone: Mutex<BTreeSet<i32>>,
     turn: Mutex<()>,
 }
 
@@ -52,9 +53,16 @@ impl Gpu {
         may_be && self.fabric.swap(false, Ordering::Relaxed)
     }
 
-    /// Access could be set for the device alone: whether that is news.
-    pub(super) fn is_first_without_peers(&self) -> bool {
-        !self.told_without_peers.swap(true, Ordering::Relaxed)
+    /// The other devices that reach its memory.
+    pub(super) fn peers(&self) -> Vec<i32> {
+        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_there = |peer: &i32| *peer != self.native && !gone.contains(peer);
+        self.reachable_from.iter().copied().filter(is_there).collect()
+    }
+
+    /// One of them is gone: whether that is news.
+    pub(super) fn forget_peer(&self, peer: i32) -> bool {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner).insert(peer)
     }
 
     /// The device, or nothing where it cannot do what the driver needs.
@@ -106,7 +114,7 @@ impl Gpu {
             fabric: AtomicBool::new(also_has(vendor.fabric_attribute)),
             mps: also_has(vendor.mps_attribute),
             reachable_from: natives.iter().copied().filter(reaches).collect(),
-            told_without_peers: AtomicBool::new(false),
+            gone: Mutex::default(),
             turn: Mutex::new(()),
         }))
     }

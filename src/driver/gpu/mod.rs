@@ -62,7 +62,7 @@ use super::{
 use crate::ids::{DeviceId, DeviceUuid, StreamId};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
 pub(super) use answer::kind_of;
-use answer::{Loss, loss, meaning, too_many_files};
+use answer::{Loss, is_surely_of_a_peer, loss, may_be_of_a_peer, meaning, too_many_files};
 use device::Gpu;
 use nvml::Nvml;
 pub use open::OpenError;
@@ -346,24 +346,47 @@ impl GpuDriver {
             Access::ReadWrite => table::ACCESS_READ_WRITE,
         };
         let gpu = self.gpu(device)?;
-        let who = |ids: &[i32]| -> Vec<_> {
+        let function = self.vendor.names.set_access;
+        let refused = |code| self.answered(device, function)(code);
+        let set = |state: &mut State, ids: &[i32]| {
             let location = |id: &i32| Location { kind: table::LOCATION_DEVICE, id: *id };
-            ids.iter().map(|id| AccessDescription { location: location(id), flags }).collect()
+            let who: Vec<_> = ids.iter().map(|id| AccessDescription { location: location(id), flags }).collect();
+            self.set_access_of(state, device, span, access, &who)
         };
-        let all = self.set_access_of(state, device, span, access, &who(&gpu.reachable_from));
-        if all.is_ok() || gpu.reachable_from.len() <= 1 {
-            return all;
+        // One call for all that reach the memory, as long as each of them is there.
+        let peers = gpu.peers();
+        let mut reached = [&[gpu.native][..], &peers].concat();
+        match set(state, &reached)? {
+            Ok(()) => return Ok(()),
+            Err(code) if peers.is_empty() || !may_be_of_a_peer(code) => return Err(refused(code)),
+            Err(_) => {}
         }
-        // One call names every device that reaches the memory, and one of those that is gone must not stop the others: the device itself always has access.
-        let alone = self.set_access_of(state, device, span, access, &who(&[gpu.native]));
-        if let (Ok(()), Err(error)) = (&alone, &all)
-            && gpu.is_first_without_peers()
-        {
-            tracing::warn!(%device, %error, "access cannot be set for the devices that reach this one, of which one may be gone; it is set for the device alone");
+        // One of them may be gone, and must not stop the others. If it is the device itself, this says so.
+        reached.truncate(1);
+        set(state, &reached)?.map_err(refused)?;
+        for peer in peers {
+            reached.push(peer);
+            let Err(code) = set(state, &reached)? else { continue };
+            reached.pop();
+            if !may_be_of_a_peer(code) {
+                return Err(refused(code));
+            }
+            if self.is_peer_gone(peer, code) && gpu.forget_peer(peer) {
+                let reason = meaning(code);
+                tracing::warn!(%device, peer, code, reason, "a device that reached this one's memory is gone, or reaches it no longer: it gets no access to it from now on");
+            }
         }
-        alone
+        Ok(())
     }
 
+    /// Whether an answer about this peer is for good: it says so, or the management library does.
+    fn is_peer_gone(&self, native: i32, code: Code) -> bool {
+        let peer = self.devices.iter().find(|(_, gpu)| gpu.native == native);
+        let is_lost = |nvml: &Nvml| peer.is_some_and(|(id, _)| nvml.loss(*id).is_some());
+        is_surely_of_a_peer(code) || self.nvml.as_ref().is_some_and(is_lost)
+    }
+
+    /// What the library says to setting the access of these. An error is one of the device, or of its context.
     fn set_access_of(
         &self,
         state: &mut State,
@@ -371,27 +394,27 @@ impl GpuDriver {
         span: AddressSpan,
         access: Access,
         who: &[AccessDescription],
-    ) -> Result<(), Cause> {
+    ) -> Result<Called<()>, Cause> {
         let mut set = |span: AddressSpan| {
-            let call = |table: &Table| table.set_access(span.start().get(), len_of(span), who);
+            let call = |table: &Table| Ok(table.set_access(span.start().get(), len_of(span), who));
             self.on(state, device, self.vendor.names.set_access, call)
         };
-        let first = set(span);
+        let first = set(span)?;
         if first.is_ok() || self.vendor.takes_runs {
-            return first;
+            return Ok(first);
         }
         // HIP's fails for some ranges in some runs, and not the second time (ROCm issues 2516, 2667).
-        let second = set(span);
+        let second = set(span)?;
         if second.is_ok() {
-            return second;
+            return Ok(second);
         }
         // In others it adds up sizes from the first mapping of the reservation, so that where these differ only a span that begins there has a sum that fits.
         match state.span_from_first(span, access) {
             Some(from_first) => {
-                let call = |table: &Table| table.set_access(from_first.start().get(), len_of(from_first), who);
+                let call = |table: &Table| Ok(table.set_access(from_first.start().get(), len_of(from_first), who));
                 self.on(state, device, self.vendor.names.set_access, call)
             }
-            None => second,
+            None => Ok(second),
         }
     }
 

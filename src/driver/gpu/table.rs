@@ -123,6 +123,8 @@ pub mod code {
     pub const INVALID_DEVICE: Code = 101;
     /// Something is mapped there.
     pub const ALREADY_MAPPED: Code = 208;
+    /// Another device does not reach this one's memory.
+    pub const PEER_UNREACHABLE: Code = 217;
     /// An uncorrectable memory error.
     pub const ECC_UNCORRECTABLE: Code = 214;
     /// A system call failed.

@@ -1,5 +1,7 @@
 //! What `machine.conf` says: the table in the crate's header.
 
+use crate::code;
+
 /// Known misbehaviours of real libraries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Quirk {
@@ -108,6 +110,7 @@ pub(crate) struct Conf {
     pub(crate) version: i32,
     pub(crate) latency_us: u64,
     pub(crate) fail: Fail,
+    pub(crate) fail_code: i32,
     pub(crate) hang_after: u64,
     pub(crate) context_bytes: u64,
     pub(crate) mappings: usize,
@@ -133,6 +136,7 @@ impl Conf {
             version,
             latency_us: 0,
             fail: Fail::default(),
+            fail_code: code::UNKNOWN,
             hang_after: 0,
             context_bytes: 0,
             mappings: 30_000,
@@ -175,6 +179,7 @@ impl Conf {
             "version" => self.version = number() as i32,
             "latency_us" => self.latency_us = number(),
             "fail" => self.fail = Fail::of(value),
+            "fail_code" => self.fail_code = number() as i32,
             "hang_after" => self.hang_after = number(),
             "context_bytes" => self.context_bytes = number(),
             "mappings" => self.mappings = number() as usize,

@@ -16,6 +16,7 @@
 //! | `version` | what the library says its version is | the vendor's newest |
 //! | `latency_us` | how long each memory call takes | 0 |
 //! | `fail` | `n`: the n-th memory call of a process fails with code 999; `n import`: its n-th import; `n import 1234`: that of the process 1234, and no other's | none |
+//! | `fail_code` | the code with which that call fails | 999 |
 //! | `hang_after` | the n-th memory call of a process does not return until the machine has a file `resume` | none |
 //! | `context_bytes` | device memory that a process's context takes | 0 |
 //! | `mappings` | mappings that one process may have; then memory is said to have run out. Each is an entry of a table here and no mapping of the CPU's, so it may be as large as a test likes | 30000 |

@@ -233,7 +233,7 @@ impl Process {
         if let Some(device) = device {
             self.check(device)?;
         }
-        if is_to_fail { Err(code::UNKNOWN) } else { self.lock() }
+        if is_to_fail { Err(self.machine.conf.fail_code) } else { self.lock() }
     }
 
     /// The same for calls that need a context.

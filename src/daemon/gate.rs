@@ -1,0 +1,191 @@
+//! The gate before the gRPC service of plans, the only one whose messages are large. Without it whoever may connect could have the daemon hold as much memory as they like: messages of which the end
+//! never comes, or replies that nobody reads.
+//!
+//! A `Put` goes in one at a time for each process, a few at a time for the node, and has so long to arrive: who stops half way gives the place back. A `Get` goes one at a time for each process, until its
+//! reply was read; nobody else waits for that. Every other call has small messages and passes.
+//!
+//! Not for: what the calls mean.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http_body::Frame;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{Bytes, Service, http};
+use tonic::server::NamedService;
+
+use super::connections::Connections;
+use super::listener::PeerInfo;
+use crate::error::ErrorKind;
+use crate::limits;
+use crate::wire::status::status;
+
+/// How long a plan may take to arrive, from the first byte that is read of it: as long as a client waits for its answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Body>, std::convert::Infallible>> + Send>>;
+
+/// A service of plans behind the gate: once for large messages, once for small ones.
+#[derive(Clone, Debug)]
+pub(super) struct Gate<S> {
+    large: S,
+    small: S,
+    connections: Arc<Connections>,
+    places: Arc<Semaphore>,
+}
+
+impl<S> Gate<S> {
+    /// `large` takes messages of any length that a plan may have, `small` only those of the other calls.
+    pub(super) fn new(large: S, small: S, connections: Arc<Connections>) -> Gate<S> {
+        Gate { large, small, connections, places: Arc::new(Semaphore::new(limits::PLANS_AT_ONCE_MAX)) }
+    }
+}
+
+impl<S: NamedService> NamedService for Gate<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<http::Request<Body>> for Gate<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = std::convert::Infallible>
+        + Clone
+        + Send
+        + 'static,
+    S::Future: Send,
+{
+    type Response = http::Response<Body>;
+    type Error = std::convert::Infallible;
+    type Future = Answer;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        // Generated services are always ready.
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Answer {
+        let call = request.uri().path().rsplit('/').next().unwrap_or_default();
+        let (is_put, is_get) = (call == "Put", call == "Get");
+        let Gate { mut large, mut small, connections, places } = self.clone();
+        if !is_put && !is_get {
+            return Box::pin(small.call(request));
+        }
+        Box::pin(async move {
+            let turn = match request.extensions().get::<PeerInfo>() {
+                Some(peer) => connections.turn(peer.0.identity),
+                None => None,
+            };
+            let Some(turn) = turn else {
+                return Ok(status(ErrorKind::Broken, "the connection has no peer").into_http());
+            };
+            let turn = turn.acquire_owned().await.expect("nobody closes the turns");
+            if is_put {
+                let _place = places.acquire().await.expect("nobody closes the places");
+                let request =
+                    request.map(|body| Body::new(InTime { body, until: Box::pin(tokio::time::sleep(PATIENCE)) }));
+                return large.call(request).await;
+            }
+            let reply = small.call(request).await?;
+            Ok(reply.map(|body| Body::new(UntilRead { body, rest: Bytes::new(), _turn: turn })))
+        })
+    }
+}
+
+/// A message that is an error when it has not arrived in time.
+struct InTime {
+    body: Body,
+    until: Pin<Box<Sleep>>,
+}
+
+impl http_body::Body for InTime {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            return Poll::Ready(frame);
+        }
+        ready!(self.until.as_mut().poll(cx));
+        let text = format!("the plan has not arrived within {PATIENCE:?}");
+        Poll::Ready(Some(Err(status(ErrorKind::Unavailable, text))))
+    }
+}
+
+/// A reply in pieces: the next is taken when there is room for it, so this lives, and has its turn, until the last was sent. In one piece it would be gone with the first byte, and wait elsewhere.
+struct UntilRead {
+    body: Body,
+    rest: Bytes,
+    _turn: OwnedSemaphorePermit,
+}
+
+impl http_body::Body for UntilRead {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        const PIECE: usize = 16 << 10;
+        while self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+                },
+                end => return Poll::Ready(end),
+            }
+        }
+        let len = self.rest.len().min(PIECE);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(len)))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use http_body::Body as _;
+
+    use super::*;
+
+    /// A message in one frame, and what ends it.
+    struct Reply(Vec<Frame<Bytes>>);
+
+    impl http_body::Body for Reply {
+        type Data = Bytes;
+        type Error = Status;
+
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+            Poll::Ready(self.0.pop().map(Ok))
+        }
+    }
+
+    #[test]
+    fn a_reply_keeps_its_turn_until_its_last_piece_was_taken_and_arrives_whole() {
+        let turn = Arc::new(Semaphore::new(1));
+        let sent: Vec<u8> = (0..40_000_u32).map(|n| n as u8).collect();
+        let mut trailers = http::HeaderMap::new();
+        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+        let frames = vec![Frame::trailers(trailers.clone()), Frame::data(Bytes::from(sent.clone()))];
+        let body = Body::new(Reply(frames));
+        let permit = Arc::clone(&turn).try_acquire_owned().unwrap();
+        let mut reply = UntilRead { body, rest: Bytes::new(), _turn: permit };
+        let mut next = || match Pin::new(&mut reply).poll_frame(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(frame) => frame.map(Result::unwrap),
+            Poll::Pending => panic!("all of it is there"),
+        };
+        let mut received = Vec::new();
+        for piece_number in 1..=3 {
+            let piece = next().unwrap().into_data().unwrap();
+            received.extend_from_slice(&piece);
+            assert_eq!(received.len() == sent.len(), piece_number == 3, "a piece at a time");
+        }
+        assert_eq!(received, sent);
+        assert_eq!(next().unwrap().into_trailers().unwrap(), trailers);
+        assert!(next().is_none() && turn.available_permits() == 0);
+        drop(reply);
+        assert_eq!(turn.available_permits(), 1);
+    }
+}
