@@ -388,7 +388,7 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(Bytes::new(expected)), "{text}");
         }
-        for text in ["", "GiB", "-1", "1XiB", "1e30", "99999999999TiB", "1 2", "NaN"] {
+        for text in ["0.5", "1.5B", "", "GiB", "-1", "1XiB", "1e30", "99999999999TiB", "1 2", "NaN"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
     }

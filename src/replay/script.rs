@@ -70,8 +70,6 @@ pub struct Script {
     pub has_completions: bool,
     /// Most bytes live at one time.
     pub peak_live: Bytes,
-    /// Events of other devices that were left out.
-    pub left_out: u64,
 }
 
 /// Slots that are free, and those of live ids.
@@ -114,7 +112,6 @@ impl Script {
         script.has_completions = trace.events.iter().any(completes);
         for (at, event) in trace.events.iter().enumerate() {
             if event.device != device {
-                script.left_out += 1;
                 continue;
             }
             if event.kind.has_id() && iteration.is_none_or(|last| event.iteration > last) {
@@ -193,10 +190,10 @@ mod tests {
         4,free,2,,0,1,1\n5,alloc,4,40,0,1,1\n6,free_completed,2,,0,1,1\n7,alloc,5,10,0,1,1\n8,free,3,,0,2,0\n";
 
     #[test]
-    fn the_events_of_one_device_are_run_and_the_others_are_counted() {
+    fn the_events_of_one_device_are_run_and_no_others() {
         let first = steps(TWO_DEVICES, 0);
         assert_eq!(letters(&first), [('i', 0), ('a', 0), ('f', 0), ('i', 1), ('a', 0), ('i', 2), ('f', 0)]);
-        assert_eq!((first.slots, first.requests, first.iterations, first.left_out), (1, 2, 3, 5));
+        assert_eq!((first.slots, first.requests, first.iterations), (1, 2, 3));
         assert_eq!(first.peak_live, Bytes::new(100));
         assert!(!first.has_completions, "another device's are none of its business");
     }
@@ -207,7 +204,7 @@ mod tests {
         let expected = [('i', 0), ('a', 0), ('i', 1), ('f', 0), ('a', 1), ('c', 0), ('a', 0)];
         assert_eq!(letters(&second), expected);
         assert!(second.has_completions);
-        assert_eq!((second.slots, second.peak_live, second.left_out), (2, Bytes::new(50), 4));
+        assert_eq!((second.slots, second.peak_live), (2, Bytes::new(50)));
     }
 
     #[test]
