@@ -57,7 +57,7 @@ type FreeKey = (u64, u64, u64);
 /// One of the two pools.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pool {
-    /// Free blocks with memory behind them, by stream. A search is in one stream, and most jobs have one: short keys in sets of their own are half of its time.
+    /// Free blocks with memory behind them, by stream: a search is in one, and the key is shorter by it.
     free: BTreeMap<u64, BTreeMap<FreeKey, BlockId>>,
     /// Stretches of expandable segments without, by stream and address.
     pub(super) unmapped: BTreeSet<(u64, u64, BlockId)>,

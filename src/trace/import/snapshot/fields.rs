@@ -28,6 +28,8 @@ pub(super) struct Fields {
     pub(super) settings: Option<AllocatorSettings>,
     /// The first kind of entry that nobody knew, and how many of such there are.
     pub(super) unknown: Option<(String, u64)>,
+    /// The first annotation that is no step of a profiler, and how many such begin.
+    pub(super) labels: Option<(String, u64)>,
 }
 
 /// A segment as it was at the end.
@@ -353,13 +355,17 @@ impl<'p> Reader<'p, '_> {
             let place = Place::Annotation(index);
             let [name, stage, time] = self.keys(place, *annotation, ["name", "stage", "time_us"])?;
             let text = |value: Option<Value>| value.and_then(|value| self.pickle.text(value)).unwrap_or_default();
-            let (name, stage) = (text(name), text(stage));
-            if stage == b"START"
-                && let Some(step) = name.strip_prefix(b"ProfilerStep#").and_then(decimal)
-            {
+            if text(stage) != b"START" {
+                continue;
+            }
+            if let Some(step) = text(name).strip_prefix(b"ProfilerStep#").and_then(decimal) {
                 let time = self.signed(place, "time_us", needed(place, "time_us", time)?)?;
                 let begin = steps.entry(step).or_insert(time);
                 *begin = time.min(*begin);
+            } else if let Some(name) = name {
+                let labels = self.fields.labels.take();
+                let (label, count) = labels.unwrap_or_else(|| (self.shown(name), 0));
+                self.fields.labels = Some((label, count + 1));
             }
         }
         self.fields.steps = steps.into_values().collect();

@@ -91,6 +91,10 @@ fn left_out(notes: &mut Vec<String>, fields: &Fields, findings: &Findings) {
         let entries = counted(findings.padding, "entry");
         notes.push(format!("{entries} left out that PyTorch makes for itself around allocations at wished addresses."));
     }
+    if let Some((name, count)) = &fields.labels {
+        let annotations = counted(*count, "annotation");
+        notes.push(format!("{annotations} left out that no step of a profiler begins with, such as {name}."));
+    }
     if let Some((name, count)) = &fields.unknown {
         let entries = counted(*count, "entry");
         notes.push(format!("{entries} left out of kinds that are not known, such as {name}."));

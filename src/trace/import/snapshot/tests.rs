@@ -287,6 +287,8 @@ fn steps_of_the_profiler_are_iterations() {
     ];
     let segments = vec![segment(0, BASE, 0, 0, &[(1, 10, LIVE); 6])];
     let imported = import(&snapshot(segments, vec![entries], annotations));
+    notes_begin(&imported, &["1 annotation left out that no step of a profiler begins with, such as "]);
+    assert!(imported.notes[0].contains("Optimizer.step#AdamW.step"), "{:?}", imported.notes);
     let seen: Vec<_> = imported
         .trace
         .events
