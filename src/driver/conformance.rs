@@ -4,6 +4,7 @@
 //! Every check leaves the device as it found it, and [`run`] holds it to that.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use super::{Access, Capabilities, Cause, Driver, DriverError, Handle};
 use crate::error::{ErrorKind, chain};
@@ -92,15 +93,28 @@ fn run_one(subject: &Subject<'_>, check: Check) -> Outcome {
         Ok(measured) => measured,
         Err(error) => return Outcome::Failed(chain(&error)),
     };
-    match check(subject, capabilities) {
-        Err(reason) => Outcome::Failed(reason),
-        Ok(verdict) => match measured() {
-            Ok((_, after)) if after == free => verdict.map_or(Outcome::Passed, Outcome::Skipped),
-            Ok((_, after)) => Outcome::Failed(format!("{free} were free before the check and {after} are after it")),
-            Err(error) => Outcome::Failed(chain(&error)),
-        },
+    let verdict = match check(subject, capabilities) {
+        Err(reason) => return Outcome::Failed(reason),
+        Ok(verdict) => verdict,
+    };
+    let mut waited = Duration::ZERO;
+    loop {
+        match measured() {
+            Ok((_, after)) if after == free => return verdict.map_or(Outcome::Passed, Outcome::Skipped),
+            Ok((_, after)) if waited >= PATIENCE => {
+                return Outcome::Failed(format!("{free} were free before the check and {after} are after it"));
+            }
+            Ok(_) => {}
+            Err(error) => return Outcome::Failed(chain(&error)),
+        }
+        std::thread::sleep(STEP);
+        waited += STEP;
     }
 }
+
+/// How long bytes may take to return: a child that another thread has just begun has every descriptor, and with it the bytes, until it runs its own program.
+const PATIENCE: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(10);
 
 fn ok<T>(what: &str, answer: Result<T, DriverError>) -> Result<T, String> {
     answer.map_err(|error| format!("{what}: {}", chain(&error)))
