@@ -234,27 +234,28 @@ mod tests {
     use crate::ids::DeviceUuid;
     use crate::ladder::Shape;
 
+    /// One whose socket has waited for nothing yet.
+    fn link(channel: FdChannel, patience: Duration) -> Link {
+        let (receiving, next_request) = (Receiving::new(Duration::ZERO), AtomicU64::new(1));
+        Link { channel, receiving, next_request, patience, says_working: true }
+    }
+
+    fn wanted(mib: u64) -> WantedChunks {
+        let (device, len) = (DeviceUuid([7; 16]), Bytes::mib(mib));
+        WantedChunks { device, len, shape: Shape::Largest, plan: None, wait_ms: 0 }
+    }
+
     #[test]
     fn what_comes_for_a_request_that_was_given_up_goes_back_although_nobody_asks_again() {
         let (here, there) = FdChannel::pair().unwrap();
-        here.set_patience(Duration::from_millis(20)).unwrap();
-        let (receiving, next_request) = (Receiving::new(Duration::from_millis(20)), AtomicU64::new(1));
-        let patience = Duration::from_millis(20);
-        let link = Link { channel: here, receiving, next_request, patience, says_working: true };
+        let link = link(here, Duration::from_millis(20));
         let daemon = |what| there.send(&v1::DaemonFrame { what: Some(what) }, &[]).unwrap();
         let batch = |request, chunk_id, is_last| {
             let chunks = vec![v1::ChunkInfo { chunk_id, len_bytes: 2 << 20 }];
             daemon_frame::What::Batch(v1::Batch { request, chunks, is_last })
         };
         let heard = || there.receive_now::<v1::ClientFrame>().map(|(frame, _)| frame.what.unwrap());
-        let wanted = WantedChunks {
-            device: DeviceUuid([7; 16]),
-            len: Bytes::mib(4),
-            shape: Shape::Largest,
-            plan: None,
-            wait_ms: 0,
-        };
-        assert_eq!(link.acquire(wanted).unwrap_err(), SessionError::Channel(ChannelError::TimedOut));
+        assert_eq!(link.acquire(wanted(4)).unwrap_err(), SessionError::Channel(ChannelError::TimedOut));
         assert!(matches!(heard(), Ok(client_frame::What::Acquire(acquire)) if acquire.request == 1));
         link.settle();
         assert_eq!(heard(), Err(ChannelError::WouldBlock));
@@ -272,23 +273,13 @@ mod tests {
 
     #[test]
     fn a_daemon_that_has_gone_is_said_so_on_whichever_way_it_is_noticed() {
-        let wanted = WantedChunks {
-            device: DeviceUuid([7; 16]),
-            len: Bytes::mib(2),
-            shape: Shape::Largest,
-            plan: None,
-            wait_ms: 0,
-        };
-        let link = |channel| {
-            let (receiving, next_request) = (Receiving::new(Duration::ZERO), AtomicU64::new(1));
-            Link { channel, receiving, next_request, patience: Duration::from_secs(5), says_working: true }
-        };
+        let link = |channel| link(channel, Duration::from_secs(5));
         let (here, there) = FdChannel::pair().unwrap();
         drop(there);
-        assert_eq!(link(here).acquire(wanted).unwrap_err(), SessionError::DaemonGone, "while it sends");
+        assert_eq!(link(here).acquire(wanted(2)).unwrap_err(), SessionError::DaemonGone, "while it sends");
         let (here, there) = FdChannel::pair().unwrap();
         let daemon = std::thread::spawn(move || there.receive::<v1::ClientFrame>().unwrap());
-        assert_eq!(link(here).acquire(wanted).unwrap_err(), SessionError::DaemonGone, "while it waits");
+        assert_eq!(link(here).acquire(wanted(2)).unwrap_err(), SessionError::DaemonGone, "while it waits");
         daemon.join().unwrap();
     }
 }

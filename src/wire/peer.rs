@@ -76,13 +76,20 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut len)
     };
     if answer != 0 || fd < 0 {
-        let errno = Errno::from_io_error(&std::io::Error::last_os_error());
-        return if errno == Some(Errno::NOPROTOOPT) { Ok(None) } else { Err(errno.unwrap_or(Errno::IO)) };
+        return match last_error() {
+            Errno::NOPROTOOPT => Ok(None),
+            errno => Err(errno),
+        };
     }
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&pidfd, rustix::io::FdFlags::CLOEXEC)?;
     Ok(Some(pidfd))
+}
+
+/// Why the call of libc just now failed.
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 fn identity_of(pidfd: BorrowedFd<'_>, pid: i32) -> Identity {
@@ -127,7 +134,7 @@ pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     // * the question (SIOCOUTQ, which has TIOCOUTQ's number) writes one int, and `bytes` is one of ours.
     let answer = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
     if answer != 0 {
-        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+        return Err(last_error());
     }
     Ok(u64::try_from(bytes).unwrap_or(0))
 }

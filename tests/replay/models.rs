@@ -9,11 +9,16 @@ use stitchd::replay::models::caching::{CachingAllocator, Conf, Version};
 use stitchd::replay::models::gmlake::{Gmlake, GmlakeOptions, GmlakeRules, GmlakeStates};
 use stitchd::replay::script::Script;
 use stitchd::replay::{Run, Watch, repeat, run};
+use stitchd::trace::Trace;
 use stitchd::units::Bytes;
 
-fn script(name: &str) -> Script {
+fn trace(name: &str) -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.csv.zst"));
-    Script::of(&stitchd::trace::csv::read_file(&path).unwrap(), 0)
+    stitchd::trace::csv::read_file(&path).unwrap()
+}
+
+fn script(name: &str) -> Script {
+    Script::of(&trace(name), 0)
 }
 
 fn caching(script: &Script, conf: &str, version: Version, capacity: Option<u64>) -> Run {
@@ -36,8 +41,7 @@ const PEAKS: [(&str, u64, u64); 5] = [
 fn a_disturbed_job_needs_about_what_it_needed() {
     let mut worst = 0_f64;
     for (name, ..) in PEAKS {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.csv.zst"));
-        let trace = stitchd::trace::csv::read_file(&path).unwrap();
+        let trace = trace(name);
         let before = Script::of(&trace, 0).peak_live.get() as f64;
         let after = Script::of(&stitchd::replay::perturb(&trace, 3, 2), 0).peak_live.get() as f64;
         println!("{name}: {:.3} of the peak before", after / before);
@@ -122,8 +126,7 @@ fn expandable_segments_finish_near_the_peak_and_pay_in_calls() {
 #[test]
 fn gmlake_serves_a_regular_job_by_exact_matches_alone_from_the_fifth_iteration() {
     for name in ["resnet50-olla", "opt-13b-Z3-RO"] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.csv.zst"));
-        let trace = stitchd::trace::csv::read_file(&path).unwrap();
+        let trace = trace(name);
         let after = |rules, times| -> (GmlakeStates, u64) {
             let options = GmlakeOptions { rules, ..GmlakeOptions::default() };
             let mut model = Gmlake::new(options, None, &CostTable::A100);

@@ -90,6 +90,13 @@ pub(super) struct ReplayArgs {
     json: bool,
 }
 
+impl ReplayArgs {
+    /// A part of the pools is turned off.
+    fn disables(&self, part: &str) -> bool {
+        self.disable.iter().any(|disabled| disabled == part)
+    }
+}
+
 /// A pool's results.
 #[derive(Debug)]
 struct Result {
@@ -234,7 +241,7 @@ fn follow(settings: &AllocatorSettings, conf: &mut Conf) -> Vec<String> {
 }
 
 fn plan(args: &ReplayArgs, trace: &Trace) -> std::result::Result<Option<Plan>, Failure> {
-    if args.disable.iter().any(|part| part == "plan") {
+    if args.disables("plan") {
         return Ok(None);
     }
     match (&args.plan, args.plan_from_iteration) {
@@ -259,7 +266,7 @@ fn about_plans(
         let from = if iteration == 0 { "iteration 0".to_owned() } else { format!("iterations 0 and {iteration}") };
         let ours = match plan {
             Some(_) => "",
-            None if has(PoolName::Stitchd) && args.disable.iter().any(|part| part == "plan") => "; stitchd has none",
+            None if has(PoolName::Stitchd) && args.disables("plan") => "; stitchd has none",
             None if has(PoolName::Stitchd) => "; stitchd has none (--plan-from-iteration gives it one)",
             None => "",
         };
@@ -273,7 +280,9 @@ fn about_plans(
         notes.extend(different.map(|first| format!("the plan was not made for this job: {first}")));
     }
     let made_here = has(PoolName::Stalloc) || (has(PoolName::Stitchd) && args.plan_from_iteration.is_some());
-    notes.extend(about_one_pass(profile).filter(|_| made_here));
+    if made_here {
+        notes.extend(about_one_pass(profile));
+    }
     notes
 }
 
@@ -293,7 +302,7 @@ fn about_options(args: &ReplayArgs, pools: &[PoolName], setup: &Setup) -> Vec<St
     ];
     let idle = idle.into_iter().filter_map(|(is_idle, what)| is_idle.then_some(what));
     let mut notes: Vec<String> = idle.map(|what| format!("{what}, and changes nothing in this replay")).collect();
-    if args.disable.iter().any(|part| part == "reuse") {
+    if args.disables("reuse") {
         notes
             .push("stitchd does not reuse idle bytes of a plan's pool yet: --disable reuse changes nothing".to_owned());
     }

@@ -10,7 +10,7 @@ use super::{Least, ReplayArgs, Replayed, Result};
 use crate::driver::cost_table::CostTable;
 use crate::replay::calls::{CallSum, SHOWN};
 use crate::replay::script::{Asked, Script, Step};
-use crate::replay::{PoolName, PoolReport, Record, Report, Setup, grouped};
+use crate::replay::{PoolName, PoolReport, Record, Report, Run, Setup, grouped};
 use crate::trace::Trace;
 use crate::units::Bytes;
 
@@ -216,9 +216,7 @@ impl Columns {
         let run = &result.done.run;
         let is_done = run.out_of_memory.is_none();
         let nothing = || "-".to_owned();
-        // Bytes that are handed out twice make a share of nothing.
-        let is_right = is_done && run.more.overlapped == Bytes::ZERO;
-        let share = |share: Option<f64>| share.filter(|_| is_right).map_or_else(nothing, percent);
+        let share = |share: Option<f64>| share.filter(|_| has_share(run)).map_or_else(nothing, percent);
         let least = result.least.as_ref().and_then(Option::as_ref);
         let status = match (is_done, run.more.overlapped) {
             (false, _) => "out of memory".to_owned(),
@@ -349,19 +347,22 @@ fn iterations(script: &Script) -> Vec<(u32, u32)> {
     begun
 }
 
+/// Whether an efficiency says anything: half a job's does not, and bytes that are handed out twice make a share of nothing.
+fn has_share(run: &Run) -> bool {
+    run.out_of_memory.is_none() && run.more.overlapped == Bytes::ZERO
+}
+
 /// What the page says of a pool.
 fn figures(replayed: &Replayed<'_>, result: &Result) -> Vec<(&'static str, String)> {
     let run = &result.done.run;
-    // Of a job that came to its end; a share of half a job says nothing.
-    let done = |text: String| if run.out_of_memory.is_none() { text } else { "-".to_owned() };
-    let right = |text: String| if run.more.overlapped == Bytes::ZERO { done(text) } else { "-".to_owned() };
+    let share = |text: String| if has_share(run) { text } else { "-".to_owned() };
     let mut figures = vec![
         ("peak reserved", run.peak_reserved.to_string()),
         ("peak live", run.peak_live.to_string()),
-        ("efficiency", right(percent(run.efficiency()))),
+        ("efficiency", share(percent(run.efficiency()))),
     ];
     if replayed.has_plan {
-        figures.push(("efficiency after the plan", right(run.efficiency_after().map_or_else(String::new, percent))));
+        figures.push(("efficiency after the plan", share(run.efficiency_after().map_or_else(String::new, percent))));
     }
     if let Some(Some(least)) = &result.least {
         figures.push(("needs", at_least(least.capacity)));
@@ -369,7 +370,9 @@ fn figures(replayed: &Replayed<'_>, result: &Result) -> Vec<(&'static str, Strin
     }
     figures.push(("driver calls", grouped(run.calls.total())));
     if replayed.script.iterations > 1 {
-        figures.push(("driver calls in the last iteration", done(grouped(run.last_iteration.total()))));
+        let is_done = run.out_of_memory.is_none();
+        let calls = if is_done { grouped(run.last_iteration.total()) } else { "-".to_owned() };
+        figures.push(("driver calls in the last iteration", calls));
     }
     figures.push(("modelled driver seconds", format!("{:.3}", run.calls.seconds)));
     if run.more.overlapped > Bytes::ZERO {

@@ -37,6 +37,13 @@ struct PBlock {
     next: Option<PBlockId>,
 }
 
+impl PBlock {
+    /// It is idle, and nobody shows it.
+    fn may_merge(&self) -> bool {
+        !self.is_active && self.shown_by.is_empty()
+    }
+}
+
 #[derive(Clone, Debug)]
 struct SBlock {
     len: Bytes,
@@ -193,8 +200,7 @@ impl Blocks {
 
     /// Makes an idle pBlock one with the idle neighbour behind it, if nobody shows either. Says whether it did.
     fn merge(&mut self, front: PBlockId, rest: PBlockId) -> bool {
-        let is_free = |block: &PBlock| !block.is_active && block.shown_by.is_empty();
-        if !self.merges || !is_free(self.p(front)) || !is_free(self.p(rest)) {
+        if !self.merges || !self.p(front).may_merge() || !self.p(rest).may_merge() {
             return false;
         }
         self.unlist_p(front);
@@ -346,8 +352,7 @@ impl Blocks {
                 return Err(format!("{block:?} is listed: {is_listed}"));
             }
             let Some(next) = block.next.map(|next| self.p(next)) else { continue };
-            let is_free = |block: &PBlock| !block.is_active && block.shown_by.is_empty();
-            if next.prev != Some(id) || (self.merges && is_free(block) && is_free(next)) {
+            if next.prev != Some(id) || (self.merges && block.may_merge() && next.may_merge()) {
                 return Err(format!("{block:?} stands before {next:?}"));
             }
         }

@@ -4,7 +4,7 @@
 //! both leave open stands here as:
 //!
 //! * *The pattern tape.* By the paper S2's extra stitch of the two halves is made, as Figure 9 shows it, so that the whole is an exact match later.
-//! * *StitchFree.* "Once the total capacity surpasses this limitation" the least recently used idle sBlocks go. The default is the published code's, 1000 GB of addresses
+//! * *StitchFree.* Above its limit the least recently used idle sBlocks go. The default is the published code's, 1000 GB of addresses
 //!   ([`GmlakeOptions::stitched_max`]); [`GmlakeOptions::stitches_max`] is this model's own, and is not reached before it unless somebody sets one of them.
 //! * *Below 2 MiB* the caching allocator serves, section 3.1.
 //! * Set-access is called chunk by chunk, as in the published code.
@@ -24,7 +24,7 @@ use blocks::{Blocks, Member, PBlockId};
 /// Whose rules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GmlakeRules {
-    /// The paper's (sections 3.3 and 4). The fragmentation limit is about blocks: "if a block is smaller than this limit, GMLake will avoid stitching or splitting it", so it
+    /// The paper's (sections 3.3 and 4). The fragmentation limit is about blocks: a smaller one is neither stitched nor split, so it
     /// serves exact matches only; the paper's example is 128 MB. S2 stitches the halves, and S4 takes what is idle and creates what it lacks.
     Paper,
     /// The published code's (its options `fragLimit`, 512 MB, and `autoGC`). The limit is about requests: one below it is never stitched. Blocks of any size are split where they are,
@@ -136,12 +136,7 @@ impl Gmlake {
         }
         if let Some(larger) = self.blocks.best_fit(stream, len, self.block_len_min()) {
             self.states.single += 1;
-            let (front, rest) = self.split(larger, len);
-            // The tape: what was one block is one size again when both are free.
-            if self.options.rules == GmlakeRules::Paper {
-                self.stitch(stream, &[front, rest]);
-            }
-            return Ok(Member::P(front));
+            return Ok(Member::P(self.split(stream, larger, len)));
         }
         self.several(stream, len)
     }
@@ -176,11 +171,7 @@ impl Gmlake {
             let last = parts.pop().expect("several blocks were found");
             let before = found - self.blocks.len_of(last);
             if found > len && self.blocks.len_of(last) >= self.block_len_min() {
-                let (front, rest) = self.split(last, len - before);
-                if !is_code {
-                    self.stitch(stream, &[front, rest]);
-                }
-                parts.push(front);
+                parts.push(self.split(stream, last, len - before));
             } else {
                 parts.push(last);
             }
@@ -209,19 +200,22 @@ impl Gmlake {
         Ok(self.blocks.add_p(stream, len, address))
     }
 
-    /// Split: two pBlocks where one was; by the paper with addresses of their own.
-    fn split(&mut self, id: PBlockId, len: Bytes) -> (PBlockId, PBlockId) {
+    /// Split: two pBlocks where one was, of which the first has `len` bytes. By the paper both have addresses of their own, and are stitched: the tape, by which what was one block is one size
+    /// again when both are free.
+    fn split(&mut self, stream: StreamId, id: PBlockId, len: Bytes) -> PBlockId {
         let whole = self.blocks.len_of(id);
         if self.options.rules == GmlakeRules::Code {
             let start = self.blocks.address_of(id);
             let rest = start.checked_add(len).expect("the block is longer than that");
-            return self.blocks.split(id, len, (start, rest));
+            return self.blocks.split(id, len, (start, rest)).0;
         }
         let addresses = (self.address(len), self.address(whole - len));
         self.show(len);
         self.show(whole - len);
         self.hide(whole);
-        self.blocks.split(id, len, addresses)
+        let (front, rest) = self.blocks.split(id, len, addresses);
+        self.stitch(stream, &[front, rest]);
+        front
     }
 
     /// Stitch: an sBlock over these pBlocks.
