@@ -76,6 +76,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Adds up, byte by byte over all ranks, the `len` bytes at each one's `from`, and puts the sums at each one's `to`: an all-reduce by the vendor's library for collectives, which is looked for
+    /// now. The library's version; done when it returns. Only for a process that does nothing else: libraries for collectives keep threads and memory.
+    fn all_reduce(&self, _ranks: &[Rank], _len: Bytes) -> Result<i32, DriverError> {
+        Err(DriverError::new(Call::Query, Cause::Unsupported { driver: self.name() }))
+    }
+
     /// Sets aside `len` bytes of addresses, at a multiple of `alignment` (a power of two, at least the granularity).
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError>;
 
@@ -185,6 +191,19 @@ pub struct Handle(pub u64);
 /// An event inside its driver and process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct EventId(pub u64);
+
+/// A device's part in a collective.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rank {
+    /// Whose.
+    pub device: DeviceId,
+    /// One of the device's streams.
+    pub stream: StreamId,
+    /// Where what it gives begins.
+    pub from: DeviceAddress,
+    /// Where what it gets begins.
+    pub to: DeviceAddress,
+}
 
 /// Who may use a mapping, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -389,6 +408,16 @@ pub enum Cause {
         /// Which driver.
         driver: &'static str,
     },
+    /// A library that is looked for only when somebody needs it.
+    #[error("{library} cannot be loaded ({reason}); {remedy}")]
+    NoLibrary {
+        /// Its name.
+        library: String,
+        /// What the loader says.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// The vendor's library refused.
     #[error("{function} answers {code} ({meaning})")]
     Library {
@@ -452,7 +481,7 @@ impl Cause {
             | Cause::NotMapped(_)
             | Cause::NoAccess(_) => ErrorKind::Invalid,
             Cause::AlreadyMapped(_) => ErrorKind::Conflict,
-            Cause::NoAlias | Cause::Unsupported { .. } => ErrorKind::Unsupported,
+            Cause::NoAlias | Cause::Unsupported { .. } | Cause::NoLibrary { .. } => ErrorKind::Unsupported,
             Cause::System { errno, .. } => match *errno {
                 rustix::io::Errno::NOMEM | rustix::io::Errno::MFILE | rustix::io::Errno::NFILE => ErrorKind::Exhausted,
                 _ => ErrorKind::Broken,

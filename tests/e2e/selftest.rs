@@ -122,6 +122,7 @@ fn questions_are_answered_as_the_machine_foretells() {
             "does_released_memory_live_while_another_process_maps_it",
             "do_bytes_of_a_process_killed_in_its_work_return",
             "does_a_peer_reach_a_stitched_range",
+            "do_stitched_tensors_go_through_nccl",
         ] {
             assert_eq!(answer(yes), "yes", "{}", found[yes]);
         }
@@ -193,6 +194,32 @@ fn another_machine_has_other_answers() {
     let why = found["may_memory_be_unmapped_under_queued_work"]["why"].as_str().unwrap();
     assert!(why.contains("MPS"), "{why}");
     assert_eq!(answers(GpuKind::Cuda, "")["does_a_peer_reach_a_stitched_range"]["why"], "one device");
+}
+
+#[test]
+fn what_the_library_for_collectives_does_with_stitched_ranges_is_seen() {
+    let question = "do_stitched_tensors_go_through_nccl";
+    for (kind, behaviour) in [(GpuKind::Cuda, "work"), (GpuKind::Hip, "refused"), (GpuKind::Cuda, "first_chunk")] {
+        let machine = format!("devices = 67108864, 67108864, 67108864\ncollectives = {behaviour}");
+        let found = &answers(kind, &machine)[question];
+        let figures = &found["figures"];
+        assert_eq!(figures["ranks"], 3, "{found}");
+        match behaviour {
+            "work" => {
+                assert_eq!((&found["answer"], &figures["wrong_places"]), (&"yes".into(), &0.into()), "{found}");
+                assert_eq!(figures["library_version"], 22_703);
+            }
+            "refused" => {
+                assert_eq!(found["answer"], "no");
+                assert!(figures["refused"].as_str().unwrap().contains("ncclGroupEnd answers 1"), "{found}");
+            }
+            // A range has two chunks of 8 MiB; each of the three ranks lacks what is behind the first.
+            _ => assert_eq!((&found["answer"], &figures["wrong_places"]), (&"no".into(), &(3 * 4).into()), "{found}"),
+        }
+    }
+    // Of one rank it is a copy.
+    let alone = &answers(GpuKind::Cuda, "")[question];
+    assert_eq!((&alone["answer"], &alone["figures"]["ranks"]), (&"yes".into(), &1.into()), "{alone}");
 }
 
 #[test]

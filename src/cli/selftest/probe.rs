@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::{fork, helper, open};
 use crate::cli::{DONE, Failure, Outcome};
 use crate::clock::{Clock as _, SystemClock};
-use crate::driver::{Access, Cause, Driver, DriverError, DriverName};
-use crate::error::chain;
+use crate::driver::{Access, Cause, Driver, DriverError, DriverName, Rank};
+use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceId};
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, Span};
@@ -57,6 +57,8 @@ pub(super) enum Role {
     Exports,
     /// Has every other device write to a stitched range.
     Peers,
+    /// Adds up stitched ranges of all devices with the vendor's library.
+    Collectives,
 }
 
 impl Role {
@@ -72,6 +74,7 @@ impl Role {
             Role::Misuse => "misuse",
             Role::Exports => "exports",
             Role::Peers => "peers",
+            Role::Collectives => "collectives",
         }
     }
 }
@@ -125,12 +128,16 @@ pub(super) struct Seen {
 
 /// Looks at every granule of a span.
 pub(super) fn look(device: &Device, span: AddressSpan) -> Result<Seen, String> {
+    look_for(MARK, device, span)
+}
+
+fn look_for(mark: u8, device: &Device, span: AddressSpan) -> Result<Seen, String> {
     let mut seen = Seen::default();
     let mut bytes = [0; MARK_LEN];
     for at in marks(span, device.capabilities().granularity) {
         device.driver().read(at, &mut bytes).map_err(in_words)?;
         seen.places += 1;
-        seen.whole += u64::from(bytes.iter().all(|byte| *byte == MARK));
+        seen.whole += u64::from(bytes.iter().all(|byte| *byte == mark));
         seen.dirty += u64::from(bytes.iter().any(|byte| *byte != 0));
     }
     Ok(seen)
@@ -157,7 +164,8 @@ pub(in crate::cli) fn run(args: &ProbeArgs) -> Outcome {
 
 fn play(args: &ProbeArgs, channel: &FdChannel, driver: Arc<dyn Driver>) -> Result<(), String> {
     let id = DeviceId(args.device);
-    let stage = Stage { channel, device: Device::open(driver, id).map_err(in_words)?, len: args.len };
+    let device = Device::open(Arc::clone(&driver), id).map_err(in_words)?;
+    let stage = Stage { channel, driver, device, len: args.len };
     match args.role {
         Role::Bare => stage.bare(),
         Role::Hold => stage.hold(),
@@ -169,12 +177,14 @@ fn play(args: &ProbeArgs, channel: &FdChannel, driver: Arc<dyn Driver>) -> Resul
         Role::Misuse => stage.misuse(),
         Role::Exports => stage.exports(),
         Role::Peers => stage.peers(),
+        Role::Collectives => stage.collectives(),
     }
 }
 
 /// What every role has.
 struct Stage<'a> {
     channel: &'a FdChannel,
+    driver: Arc<dyn Driver>,
     device: Arc<Device>,
     len: Bytes,
 }
@@ -334,9 +344,7 @@ impl Stage<'_> {
     /// What each other device of the machine does to a range of two chunks of this one.
     fn peers(&self) -> Result<(), String> {
         let (driver, id) = (self.device.driver(), self.device.id());
-        let half = Bytes::new(self.len.get() / 2);
-        let chunk = || Chunk::create(&self.device, ChunkId(0), half).map(Arc::new).map_err(memory_in_words);
-        let mapping = Mapping::stitch(&[chunk()?, chunk()?]).map_err(memory_in_words)?;
+        let mapping = self.two_chunks(&self.device)?;
         let mut told = serde_json::Map::new();
         for peer in driver.devices().into_iter().filter(|peer| peer.id != id) {
             let clock = SystemClock::new();
@@ -352,5 +360,44 @@ impl Stage<'_> {
             told.insert(peer.id.0.to_string(), said);
         }
         self.say(&json!({ "peers": told }))
+    }
+
+    /// All devices add up ranges of two chunks, into others: the first gives bytes of the value 1, the next of the value 2.
+    fn collectives(&self) -> Result<(), String> {
+        let driver = self.device.driver();
+        let (mut ranks, mut ranges) = (Vec::new(), Vec::new());
+        for (number, description) in driver.devices().into_iter().enumerate() {
+            let device = Device::open(Arc::clone(&self.driver), description.id).map_err(in_words)?;
+            let (from, to) = (self.two_chunks(&device)?, self.two_chunks(&device)?);
+            let stream = driver.create_stream(description.id).map_err(in_words)?;
+            driver.fill(description.id, stream, from.span(), number as u8 + 1).map_err(in_words)?;
+            ranks.push(Rank { device: description.id, stream, from: from.span().start(), to: to.span().start() });
+            ranges.push((device, from, to));
+        }
+        let sum = (1..=ranks.len()).fold(0_u8, |sum, value| sum.wrapping_add(value as u8));
+        let clock = SystemClock::new();
+        let reduced = driver.all_reduce(&ranks, self.len);
+        let took = clock.now();
+        let mut said = json!({ "ranks": ranks.len(), "ms": took.as_millis() as u64 });
+        match reduced {
+            Ok(version) => {
+                let wrong = |(device, _, to): &(Arc<Device>, Mapping, Mapping)| {
+                    look_for(sum, device, to.span()).map(|seen| seen.places - seen.whole)
+                };
+                let wrong = ranges.iter().map(wrong).sum::<Result<u64, String>>()?;
+                said["library_version"] = json!(version);
+                said["wrong_places"] = json!(wrong);
+            }
+            // What the library answers is an answer; that it is not there is none.
+            Err(error) if error.kind() != ErrorKind::Unsupported => said["refused"] = json!(in_words(error)),
+            Err(error) => return Err(in_words(error)),
+        }
+        self.say(&said)
+    }
+
+    fn two_chunks(&self, device: &Arc<Device>) -> Result<Mapping, String> {
+        let half = Bytes::new(self.len.get() / 2);
+        let chunk = || Chunk::create(device, ChunkId(0), half).map(Arc::new).map_err(memory_in_words);
+        Mapping::stitch(&[chunk()?, chunk()?]).map_err(memory_in_words)
     }
 }

@@ -1,7 +1,7 @@
 //! What a library's answer means: in words, for callers, and whether the device that it was asked about is gone.
 
 use super::table::{Code, code};
-use super::{Cause, nvml};
+use super::{Cause, collectives, nvml};
 use crate::error::ErrorKind;
 
 /// A library's answer in words.
@@ -35,10 +35,13 @@ pub(super) fn meaning(code: Code) -> &'static str {
     }
 }
 
-/// What a caller can do about the answer of a function. The management library has numbers of its own.
+/// What a caller can do about the answer of a function. The other libraries have numbers of their own.
 pub(in crate::driver) fn kind_of(function: &str, code: Code) -> ErrorKind {
     if function.starts_with(nvml::PREFIX) {
         return nvml::kind_of(code);
+    }
+    if function.starts_with(collectives::PREFIX) {
+        return collectives::kind_of(code);
     }
     match code {
         code::OUT_OF_MEMORY => ErrorKind::Exhausted,

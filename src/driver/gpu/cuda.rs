@@ -57,6 +57,7 @@ pub(super) const CUDA: Vendor = Vendor {
     version_min: 11_020,
     imports_by_number_from: 0,
     nvml: Some("libnvidia-ml.so.1"),
+    collectives: "libnccl.so.2",
     takes_runs: true,
     map_may_lie: false,
     memory_stays_with_addresses: false,

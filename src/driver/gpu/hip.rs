@@ -66,4 +66,5 @@ pub(super) const HIP: Vendor = Vendor {
     fds_per_chunk: 1,
     exports_max: None,
     nvml: None,
+    collectives: "librccl.so.1",
 };

@@ -42,6 +42,7 @@
 //! [`Driver::native_handle`]).
 
 mod answer;
+mod collectives;
 mod cuda;
 mod device;
 mod hip;
@@ -56,13 +57,14 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::books::{Books, ChunkKey};
 use super::{
-    Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle,
+    Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle, Rank,
     check_alignment, usable,
 };
 use crate::ids::{DeviceId, DeviceUuid, StreamId};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
 pub(super) use answer::kind_of;
 use answer::{Loss, is_surely_of_a_peer, loss, may_be_of_a_peer, meaning, too_many_files};
+use collectives::Collectives;
 use device::Gpu;
 use nvml::Nvml;
 pub use open::OpenError;
@@ -110,6 +112,8 @@ struct Vendor {
     exports_max: Option<u64>,
     /// The library that says how much memory is free, where the driver itself cannot without a context.
     nvml: Option<&'static str>,
+    /// The library for collectives.
+    collectives: &'static str,
 }
 
 /// Which library.
@@ -136,6 +140,8 @@ pub struct GpuDriver {
     vendor: &'static Vendor,
     table: Table,
     nvml: Option<Nvml>,
+    /// Where the library for collectives is.
+    collectives: String,
     /// As the library writes it: 12090 for CUDA 12.9, 70100000 for HIP 7.1.
     version: i32,
     /// By the library's ordinals, without those that cannot be used.
@@ -615,6 +621,16 @@ impl Driver for GpuDriver {
 
     fn misuse(&self, device: DeviceId, tell: &mut dyn FnMut(&'static str, String)) -> Result<(), DriverError> {
         self.misuse_library(device, tell).map_err(|cause| DriverError::new(Call::Query, cause))
+    }
+
+    fn all_reduce(&self, ranks: &[Rank], len: Bytes) -> Result<i32, DriverError> {
+        let fail = |cause| DriverError::new(Call::Query, cause);
+        let collectives = Collectives::load(&self.collectives).map_err(fail)?;
+        let version = collectives.version().map_err(fail)?;
+        let communicators = collectives.all_reduce(ranks, len).map_err(fail)?;
+        ranks.iter().try_for_each(|rank| self.synchronize(rank.device))?;
+        collectives.destroy(&communicators).map_err(fail)?;
+        Ok(version)
     }
 
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError> {

@@ -86,7 +86,7 @@ impl GpuDriver {
     /// Opens the vendor's library.
     pub fn open(kind: GpuKind) -> Result<GpuDriver, OpenError> {
         let vendor = kind.vendor();
-        GpuDriver::over(vendor, vendor.libraries, vendor.nvml)
+        GpuDriver::over(vendor, vendor.libraries, vendor.nvml, vendor.collectives)
     }
 
     /// Opens the library at `path`, which stands for all of the vendor's.
@@ -94,10 +94,15 @@ impl GpuDriver {
     pub fn open_library(kind: GpuKind, path: &Path) -> Result<GpuDriver, OpenError> {
         let vendor = kind.vendor();
         let path = path.to_string_lossy();
-        GpuDriver::over(vendor, &[&path], vendor.nvml.map(|_| &*path))
+        GpuDriver::over(vendor, &[&path], vendor.nvml.map(|_| &*path), &path)
     }
 
-    fn over(vendor: &'static Vendor, libraries: &[&str], nvml: Option<&str>) -> Result<GpuDriver, OpenError> {
+    fn over(
+        vendor: &'static Vendor,
+        libraries: &[&str],
+        nvml: Option<&str>,
+        collectives: &str,
+    ) -> Result<GpuDriver, OpenError> {
         let (driver, remedy) = (vendor.name, vendor.remedy);
         let table = Table::load(libraries, &vendor.names).map_err(|error| match error {
             LoadError::Missing { reason } => OpenError::Missing { driver, reason, remedy },
@@ -143,6 +148,7 @@ impl GpuDriver {
             contexts: HashMap::new(),
         };
         let nvml = nvml.and_then(|path| Nvml::load(path, devices.iter().map(|(id, gpu)| (*id, gpu.description.uuid))));
-        Ok(GpuDriver { vendor, table, nvml, version, devices, state: Mutex::new(state) })
+        let collectives = collectives.to_owned();
+        Ok(GpuDriver { vendor, table, nvml, collectives, version, devices, state: Mutex::new(state) })
     }
 }

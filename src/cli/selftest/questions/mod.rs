@@ -216,7 +216,18 @@ impl Subject {
 
     /// A size for an experiment: a quarter of what is free, two granules at least.
     fn len(&self) -> Result<Bytes, String> {
-        let (free, two) = (self.free()?, Bytes::new(2 * self.granularity().get()));
+        self.len_of(self.free()?)
+    }
+
+    /// The same, of what every device of the machine has free.
+    fn len_everywhere(&self) -> Result<Bytes, String> {
+        let free = |device: DeviceDescription| self.driver().memory(device.id).map(|memory| memory.free);
+        let free: Result<Vec<Bytes>, _> = self.driver().devices().into_iter().map(free).collect();
+        self.len_of(free.map_err(in_words)?.into_iter().min().unwrap_or_default())
+    }
+
+    fn len_of(&self, free: Bytes) -> Result<Bytes, String> {
+        let two = Bytes::new(2 * self.granularity().get());
         let max = if self.name.is_pretended() { PRETENDED_LEN_MAX } else { LEN_MAX };
         let len = Bytes::new(free.get() / 4).min(max).round_down(two);
         if len.is_zero() { Err(format!("only {free} are free")) } else { Ok(len) }

@@ -20,8 +20,13 @@ pub(super) fn reach(subject: &Subject) -> Found {
     Ok((Answer::of(all), peers.into_iter().map(figure).collect()))
 }
 
-pub(super) fn collectives(_: &Subject) -> Found {
-    Err("not asked here: it takes the library and a framework; tests/gpu asks through PyTorch".to_owned())
+/// All devices of the machine add up stitched ranges with NCCL, or what takes its place. In another process: it keeps threads, and what it breaks stays broken.
+pub(super) fn collectives(subject: &Subject) -> Found {
+    subject.needs_contents()?;
+    let helper = Helper::start(subject.name, subject.device.id(), Role::Collectives, subject.len_everywhere()?)?;
+    let (said, _) = helper.hear()?;
+    let figures = said.as_object().cloned().unwrap_or_default();
+    Ok((Answer::of(said["wrong_places"] == 0), figures))
 }
 
 pub(super) fn daemon(_: &Subject) -> Found {

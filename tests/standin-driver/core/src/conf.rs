@@ -69,6 +69,27 @@ impl Peers {
     }
 }
 
+/// What collectives do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Collectives {
+    Work,
+    /// They are refused, as by a version that does not take such memory.
+    Refused,
+    /// What lies behind the first chunk is left as it was.
+    FirstChunk,
+}
+
+impl Collectives {
+    fn of(text: &str) -> Collectives {
+        match text {
+            "work" => Collectives::Work,
+            "refused" => Collectives::Refused,
+            "first_chunk" => Collectives::FirstChunk,
+            _ => panic!("machine.conf: what collectives do"),
+        }
+    }
+}
+
 /// Which call fails.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Fail {
@@ -124,6 +145,7 @@ pub(crate) struct Conf {
     pub(crate) mig: bool,
     pub(crate) nvml: bool,
     pub(crate) one_uuid: bool,
+    pub(crate) collectives: Collectives,
     pub(crate) quirks: Vec<Quirk>,
 }
 
@@ -150,6 +172,7 @@ impl Conf {
             mig: false,
             nvml: true,
             one_uuid: false,
+            collectives: Collectives::Work,
             quirks: Vec::new(),
         };
         for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
@@ -192,6 +215,7 @@ impl Conf {
             "mps" => self.mps = number() != 0,
             "nvml" => self.nvml = number() != 0,
             "one_uuid" => self.one_uuid = number() != 0,
+            "collectives" => self.collectives = Collectives::of(value),
             "mig" => self.mig = number() != 0,
             "quirks" => self.quirks = list().map(quirk).collect(),
             _ => panic!("machine.conf: there is no key {key}"),

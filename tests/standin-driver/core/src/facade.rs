@@ -296,4 +296,58 @@ macro_rules! symbol {
             $crate::answer($driver().resume(stall), |()| ())
         }
     };
+    ($driver:ident, collectives_version, $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(version: *mut std::ffi::c_int) -> std::ffi::c_int {
+            $crate::answer(Ok($crate::COLLECTIVES_VERSION), $crate::put(version))
+        }
+    };
+    ($driver:ident, collectives_init, $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            communicators: *mut u64,
+            count: std::ffi::c_int,
+            devices: *const std::ffi::c_int,
+        ) -> std::ffi::c_int {
+            // SAFETY: the caller gives so many devices.
+            let devices = unsafe { std::slice::from_raw_parts(devices, count as usize) };
+            $crate::answer($driver().communicators(devices), |made: Vec<u64>| {
+                // SAFETY: the caller has room for as many communicators.
+                unsafe { communicators.copy_from(made.as_ptr(), made.len()) }
+            })
+        }
+    };
+    ($driver:ident, collectives_destroy, $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(communicator: u64) -> std::ffi::c_int {
+            $crate::answer($driver().end_communicator(communicator), |()| ())
+        }
+    };
+    ($driver:ident, group_start, $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name() -> std::ffi::c_int {
+            $crate::answer($driver().group_start(), |()| ())
+        }
+    };
+    ($driver:ident, group_end, $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name() -> std::ffi::c_int {
+            $crate::answer($driver().group_end(), |()| ())
+        }
+    };
+    ($driver:ident, all_reduce, $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            from: u64,
+            to: u64,
+            count: usize,
+            kind: std::ffi::c_int,
+            operation: std::ffi::c_int,
+            communicator: u64,
+            stream: u64,
+        ) -> std::ffi::c_int {
+            let wanted = $crate::AllReduce { from, to, len: count as u64, stream };
+            $crate::answer($driver().all_reduce(communicator, wanted, (kind, operation)), |()| ())
+        }
+    };
 }

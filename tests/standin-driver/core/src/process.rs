@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::addresses::Addresses;
 use crate::chunks::Chunk;
+use crate::collectives::Communicators;
 use crate::streams::{Fill, Streams};
 use crate::{Called, Machine, code};
 
@@ -38,7 +39,8 @@ pub(crate) struct State {
     calls_by_name: HashMap<String, u64>,
     pub(crate) handles: HashMap<u64, Arc<Chunk>>,
     pub(crate) addresses: Addresses,
-    streams: Streams,
+    pub(crate) streams: Streams,
+    pub(crate) communicators: Communicators,
     /// Memory of each context, by device.
     contexts: HashMap<usize, (u64, Option<OwnedFd>)>,
     /// A copy or fill went where it must not: nothing works any more.
@@ -56,14 +58,14 @@ impl State {
     }
 
     /// Runs queued work as far as it goes.
-    fn pump(&mut self) -> Called<()> {
+    pub(crate) fn pump(&mut self) -> Called<()> {
         let State { addresses, streams, is_poisoned, .. } = self;
         streams.pump(|fill| *is_poisoned |= addresses.fill(fill).is_err());
         if *is_poisoned { Err(code::ILLEGAL_ADDRESS) } else { Ok(()) }
     }
 
     /// What a device does with addresses that may not be used: nothing works any more.
-    fn used(&mut self, outcome: Called<()>) -> Called<()> {
+    pub(crate) fn used(&mut self, outcome: Called<()>) -> Called<()> {
         self.is_poisoned |= outcome == Err(code::ILLEGAL_ADDRESS);
         outcome
     }
@@ -181,7 +183,7 @@ impl Process {
         self.has_contexts
     }
 
-    fn lock(&self) -> Called<MutexGuard<'_, State>> {
+    pub(crate) fn lock(&self) -> Called<MutexGuard<'_, State>> {
         if std::process::id() != self.pid {
             return Err(code::NOT_INITIALIZED);
         }

@@ -49,6 +49,12 @@ standin_core::symbols!(driver:
     fill = hipMemsetD8Async,
     stall = standin_stall,
     resume = standin_resume,
+    collectives_version = ncclGetVersion,
+    collectives_init = ncclCommInitAll,
+    collectives_destroy = ncclCommDestroy,
+    group_start = ncclGroupStart,
+    group_end = ncclGroupEnd,
+    all_reduce = ncclAllReduce,
 );
 
 #[unsafe(no_mangle)]
