@@ -48,7 +48,7 @@ counters! {
     Failures = 10, "failures";
     /// Iterations marked.
     Iterations = 11, "iterations";
-    /// Idle bytes that can be stitched, when last looked at.
+    /// Idle bytes that can be stitched, when last looked at: when something was grown, stitched or given back, at the end of an iteration, and every some thousand operations.
     StitchableBytes = 12, "stitchable_bytes";
     /// The largest contiguous idle run, when last looked at.
     ContiguousBytes = 13, "contiguous_bytes";

@@ -75,8 +75,14 @@ impl Runtime {
             let missing = {
                 let mut pools = self.lock();
                 self.finish_deferred(&mut pools);
+                let take = |pools: &mut Pools, served| {
+                    let taken = take(pools, served);
+                    // Not before: what was grown for this request is not idle.
+                    self.note_held(pools);
+                    Ok(taken)
+                };
                 if let Some(served) = self.try_idle(&mut pools, bytes, stream) {
-                    return Ok(take(&mut pools, served));
+                    return take(&mut pools, served);
                 }
                 let len = pools.stitching.block_len(bytes).ok_or(AllocError::TooLarge { requested: bytes })?;
                 if pressure == Pressure::None && self.may_grow(&pools, len) {
@@ -84,7 +90,7 @@ impl Runtime {
                 } else {
                     let effort = if pressure < Pressure::Last { Effort::Usual } else { Effort::Last };
                     match self.stitch(&mut pools, bytes, stream, effort)? {
-                        Stitched::Served(served) => return Ok(take(&mut pools, served)),
+                        Stitched::Served(served) => return take(&mut pools, served),
                         // Asking again would bring the same answer; first everything that is here.
                         Stitched::Lacks(_) if effort == Effort::Usual && self.was_refused(&pools) => {
                             pressure = Pressure::Last;
@@ -177,7 +183,9 @@ impl Runtime {
             // Only after a failing driver; a round trip under the lock is the least of it.
             self.give_back(orphans);
         }
-        self.note_held(pools);
+        if !matches!(stitched, Ok(Stitched::Served(_))) {
+            self.note_held(pools);
+        }
         stitched.map_err(|source| AllocError::Memory { requested: bytes, source })
     }
 
@@ -192,13 +200,12 @@ impl Runtime {
                 return Err(GrowError::Source(error));
             }
         };
-        let grown = pools.stitching.grow(&chunks, stream);
-        self.note_held(&pools);
-        let Err(error) = grown else {
+        let Err(error) = pools.stitching.grow(&chunks, stream) else {
             // Under the lock: another thread may trim them at once, and gives up handles that are its alone.
             drop(chunks);
             return Ok(());
         };
+        self.note_held(&pools);
         drop(pools);
         self.give_back(chunks);
         Err(GrowError::Memory(error))

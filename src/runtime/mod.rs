@@ -88,7 +88,12 @@ struct Pools {
     deferred: Deferred,
     /// Until then the source is not asked for more: it has just refused.
     refused_until: Duration,
+    /// Allocations and frees until figures are written that take a walk over all blocks.
+    until_look: u32,
 }
+
+/// So many allocations and frees at most is such a figure old: a walk costs as much as some hundred of them.
+const OPERATIONS_PER_LOOK: u32 = 8192;
 
 #[derive(Debug)]
 struct Installed {
@@ -254,6 +259,7 @@ impl Runtime {
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
             refused_until: Duration::ZERO,
+            until_look: OPERATIONS_PER_LOOK,
         };
         Runtime { device, source, clock, config, pools: Lock::new(pools), counters }
     }
@@ -276,7 +282,11 @@ impl Runtime {
     /// Serves a request: tens of nanoseconds when a pool has what it needs, a round trip to the daemon when not.
     #[inline]
     pub fn alloc(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        match self.pools.with(|pools| pools.alloc(request, self.counters)) {
+        let served = self.pools.with(|pools| {
+            self.count_down(pools);
+            pools.alloc(request, self.counters)
+        });
+        match served {
             Some(address) => Ok(address),
             None => self.alloc_slow(request),
         }
@@ -286,6 +296,7 @@ impl Runtime {
     #[inline]
     pub fn free(&self, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
         self.pools.with(|pools| {
+            self.count_down(pools);
             if pools.recorded.is_empty() && pools.deferred.is_empty() {
                 return pools.free(address, stream, self.counters);
             }
@@ -312,6 +323,7 @@ impl Runtime {
             installed.pool.mark_iteration();
         }
         self.counters.add(Counter::Iterations, 1);
+        self.look(&mut pools);
     }
 
     /// Gets the static pool of a plan and serves from it from now on. What is live stays where it is.
@@ -430,7 +442,21 @@ impl Runtime {
         pools.small.invariants()
     }
 
-    /// Writes what is held to the counters, after it has changed.
+    #[inline]
+    fn count_down(&self, pools: &mut Pools) {
+        pools.until_look -= 1;
+        if pools.until_look == 0 {
+            self.look(pools);
+        }
+    }
+
+    #[cold]
+    fn look(&self, pools: &mut Pools) {
+        pools.until_look = OPERATIONS_PER_LOOK;
+        self.note_held(pools);
+    }
+
+    /// Writes to the counters what is held and in which pieces.
     fn note_held(&self, pools: &Pools) {
         let held = pools.held();
         self.counters.set(Counter::HeldBytes, held.get());

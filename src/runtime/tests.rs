@@ -413,3 +413,25 @@ fn threads_that_allocate_at_once_never_share_bytes() {
     });
     runtime.invariants().unwrap();
 }
+
+#[test]
+fn figures_of_idle_bytes_follow_the_job() {
+    let bench = Bench::new(64, RuntimeConfig::default());
+    let counters = *bench.runtime.counters();
+    let idle =
+        || [Counter::HeldBytes, Counter::StitchableBytes, Counter::ContiguousBytes].map(|at| counters.get(at) >> 20);
+    let alloc = |mib| bench.runtime.alloc(&Request::of(Bytes::mib(mib))).unwrap();
+    let first = alloc(16);
+    assert_eq!(idle(), [16, 0, 0], "what was grown for a request is not idle");
+    let second = alloc(8);
+    bench.runtime.free(first, STREAM).unwrap();
+    bench.runtime.mark_iteration();
+    assert_eq!(idle(), [24, 16, 16], "at the end of an iteration");
+    bench.runtime.free(second, STREAM).unwrap();
+    // No pool grows any more, and nobody marks iterations.
+    for _ in 0..OPERATIONS_PER_LOOK / 2 {
+        let small = alloc(4);
+        bench.runtime.free(small, STREAM).unwrap();
+    }
+    assert!(idle()[1] >= 20, "{:?}", idle());
+}
