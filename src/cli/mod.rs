@@ -186,8 +186,9 @@ impl Failure {
             | Failure::Plan(_)
             | Failure::PlanFile { .. }
             | Failure::File { .. }
-            | Failure::Usage(_) => Self::USAGE,
-            Failure::Other(_) | Failure::Output(_) => Self::NO,
+            | Failure::Usage(_)
+            | Failure::Output(_) => Self::USAGE,
+            Failure::Other(_) => Self::NO,
         }
     }
 }
@@ -202,6 +203,12 @@ fn code_of(kind: ErrorKind) -> u8 {
 }
 
 type Outcome = Result<u8, Failure>;
+
+/// "1 request", "2 requests".
+fn counted(count: impl Into<u64>, what: &str) -> String {
+    let count = count.into();
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
 
 const DONE: Outcome = Ok(0);
 

@@ -6,8 +6,9 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::table::Table;
-use super::{DONE, Failure, Outcome, print_json, print_out, read_plan, trace, whole_file};
+use super::{DONE, Failure, Outcome, counted, print_json, print_out, read_plan, trace, whole_file};
 use crate::clock::{Clock as _, SystemClock};
+use crate::limits;
 use crate::plan::{Plan, Problem, format, lower_bound, solve, validate};
 use crate::trace::Trace;
 use crate::units::Bytes;
@@ -92,6 +93,7 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         }
     };
     let seconds = (clock.now() - started).as_secs_f64();
+    imported.notes.extend(about_rounding(&plan));
     if let Some(out) = &args.out {
         whole_file::write(out, |mut file| std::io::Write::write_all(&mut file, &format::write(&plan)))?;
     }
@@ -144,11 +146,28 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
 /// What a plan of a job that was seen for one iteration has to hold beside what was seen, if that is much more.
 pub(super) fn about_one_pass(trace: &Trace) -> Option<String> {
     let problem = Some(trace).filter(|trace| trace.iterations() == 1).map(|trace| Problem::from_trace(trace, 0))?;
-    let (bound, live) = (lower_bound(&problem.ok()?), trace.summary().peak_live);
-    (bound.get() > live.get().saturating_add(live.get() / 50)).then(|| {
+    let mut problem = problem.ok()?;
+    // As live bytes are counted: unrounded.
+    problem.buffers.iter_mut().for_each(|buffer| buffer.len = buffer.bytes);
+    let (bound, live) = (lower_bound(&problem), trace.summary().peak_live);
+    let is_more = bound.get() > live.get().saturating_add(live.get() / 50);
+    is_more.then(|| {
         format!(
             "a plan of one iteration is for a job that repeats it: with what it leaves behind {bound} are live in the next one, and {live} in this one"
         )
+    })
+}
+
+/// How much rounding adds to what is asked for, if that is more than a little.
+fn about_rounding(plan: &Plan) -> Option<String> {
+    const SAID_FROM: f64 = 1.01;
+    let unit = limits::ALLOCATION_ALIGNMENT;
+    let asked: f64 = plan.entries.iter().map(|entry| entry.bytes.get() as f64).sum();
+    let rounded = plan.entries.iter().filter_map(|entry| Bytes::new(entry.bytes.get().max(1)).round_up(unit));
+    let rounded: f64 = rounded.map(|bytes| bytes.get() as f64).sum();
+    (rounded > asked * SAID_FROM).then(|| {
+        let more = (rounded / asked.max(1.0) - 1.0) * 100.0;
+        format!("sizes are rounded up to {unit}, as the pools serve them: pool and bound are of {more:.1} % more than is asked for")
     })
 }
 
@@ -236,9 +255,9 @@ fn show(file: &std::path::Path, json: bool) -> Outcome {
         return DONE;
     }
     print_out(&format_args!(
-        "plan {}: {} requests in {}, the first {} once, the others in every iteration\n",
+        "plan {}: {} in {}, the first {} once, the others in every iteration\n",
         plan.id().to_hex(),
-        plan.entries.len(),
+        counted(plan.entries.len() as u64, "request"),
         plan.pool_len,
         plan.cycle_start
     ));

@@ -61,6 +61,19 @@ pub fn perturb(trace: &Trace, seed: u64, from: u32) -> Trace {
     trace
 }
 
+/// What [`perturb`] cannot add to a trace, because that does not say what is of a micro-batch or of the forward pass.
+pub fn lacks(trace: &Trace) -> Option<&'static str> {
+    let has = |what: fn(&Event) -> bool| trace.events.iter().any(what);
+    match (has(|event| event.context.microbatch.is_some()), has(|event| event.context.phase == Phase::Forward)) {
+        (true, true) => None,
+        (false, true) => Some("--perturb adds no micro-batch here: the trace does not say which requests are of one"),
+        (true, false) => Some("--perturb adds no evaluation here: the trace does not say what is of the forward pass"),
+        (false, false) => Some(
+            "--perturb adds no micro-batch and no evaluation here: the trace does not say which requests are of one, or of the forward pass",
+        ),
+    }
+}
+
 struct Disturbed {
     rng: Rng,
     ids: FreshIds,

@@ -78,7 +78,7 @@ pub fn run<A: Allocator + ?Sized>(
     clock: &dyn Clock,
     progress: &dyn Fn(usize),
 ) -> Run {
-    const OFTEN: usize = 1 << 16;
+    const OFTEN: usize = 1 << 12;
     let mut keeper = Keeper::new(script, watch);
     let mut run = Run::default();
     let started = clock.now();
@@ -114,6 +114,7 @@ pub fn run<A: Allocator + ?Sized>(
         }
     }
     run.time = clock.now() - started;
+    progress(script.steps.len());
     run.refusal = run.out_of_memory.and_then(|_| allocator.refusal());
     run.calls = allocator.calls();
     run.more = allocator.more();

@@ -183,7 +183,7 @@ fn iterations_that_nobody_numbered_are_numbered_for_replays_and_plans() {
     let file = dir.path().join("marked.csv");
     std::fs::write(&file, marked).unwrap();
     let file = file.to_str().unwrap();
-    let said = "3 iterations are numbered by the marks between them";
+    let said = "3 iterations, numbered by the marks between them";
     let shown = run_json(&["replay", file, "--plan-from-iteration", "1", "--pool", "stitchd", "--json"]);
     assert_eq!((&shown["trace"]["iterations"], &shown["notes"][0]), (&3.into(), &said.into()), "{shown}");
     let plan = dir.path().join("marked.plan");
@@ -219,7 +219,7 @@ fn a_job_of_several_devices_is_looked_at_device_by_device() {
     let file = dir.path().join("two.csv");
     std::fs::write(&file, two_devices()).unwrap();
     let file = file.to_str().unwrap();
-    let note = "32 events of other devices than 1 are left out; --device chooses another";
+    let note = "32 events of other devices than 1 left out; --device chooses another";
     let shown = run_json(&["replay", file, "--pool", "stalloc,stitchd", "--plan-from-iteration", "0", "--json"]);
     assert_eq!(shown["trace"]["requests"], 16);
     assert!(shown["notes"].to_string().contains(note), "{}", shown["notes"]);

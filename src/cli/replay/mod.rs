@@ -13,7 +13,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::plan::{about_one_pass, differences};
-use super::{DONE, Failure, Outcome, read_plan, trace, whole_file};
+use super::{DONE, Failure, Outcome, counted, read_plan, trace, whole_file};
 use crate::clock::SystemClock;
 use crate::driver::cost_table::CostTable;
 use crate::ladder::Ladder;
@@ -23,7 +23,7 @@ use crate::replay::models::caching::{Conf, Version};
 use crate::replay::models::gmlake::GmlakeOptions;
 use crate::replay::script::Script;
 use crate::replay::{Job, Least, PoolName, PoolRun, Record, Setup, Watch};
-use crate::replay::{min_capacity, perturb, recorded, repeat, replay};
+use crate::replay::{lacks, min_capacity, perturb, recorded, repeat, replay};
 use crate::runtime::RuntimeConfig;
 use crate::trace::Trace;
 use crate::trace::import::snapshot::AllocatorSettings;
@@ -142,12 +142,18 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         setup = sweep::set(setting, &setup)?;
     }
     let profile = imported.trace;
+    let work = Work::of(args);
+    work.is("planning");
     let plan = plan(args, &profile)?;
-    notes.extend(about_plans(args, &pools, plan.as_ref(), &profile, &setup));
+    notes.extend(about_plans(args, &pools, plan.as_ref(), &profile));
     notes.extend(about_options(args, &pools, &setup));
     let is_as_recorded = args.repeat == 0 && args.perturb.is_none();
     let recorded = recorded(&profile, device, &imported.reserved).filter(|_| is_as_recorded);
+    work.is("preparing the trace");
     let trace = prepared(args, &profile, plan.as_ref())?;
+    if args.perturb.is_some() {
+        notes.extend(lacks(&profile).map(str::to_owned));
+    }
     let trace = trace.as_ref().unwrap_or(&profile);
     let script = Script::of(trace, device);
     if args.repeat > 0 && profile.iterations() == 1 && script.peak_live > Script::of(&profile, device).peak_live {
@@ -157,13 +163,17 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         return Err(Failure::Usage(format!("{}: only nothing is asked for", args.file.display())));
     }
     let job = Job { trace, profile: &profile, script: &script, plan: plan.as_ref() };
+    work.ends();
     if let Some(sweep) = sweep {
         return sweep.run(args, &pools, job, &setup, notes);
     }
     let results = all(args, &pools, job, &setup, &mut notes)?;
     let replayed = Replayed { has_plan: plan.is_some(), trace, script: &script, recorded, notes, results };
     if let Some(out) = &args.report {
+        let work = Work::of(args);
+        work.is("drawing");
         show::report(args, &replayed, &setup, out)?;
+        work.ends();
     }
     show::print(args, &replayed, &setup)
 }
@@ -251,26 +261,21 @@ fn plan(args: &ReplayArgs, trace: &Trace) -> std::result::Result<Option<Plan>, F
     }
 }
 
+/// A plan that leaves more than this share of its pool idle at its peak is said to.
+const GAP_SAID: f64 = 0.05;
+
 /// What a reader should know of who has which plan.
-fn about_plans(
-    args: &ReplayArgs,
-    pools: &[PoolName],
-    plan: Option<&Plan>,
-    profile: &Trace,
-    setup: &Setup,
-) -> Vec<String> {
+fn about_plans(args: &ReplayArgs, pools: &[PoolName], plan: Option<&Plan>, profile: &Trace) -> Vec<String> {
     let mut notes = Vec::new();
     let has = |pool| pools.contains(&pool);
-    if has(PoolName::Stalloc) {
-        let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(profile.iterations() > 1));
-        let from = if iteration == 0 { "iteration 0".to_owned() } else { format!("iterations 0 and {iteration}") };
-        let ours = match plan {
-            Some(_) => "",
-            None if has(PoolName::Stitchd) && args.disables("plan") => "; stitchd has none",
-            None if has(PoolName::Stitchd) => "; stitchd has none (--plan-from-iteration gives it one)",
-            None => "",
-        };
-        notes.push(format!("stalloc serves from a plan of {from}{ours}"));
+    if let Some(plan) = plan.filter(|_| has(PoolName::Stitchd))
+        && plan.gap() > GAP_SAID
+    {
+        notes.push(format!(
+            "the plan's pool has {}, {:.1} % more than is live at once by it: without a plan this job may take less",
+            plan.pool_len,
+            plan.gap() * 100.0
+        ));
     }
     if let Some(plan) = plan.filter(|_| has(PoolName::Stitchd)) {
         let different = match differences(plan, profile) {
@@ -286,6 +291,19 @@ fn about_plans(
     notes
 }
 
+/// What the plan of `stalloc` is made from, and whether the comparison is with a plan of ours.
+fn about_stalloc(args: &ReplayArgs, pools: &[PoolName], job: Job<'_>, setup: &Setup) -> String {
+    let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(job.profile.iterations() > 1));
+    let from = if iteration == 0 { "iteration 0".to_owned() } else { format!("iterations 0 and {iteration}") };
+    let ours = match job.plan {
+        None if !pools.contains(&PoolName::Stitchd) => "",
+        None if args.disables("plan") => "; stitchd has none",
+        None => "; stitchd has none (--plan-from-iteration gives it one)",
+        Some(_) => "",
+    };
+    format!("stalloc serves from a plan of {from}{ours}")
+}
+
 /// What was asked for and does nothing here.
 fn about_options(args: &ReplayArgs, pools: &[PoolName], setup: &Setup) -> Vec<String> {
     let has = |pool| pools.contains(&pool);
@@ -293,15 +311,16 @@ fn about_options(args: &ReplayArgs, pools: &[PoolName], setup: &Setup) -> Vec<St
     let set = args.set.iter().chain(&args.sweep);
     let of = |model: &'static str| set.clone().any(|set| set.trim_start().starts_with(model));
     let idle = [
-        (!args.disable.is_empty() && !has(PoolName::Stitchd), "--disable is for stitchd"),
-        (args.plan.is_some() && !has(PoolName::Stitchd), "--plan is for stitchd"),
-        (of("stitchd.") && !has(PoolName::Stitchd), "settings of stitchd are for stitchd"),
-        (of("gmlake.") && !has(PoolName::Gmlake), "settings of gmlake are for gmlake"),
-        (of("caching.") && !has_torch, "settings of caching are for caching and expandable"),
-        (args.conf.is_some() && !has_torch, "--conf is for caching and expandable"),
+        (!args.disable.is_empty() && !has(PoolName::Stitchd), "--disable", "stitchd"),
+        (args.plan.is_some() && !has(PoolName::Stitchd), "--plan", "stitchd"),
+        (of("stitchd.") && !has(PoolName::Stitchd), "a setting stitchd.…", "stitchd"),
+        (of("gmlake.") && !has(PoolName::Gmlake), "a setting gmlake.…", "gmlake"),
+        (of("caching.") && !has_torch, "a setting caching.…", "caching or expandable"),
+        (args.conf.is_some() && !has_torch, "--conf", "caching or expandable"),
     ];
-    let idle = idle.into_iter().filter_map(|(is_idle, what)| is_idle.then_some(what));
-    let mut notes: Vec<String> = idle.map(|what| format!("{what}, and changes nothing in this replay")).collect();
+    let idle = idle.into_iter().filter(|(is_idle, ..)| *is_idle);
+    let mut notes: Vec<String> =
+        idle.map(|(_, what, pool)| format!("{what} changes nothing in a replay without {pool}")).collect();
     if args.disables("reuse") {
         notes
             .push("stitchd does not reuse idle bytes of a plan's pool yet: --disable reuse changes nothing".to_owned());
@@ -391,6 +410,17 @@ fn all(
     for (pool, result) in pools.iter().zip(results) {
         match result.expect("every pool was given to a thread") {
             Ok(result) => {
+                if *pool == PoolName::Stalloc {
+                    notes.push(about_stalloc(args, pools, job, setup));
+                }
+                let deviations = result.done.run.more.deviations;
+                if deviations > 0 {
+                    let of = counted(job.script.requests, "request");
+                    notes.push(format!(
+                        "{}: {deviations} times the job did not do what the plan has, in {of}",
+                        pool.as_str()
+                    ));
+                }
                 notes.extend(result.done.note.iter().map(|note| format!("{}: {note}", pool.as_str())));
                 if let Some(Some(least)) = &result.least
                     && let Some(note) = &least.done.note
@@ -458,12 +488,50 @@ fn per_operation(time: Duration, script: &Script) -> f64 {
     time.as_nanos() as f64 / operations.max(1) as f64
 }
 
+/// Nobody looks, or only a program.
+fn is_unseen(args: &ReplayArgs) -> bool {
+    use std::io::IsTerminal as _;
+    args.json || !std::io::stderr().is_terminal()
+}
+
+/// What moves on a terminal moves so often, also where its work does not.
+const MOVES: Duration = Duration::from_millis(100);
+
 /// A bar on a terminal; nothing where nobody looks.
 fn bar(args: &ReplayArgs, steps: u64) -> ProgressBar {
-    use std::io::IsTerminal as _;
-    if args.json || !std::io::stderr().is_terminal() {
+    if is_unseen(args) {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{bar:40} {percent:>3} % of {len} steps {msg}");
-    ProgressBar::new(steps).with_style(style.expect("the template is right"))
+    let style = ProgressStyle::with_template("{spinner} {bar:40} {percent:>3} % of {len} steps, {elapsed} {msg}");
+    let bar = ProgressBar::new(steps).with_style(style.expect("the template is right"));
+    bar.enable_steady_tick(MOVES);
+    bar
+}
+
+/// Work whose length nobody knows: a word that moves, on a terminal.
+struct Work(ProgressBar);
+
+impl Work {
+    fn of(args: &ReplayArgs) -> Work {
+        if is_unseen(args) {
+            return Work(ProgressBar::hidden());
+        }
+        let style = ProgressStyle::with_template("{spinner} {msg}, {elapsed}").expect("the template is right");
+        let spinner = ProgressBar::new_spinner().with_style(style);
+        spinner.enable_steady_tick(MOVES);
+        Work(spinner)
+    }
+
+    fn is(&self, what: &'static str) {
+        self.0.set_message(what);
+    }
+
+    /// Nothing of it is left on the terminal.
+    fn ends(self) {}
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
 }

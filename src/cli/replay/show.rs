@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::super::table::Table;
 use super::super::{Failure, Outcome, print_json, print_out, whole_file};
 use super::{Least, ReplayArgs, Replayed, Result};
+use crate::cli::counted;
 use crate::driver::cost_table::CostTable;
 use crate::replay::calls::{CallSum, SHOWN};
 use crate::replay::script::{Asked, Script, Step};
@@ -49,11 +50,12 @@ pub(super) fn print(args: &ReplayArgs, replayed: &Replayed<'_>, setup: &Setup) -
 
 /// What was replayed, in a line.
 fn summary(script: &Script, setup: &Setup) -> String {
-    let iterations = if script.iterations == 1 { "iteration" } else { "iterations" };
     let capacity = setup.capacity.map_or_else(String::new, |capacity| format!(", on a device of {capacity}"));
     format!(
-        "{} requests in {} {iterations}, peak live {}{capacity}",
-        script.requests, script.iterations, script.peak_live
+        "{} in {}, peak live {}{capacity}",
+        counted(script.requests, "request"),
+        counted(script.iterations, "iteration"),
+        script.peak_live
     )
 }
 
@@ -75,10 +77,10 @@ fn warnings(trace: &Trace, result: &Result) -> Vec<String> {
     if let Some(refused) = run.out_of_memory {
         let why = run.refusal.as_ref().map_or_else(String::new, |why| format!(": {why}"));
         lines.push(format!(
-            "{name}: out of memory at tick {}: {} asked for, after {} requests{why}",
+            "{name}: out of memory at tick {}: {} asked for, after {}{why}",
             Script::tick(trace, refused.event),
             refused.requested,
-            run.served
+            counted(run.served, "request")
         ));
     }
     let overlapped = run.more.overlapped;
@@ -108,15 +110,16 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
             "served_requests": run.served,
         })
     });
+    let steady = Some(&run.last_iteration).filter(|_| run.out_of_memory.is_none());
     let mut value = json!({
         "name": result.pool.as_str(),
         "peak_reserved_bytes": run.peak_reserved.get(),
         "peak_live_bytes": run.peak_live.get(),
-        "efficiency": run.efficiency(),
+        "efficiency": Some(run.efficiency()).filter(|_| has_share(run)),
         "out_of_memory": refused,
         "driver_calls": calls_json(&run.calls),
-        "steady_driver_calls_per_iteration": run.last_iteration.total(),
-        "steady_modelled_driver_seconds_per_iteration": run.last_iteration.seconds,
+        "steady_driver_calls_per_iteration": steady.map(|calls| calls.total()),
+        "steady_modelled_driver_seconds_per_iteration": steady.map(|calls| calls.seconds),
         "lease_rpcs": run.more.lease_rpcs,
         "modelled_driver_seconds": run.calls.seconds,
         "cost_table": { "name": costs.name, "source": costs.source },
@@ -132,7 +135,7 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
     });
     let fields = value.as_object_mut().expect("it was just made an object");
     if has_plan {
-        fields.insert("efficiency_after_plan".into(), json!(run.efficiency_after()));
+        fields.insert("efficiency_after_plan".into(), json!(run.efficiency_after().filter(|_| has_share(run))));
     }
     if let Some(least) = &result.least {
         fields.insert("min_capacity_bytes".into(), json!(least.as_ref().map(|least| least.capacity.get())));
@@ -223,8 +226,7 @@ impl Columns {
             (true, Bytes::ZERO) => String::new(),
             (true, overlapped) => format!("overwrites {overlapped}"),
         };
-        let mut row =
-            vec![result.pool.as_str().to_owned(), run.peak_reserved.to_string(), share(Some(run.efficiency()))];
+        let mut row = vec![result.pool.as_str().to_owned(), at_least(run.peak_reserved), share(Some(run.efficiency()))];
         let more = [
             (self.has_plan, share(run.efficiency_after())),
             (true, run.calls.total().to_string()),
@@ -247,23 +249,24 @@ pub(super) fn verdict<'a>(results: &'a [Result], iterations: u32) -> String {
         Some(Some(least)) => format!("needs {}", at_least(least.capacity)),
         Some(None) => "needs more than any device has".to_owned(),
         None if result.done.run.out_of_memory.is_some() => "runs out of memory".to_owned(),
-        None => format!("takes {}", result.done.run.peak_reserved),
+        None => format!("takes {}", at_least(result.done.run.peak_reserved)),
     };
     let calls = |result: &'a Result| {
         let least = |least: &'a Option<Least>| least.as_ref().map(|least| &least.done.run);
         let run = result.least.as_ref().map_or(Some(&result.done.run), least);
         let run = run.filter(|run| run.out_of_memory.is_none())?;
         Some(if iterations > 1 {
-            format!(" with {} driver calls in an iteration", run.last_iteration.total())
+            format!(" ({} in the last iteration)", counted(run.last_iteration.total(), "driver call"))
         } else {
-            format!(" with {} driver calls", run.calls.total())
+            format!(" ({})", counted(run.calls.total(), "driver call"))
         })
     };
     let mut parts = Vec::new();
     if let Some(ours) = of(PoolName::Stitchd) {
+        let fits = |bytes| format!("fits in {} with stitchd{}", at_least(bytes), calls(ours).unwrap_or_default());
         parts.push(match (&ours.least, ours.done.run.out_of_memory) {
-            (Some(Some(least)), _) => format!("fits in {} with stitchd", at_least(least.capacity)),
-            (None, None) => format!("fits in {} with stitchd", ours.done.run.peak_reserved),
+            (Some(Some(least)), _) => fits(least.capacity),
+            (None, None) => fits(ours.done.run.peak_reserved),
             (Some(None), _) | (None, Some(_)) => "does not fit with stitchd".to_owned(),
         });
     }
@@ -357,7 +360,7 @@ fn figures(replayed: &Replayed<'_>, result: &Result) -> Vec<(&'static str, Strin
     let run = &result.done.run;
     let share = |text: String| if has_share(run) { text } else { "-".to_owned() };
     let mut figures = vec![
-        ("peak reserved", run.peak_reserved.to_string()),
+        ("peak reserved", at_least(run.peak_reserved)),
         ("peak live", run.peak_live.to_string()),
         ("efficiency", share(percent(run.efficiency()))),
     ];

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::word;
 use crate::cli::table::Table;
-use crate::cli::{DONE, Outcome, print_json, print_out};
+use crate::cli::{DONE, Outcome, counted, print_json, print_out};
 use crate::trace::import::Imported;
 use crate::trace::period::Numbering;
 use crate::trace::{Breakdown, IterationFigures, Part};
@@ -121,7 +121,12 @@ fn show(file: &Path, imported: &Imported, breakdown: &Breakdown, numbering: Numb
         breakdown.peak_iteration
     );
     outln!("  persistent  {} are never given back", summary.persistent);
-    outln!("  from        {} streams, {} devices, {} threads", breakdown.streams, breakdown.devices, breakdown.threads);
+    outln!(
+        "  from        {}, {}, {}",
+        counted(breakdown.streams as u64, "stream"),
+        counted(breakdown.devices as u64, "device"),
+        counted(breakdown.threads as u64, "thread")
+    );
     imported.notes.iter().for_each(|note| outln!("  note        {note}"));
     show_iterations(&breakdown.iterations);
     show_sizes(breakdown);

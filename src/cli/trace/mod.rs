@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use super::{DONE, Failure, Outcome, print_json};
+use super::{DONE, Failure, Outcome, counted, print_json};
 use crate::trace::EventKind;
 use crate::trace::import;
 use crate::trace::import::Imported;
@@ -120,7 +120,8 @@ pub(super) fn read_job(path: &Path, device: Option<u32>) -> Result<(Imported, u3
     }
     number(&mut imported);
     if left_out > 0 {
-        let note = format!("{left_out} events of other devices than {device} are left out; --device chooses another");
+        let left_out = counted(left_out as u64, "event");
+        let note = format!("{left_out} of other devices than {device} left out; --device chooses another");
         imported.notes.push(note);
     }
     Ok((imported, device))
@@ -130,9 +131,9 @@ pub(super) fn read_job(path: &Path, device: Option<u32>) -> Result<(Imported, u3
 fn numbered(numbering: Numbering, iterations: u32) -> Option<String> {
     match numbering {
         Numbering::Column => None,
-        Numbering::Marks => Some(format!("{iterations} iterations are numbered by the marks between them")),
+        Numbering::Marks => Some(format!("{}, numbered by the marks between them", counted(iterations, "iteration"))),
         Numbering::Period(share) => Some(format!(
-            "{iterations} iterations are numbered by what repeats: {:.1} % of requests are equal one iteration on",
+            "{iterations} iterations, numbered by what repeats: {:.1} % of requests are equal one iteration on",
             share * 100.0
         )),
         Numbering::None => Some("no iterations are found: all is iteration 0".to_owned()),
@@ -174,13 +175,16 @@ fn write(file: &Path, imported: &Imported, numbering: Numbering, target: Option<
         return DONE;
     }
     outln!(
-        "{}: {} events, {} requests, {} at the peak, {} iteration{}",
+        "{}: {}, {}, {} at the peak, {}",
         file.display(),
-        trace.events.len(),
-        summary.requests,
+        counted(trace.events.len() as u64, "event"),
+        counted(summary.requests, "request"),
         summary.peak_live,
-        summary.iterations,
-        if summary.iterations == 1 { "" } else { "s" }
+        if numbering == Numbering::None {
+            "iterations not numbered".into()
+        } else {
+            counted(summary.iterations, "iteration")
+        }
     );
     notes.iter().for_each(|note| outln!("  note     {note}"));
     match (target, written) {

@@ -83,13 +83,16 @@ impl Stalloc {
         costs: &CostTable,
     ) -> Result<Stalloc, PlanError> {
         let (planned, small_peak) = without_small(trace, iteration);
-        let plan = Plan::from_trace(&planned, iteration)?;
+        // Where all is small there is nothing to plan.
+        let has_work = planned.events.iter().any(|event| event.kind == EventKind::Alloc);
+        let plan = if has_work { Some(Plan::from_trace(&planned, iteration)?) } else { None };
         let slots = 2 * small_peak;
         let too_large = || PlanError::TooLarge;
         let small_len = SMALL.checked_mul(slots).and_then(|len| len.round_up(PAGE)).ok_or_else(too_large)?;
-        let static_len = plan.pool_len.round_up(PAGE).ok_or_else(too_large)?;
+        let static_len = plan.as_ref().map_or(Bytes::ZERO, |plan| plan.pool_len);
+        let static_len = static_len.round_up(PAGE).ok_or_else(too_large)?;
         let pools = static_len.checked_add(small_len).ok_or_else(too_large)?;
-        let (entries, cycle_start) = entries(&planned, iteration, &plan);
+        let (entries, cycle_start) = plan.as_ref().map(|plan| entries(&planned, iteration, plan)).unwrap_or_default();
         let capacity = capacity.unwrap_or(Bytes::LARGEST);
         let is_dead = capacity < pools;
         let (mut calls, mut total) = (Calls::new(costs), Reserved::default());
@@ -98,7 +101,7 @@ impl Stalloc {
             total.grow(pools);
         }
         Ok(Stalloc {
-            longest: plan.entries.iter().map(|entry| entry.bytes.get()).max().unwrap_or(0),
+            longest: plan.iter().flat_map(|plan| &plan.entries).map(|entry| entry.bytes.get()).max().unwrap_or(0),
             entries,
             cycle_start,
             at: 0,
