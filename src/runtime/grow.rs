@@ -235,7 +235,7 @@ impl Runtime {
     fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {
         let pools = self.lock();
         let live = Bytes::new(self.counters.get(Counter::LiveBytes));
-        let stitchable = pools.stitching.usage().stitchable;
+        let stitchable = pools.stitching.idle_bytes();
         AllocError::OutOfMemory { requested, held: pools.held(), live, stitchable, source }
     }
 }

@@ -95,6 +95,9 @@ struct Pools {
 /// So many allocations and frees at most is such a figure old: a walk costs as much as some hundred of them.
 const OPERATIONS_PER_LOOK: u32 = 8192;
 
+/// A walk over fewer blocks is less than the driver call that it follows.
+const WALKED_AT_ONCE: usize = 1024;
+
 #[derive(Debug)]
 struct Installed {
     pool: PlannedPool,
@@ -454,19 +457,21 @@ impl Runtime {
     fn look(&self, pools: &mut Pools) {
         pools.until_look = OPERATIONS_PER_LOOK;
         self.note_held(pools);
+        self.counters.set(Counter::ContiguousBytes, pools.stitching.usage().largest_contiguous.get());
     }
 
-    /// Writes to the counters what is held and in which pieces.
+    /// Writes to the counters what is held, and in which pieces unless there are so many that this is not the moment.
     fn note_held(&self, pools: &Pools) {
         let held = pools.held();
         self.counters.set(Counter::HeldBytes, held.get());
         self.counters.raise(Counter::PeakHeldBytes, held.get());
-        let usage = pools.stitching.usage();
-        self.counters.set(Counter::StitchableBytes, usage.stitchable.get());
+        self.counters.set(Counter::StitchableBytes, pools.stitching.idle_bytes().get());
         let (mappings, addresses) = self.device.mapped();
         self.counters.set(Counter::Mappings, mappings);
         self.counters.set(Counter::AddressBytes, addresses.get());
-        self.counters.set(Counter::ContiguousBytes, usage.largest_contiguous.get());
+        if pools.stitching.block_count() < WALKED_AT_ONCE {
+            self.counters.set(Counter::ContiguousBytes, pools.stitching.usage().largest_contiguous.get());
+        }
         let planned = pools.planned.as_ref().map_or_else(PlannedCounts::default, |installed| installed.pool.counts());
         self.counters.set(Counter::DeviationsLate, planned.late);
         self.counters.set(Counter::DeviationsBlocked, planned.blocked);

@@ -53,6 +53,14 @@ impl StitchingPool {
         if held != self.held || seen.len() != self.pblocks.len() {
             return Err(format!("blocks hold {held}, the pool says {}", self.held));
         }
+        let busy: Bytes = self.pblocks.iter().filter(|(id, _)| self.is_busy(*id)).map(|(_, block)| block.len).sum();
+        if busy != self.live_bytes() {
+            return Err(format!("{busy} of blocks serve, the pool says {}", self.live_bytes()));
+        }
+        let shown: usize = self.sblocks.iter().map(|(_, block)| block.parts.len()).sum();
+        if shown != self.shown_parts {
+            return Err(format!("SBlocks have {shown} parts, the pool says {}", self.shown_parts));
+        }
         if withheld != self.withheld {
             return Err(format!("ranges withhold {withheld}, the pool says {}", self.withheld));
         }

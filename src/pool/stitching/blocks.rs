@@ -344,6 +344,7 @@ impl StitchingPool {
         let id = self.sblocks.vacant_key();
         let card = self.deal(BlockId::S(id), address, len, &parts, birth, 0);
         let (seat, made) = (Seat::Ready, self.moment);
+        self.shown_parts += parts.len();
         self.sblocks.insert(SBlock { address, len, parts, seat, place, made, class, birth, card });
         for at in 0..self.sblocks[id].parts.len() {
             let part = self.sblocks[id].parts[at];
@@ -358,6 +359,7 @@ impl StitchingPool {
         assert!(!self.is_serving(BlockId::S(id)), "nobody uses the addresses any more");
         self.unlist(BlockId::S(id));
         let block = self.sblocks.remove(id);
+        self.shown_parts -= block.parts.len();
         let card = self.discard(block.card);
         for part in &block.parts {
             let part = &mut self.pblocks[*part];

@@ -40,7 +40,36 @@ pub(super) struct PartSet {
 
 impl PartSet {
     pub(super) fn of(parts: &[PBlockId]) -> PartSet {
-        let mut cells: Vec<Cell> = parts.iter().map(|part| Cell::of(*part)).collect();
+        PartSet::of_cells(parts.iter().map(|part| Cell::of(*part)).collect())
+    }
+
+    /// One more, which was not among them.
+    pub(super) fn insert(&mut self, part: PBlockId) {
+        let new = Cell::of(part);
+        match self.bits_of(new.word) {
+            Some(bits) => *bits |= new.bits,
+            None => *self = PartSet::of_cells(self.iter().filter(|cell| cell.bits != 0).chain([new]).collect()),
+        }
+    }
+
+    /// One less, which was among them.
+    pub(super) fn remove(&mut self, part: PBlockId) {
+        let gone = Cell::of(part);
+        let bits = self.bits_of(gone.word).expect("it was among them");
+        *bits &= !gone.bits;
+        if *bits == 0 {
+            *self = PartSet::of_cells(self.iter().filter(|cell| cell.bits != 0).collect());
+        }
+    }
+
+    fn bits_of(&mut self, word: u32) -> Option<&mut u64> {
+        match self.words.iter().position(|known| *known == word) {
+            Some(at) => Some(&mut self.bits[at]),
+            None => self.more.binary_search_by_key(&word, |cell| cell.word).ok().map(|at| &mut self.more[at].bits),
+        }
+    }
+
+    fn of_cells(mut cells: Vec<Cell>) -> PartSet {
         cells.sort_unstable_by_key(|cell| cell.word);
         cells.dedup_by(|cell, before| {
             let is_same = cell.word == before.word;
@@ -257,6 +286,25 @@ mod tests {
             assert!(busy.is_idle(&PartSet::of(&others)));
             assert!(!busy.vacate(&block));
             assert_eq!(busy.count(), 0);
+        }
+    }
+
+    #[test]
+    fn a_set_that_grows_and_shrinks_is_the_set_of_what_is_in_it() {
+        let mut rng = crate::rng::Rng::new(7);
+        let (mut grown, mut has) = (set([3]), std::collections::BTreeSet::from([3]));
+        for _ in 0..2000 {
+            let part = rng.index(400);
+            match has.insert(part) {
+                true => grown.insert(part),
+                false if has.len() > 1 => {
+                    has.remove(&part);
+                    grown.remove(part);
+                }
+                false => {}
+            }
+            assert_eq!(grown, set(has.iter().copied()));
+            assert!(grown.parts().eq(has.iter().copied()));
         }
     }
 

@@ -3,10 +3,13 @@
 use std::ops::Bound;
 
 use super::blocks::{BlockId, PBlock, PBlockId, Place, SBlock, SBlockId, Seat};
-use super::busy::PartSet;
 use super::{StitchingPool, tape};
 use crate::ids::StreamId;
 use crate::units::{Bytes, Place as _};
+
+/// Parts of SBlocks above which those in place are forgotten: a cut goes through the parts of all that show it, and sizes that are never asked for again would make that a walk over
+/// the square of their number.
+const SHOWN_PARTS_MAX: usize = 1 << 16;
 
 impl StitchingPool {
     /// S2, and the same over several idle neighbours: an idle block of exactly `len`.
@@ -77,15 +80,10 @@ impl StitchingPool {
             let parts = &mut self.sblock_mut(of).parts;
             let at = parts.iter().position(|part| *part == id).expect("a part is listed by its SBlock");
             parts.insert(at + 1, rest);
-            self.note_parts(of);
+            self.shown_parts += 1;
+            self.cards.get_mut(self.sblocks[of].card).parts.insert(rest);
         }
         rest
-    }
-
-    /// An idle SBlock has other parts than before.
-    fn note_parts(&mut self, id: SBlockId) {
-        let block = &self.sblocks[id];
-        self.cards.get_mut(block.card).parts = PartSet::of(&block.parts);
     }
 
     /// Gives an idle PBlock another length, and so another class.
@@ -107,6 +105,10 @@ impl StitchingPool {
 
     /// The shortest run of idle neighbours that holds `len` bytes.
     fn find_run(&self, len: Bytes, stream: StreamId) -> Option<Vec<PBlockId>> {
+        // A device full of live blocks is not walked over for each request.
+        if self.idle_bytes() < len {
+            return None;
+        }
         let mut best: Option<(Bytes, Vec<PBlockId>)> = None;
         for (_, range) in &self.ranges {
             if range.mapping.span().len() < len {
@@ -158,11 +160,12 @@ impl StitchingPool {
     /// Forgets SBlocks in place above what may be remembered, a quarter of them at a time, the least recently used first; cuts that nobody remembers any more
     /// heal.
     fn forget_surplus(&mut self) {
-        if self.sblocks.len() < self.config.remembered_max {
+        if self.sblocks.len() < self.config.remembered_max && self.shown_parts < SHOWN_PARTS_MAX {
             return;
         }
         let idle = self.least_recently_used(|block| matches!(block.place, Place::InRange));
-        for oldest in idle.into_iter().take(self.config.remembered_max.div_ceil(4)) {
+        let count = self.sblocks.len().min(self.config.remembered_max).div_ceil(4);
+        for oldest in idle.into_iter().take(count) {
             let parts = self.remove_sblock(oldest);
             self.heal(parts);
         }
@@ -206,7 +209,8 @@ impl StitchingPool {
         let of_gone = self.discard(gone.card);
         for of in gone.sblocks {
             self.sblock_mut(of).parts.retain(|part| *part != rest);
-            self.note_parts(of);
+            self.shown_parts -= 1;
+            self.cards.get_mut(self.sblocks[of].card).parts.remove(rest);
         }
         let block = &mut self.pblocks[front];
         block.after = gone.after;

@@ -146,6 +146,10 @@ pub struct StitchingPool {
     streams: Passed,
     /// Bytes of all blocks.
     held: Bytes,
+    /// Granules of all that serves.
+    live_granules: u64,
+    /// Parts of all SBlocks together.
+    shown_parts: usize,
     /// Bytes of chunks that wait for the end of their range ([`Range::withheld`]).
     withheld: Bytes,
     aliased: Bytes,
@@ -211,6 +215,8 @@ impl StitchingPool {
             streams: Passed::default(),
             held: Bytes::ZERO,
             withheld: Bytes::ZERO,
+            live_granules: 0,
+            shown_parts: 0,
             aliased: Bytes::ZERO,
             moment: 0,
             births: 0,
@@ -246,9 +252,19 @@ impl StitchingPool {
         self.held + self.withheld
     }
 
-    /// Bytes of live blocks. Walks over all blocks.
+    /// Bytes of live blocks.
     pub fn live_bytes(&self) -> Bytes {
-        self.pblocks.iter().filter(|(id, _)| self.is_busy(*id)).map(|(_, block)| block.len).sum()
+        Bytes::new(self.live_granules << self.granule_shift)
+    }
+
+    /// Bytes of blocks that serve nobody, all of which can be stitched.
+    pub fn idle_bytes(&self) -> Bytes {
+        self.held - self.live_bytes()
+    }
+
+    /// Blocks, those apart that show others.
+    pub fn block_count(&self) -> usize {
+        self.pblocks.len()
     }
 
     /// Serves a request without a driver call: S1 or S2.
@@ -274,6 +290,7 @@ impl StitchingPool {
             return None;
         }
         self.tape.push(id, card.mark);
+        self.live_granules += u64::from(card.granules);
         let address = self.sites.get_mut(card.site).serve(id, bytes);
         Some(StitchAllocation { address, len: self.len_on(card) })
     }
@@ -368,6 +385,7 @@ impl StitchingPool {
         let card = self.cards.get(id);
         assert!(self.busy.try_occupy(&card.parts), "no byte serves two allocations");
         self.tape.record(id, card.mark, card.granules);
+        self.live_granules += u64::from(card.granules);
         let address = self.sites.get_mut(card.site).serve(id, bytes);
         StitchAllocation { address, len: self.len_on(card) }
     }
@@ -409,6 +427,7 @@ impl StitchingPool {
         let card = self.cards.get_mut(id);
         card.idle_since = self.moment;
         self.tape.retire(card.mark);
+        self.live_granules -= u64::from(card.granules);
         let is_awaited = self.busy.vacate(&card.parts);
         if !self.streams.is_only(stream) {
             self.note_user(id, stream);
@@ -532,7 +551,7 @@ impl StitchingPool {
                 usage.largest_contiguous = usage.largest_contiguous.max(run);
             }
         }
-        usage.stitchable = self.held - usage.live;
+        usage.stitchable = self.idle_bytes();
         usage
     }
 
