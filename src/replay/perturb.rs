@@ -3,7 +3,7 @@
 //!
 //! Not for: the iterations that a plan was made from; they stay as they were.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::fresh::FreshIds;
 use crate::rng::Rng;
@@ -22,7 +22,7 @@ pub fn perturb(trace: &Trace, seed: u64, from: u32) -> Trace {
         completing: completing.map(|event| event.device).collect(),
         events: Vec::with_capacity(trace.events.len()),
         dropped: HashSet::new(),
-        inserted: Vec::new(),
+        inserted: VecDeque::new(),
     };
     // Events go by the iteration that they name, and iterations in the order in which they begin.
     let mut iterations: Vec<Vec<Event>> = Vec::new();
@@ -82,8 +82,8 @@ struct Disturbed {
     events: Vec<Event>,
     /// Requests that do not come, so that their frees do not either.
     dropped: HashSet<u64>,
-    /// Requests that nobody planned, to be freed a little later.
-    inserted: Vec<Event>,
+    /// Requests that nobody planned, each with the requests after which it is freed.
+    inserted: VecDeque<(Event, u32)>,
 }
 
 impl Disturbed {
@@ -94,12 +94,14 @@ impl Disturbed {
                 continue;
             }
             if event.kind != EventKind::Alloc {
-                // What was to come later comes before anything else happens to it.
-                self.events.extend(held.take());
+                // What was to come later comes before anything else happens to it, and stays in its module.
+                let is_for_it = held.is_some_and(|held| !event.kind.has_id() || event.id == held.id);
+                self.events.extend(held.take_if(|_| is_for_it));
                 self.events.push(*event);
                 continue;
             }
             let mut event = *event;
+            self.age_inserted();
             if self.rng.chance(PER_MILLE) {
                 match self.rng.index(4) {
                     0 => {
@@ -120,27 +122,27 @@ impl Disturbed {
             }
             self.events.push(event);
             self.events.extend(held.take());
-            if self.inserted.len() > INSERTED_LIVE {
-                self.free_inserted(1);
-            }
         }
         self.events.extend(held);
         let last = events.last().copied();
         self.pass(extra, last);
-        self.free_inserted(usize::MAX);
+        while let Some((event, _)) = self.inserted.pop_front() {
+            self.end(&event, false);
+        }
     }
 
     /// A request of a size that somebody else asks for, too.
     fn insert(&mut self, like: &Event) {
         let event = Event { id: self.ids.take(), is_dynamic: false, ..*like };
         self.events.push(event);
-        self.inserted.push(event);
+        self.inserted.push_back((event, INSERTED_LIVE));
     }
 
-    fn free_inserted(&mut self, count: usize) {
-        let count = count.min(self.inserted.len());
-        let freed: Vec<Event> = self.inserted.drain(..count).collect();
-        for event in freed {
+    /// A request later: what was inserted long enough ago is freed.
+    fn age_inserted(&mut self) {
+        self.inserted.iter_mut().for_each(|(_, left)| *left -= 1);
+        while let Some((event, 0)) = self.inserted.front().copied() {
+            self.inserted.pop_front();
             self.end(&event, false);
         }
     }
@@ -203,8 +205,8 @@ impl Disturbed {
     }
 }
 
-/// So many inserted requests are live at a time.
-const INSERTED_LIVE: usize = 8;
+/// What is inserted is freed after so many requests: a workspace that somebody takes and lets go of.
+const INSERTED_LIVE: u32 = 4;
 
 /// What the last micro-batch of an iteration asks for, with the frees of it.
 fn extra_microbatch(iteration: &[Event]) -> Vec<Event> {

@@ -68,7 +68,12 @@ impl Runtime {
         let Some(streams) = pools.recorded.remove(&address) else {
             return pools.free(address, stream, self.counters);
         };
-        let mut waiting = Waiting { address, stream, events: Vec::with_capacity(streams.len()), unknown: streams };
+        let mut waiting = Waiting {
+            address,
+            stream,
+            events: Vec::with_capacity(streams.len()),
+            unknown: streams.into_iter().collect(),
+        };
         self.record(&mut waiting);
         // Without an event nobody can know when a stream has passed; waiting for all of them is slow and right.
         if !waiting.unknown.is_empty() && self.device.driver().synchronize(self.device.id()).is_ok() {

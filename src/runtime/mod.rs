@@ -17,6 +17,7 @@ mod lock;
 mod manifest;
 mod source;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,7 +85,7 @@ struct Pools {
     stitching: StitchingPool,
     small: SmallPool,
     /// Live allocations that other streams use, too.
-    recorded: AddressMap<Vec<StreamId>>,
+    recorded: AddressMap<BTreeSet<StreamId>>,
     deferred: Deferred,
     /// Until then the source is not asked for more: it has just refused.
     refused_until: Duration,
@@ -312,10 +313,7 @@ impl Runtime {
     pub fn record_stream(&self, address: DeviceAddress, stream: StreamId) {
         let mut pools = self.lock();
         if pools.is_live(address) && !pools.deferred.has(address) {
-            let streams = pools.recorded.entry(address).or_default();
-            if !streams.contains(&stream) {
-                streams.push(stream);
-            }
+            pools.recorded.entry(address).or_default().insert(stream);
         }
     }
 

@@ -227,6 +227,19 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
     })
 }
 
+/// So many settings of a snapshot that are not followed are named: it may have any number.
+const REFUSED_SHOWN: usize = 5;
+
+/// Of a text that is somebody else's, the beginning, without what a terminal would take for orders.
+fn beginning_of(text: &str) -> String {
+    const MAX: usize = 400;
+    let mut shown: String = text.chars().take(MAX).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MAX).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
 /// Sets the models of PyTorch's allocator as it was set where the snapshot was taken. Says what is different from what nobody asked for.
 fn follow(settings: &AllocatorSettings, conf: &mut Conf) -> Vec<String> {
     let mut notes = Vec::new();
@@ -241,12 +254,17 @@ fn follow(settings: &AllocatorSettings, conf: &mut Conf) -> Vec<String> {
     let (followed, refused) = before.clone().and_what_it_knows(&options);
     *conf = Conf { expandable_segments: before.expandable_segments, ..followed };
     if *conf != before {
+        let options = beginning_of(&options);
         notes.push(format!(
             "caching and expandable are set as the recorded job had it: {options}; --conf sets them otherwise"
         ));
     }
     let not_followed = |error| format!("a setting of the recorded job is not followed: {error}");
-    notes.extend(refused.into_iter().map(not_followed));
+    let more = refused.len().saturating_sub(REFUSED_SHOWN);
+    notes.extend(refused.into_iter().take(REFUSED_SHOWN).map(not_followed));
+    if more > 0 {
+        notes.push(format!("{} more of the recorded job are not followed", counted(more as u64, "setting")));
+    }
     notes
 }
 
@@ -334,12 +352,13 @@ fn about_options(args: &ReplayArgs, pools: &[PoolName], setup: &Setup) -> Vec<St
         notes.push("expandable_segments is what tells caching and expandable apart: --pool chooses".to_owned());
     }
     let conf = &setup.conf;
-    if conf.garbage_collection_threshold > 0.0 && conf.memory_fraction.is_none_or(|share| share >= 1.0) {
+    let collects = conf.garbage_collection_threshold > 0.0 || of("caching.garbage_collection_threshold=");
+    if collects && conf.memory_fraction.is_none_or(|share| share >= 1.0) {
         let text = "garbage_collection_threshold does nothing without a limit: per_process_memory_fraction below 1, which there is from PyTorch 2.10 on";
         notes.push(text.to_owned());
     }
     let wants_capacity = conf.memory_fraction.is_some() || conf.garbage_collection_threshold > 0.0;
-    if wants_capacity && setup.capacity.is_none() {
+    if wants_capacity && setup.capacity.is_none() && !args.min_capacity && !of("capacity=") {
         notes.push("shares of the device's memory mean nothing without --capacity".to_owned());
     }
     notes

@@ -107,6 +107,8 @@ pub struct Conf {
 /// The addresses of an expandable segment.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Reserve {
+    /// 9/8 of the device, which no other is above.
+    Usual,
     /// This share of the device.
     Share(f64),
     /// So many bytes.
@@ -127,7 +129,7 @@ impl Conf {
             large_segment: LARGE_BUFFER,
             throws_on_oom: false,
             // An eighth more than the device has, so that there is room however it is used.
-            reserve: Reserve::Share(1.125),
+            reserve: Reserve::Usual,
         }
     }
 
@@ -166,10 +168,9 @@ impl Conf {
     }
 
     fn set(&mut self, key: &str, value: &str) -> Result<(), ConfError> {
-        // How the host's memory is pinned is nothing that this model has, and its options are not looked at.
         let is_known = OPTIONS.into_iter().any(|(name, since)| name == key && self.version >= since);
-        if !is_known && !key.starts_with("pinned_") {
-            return Err(ConfError::Unknown { key: key.to_owned(), version: self.version });
+        if !is_known && !PINNED.contains(&key) {
+            return Err(ConfError::Unknown { key: shown(key), version: self.version });
         }
         match key {
             "max_split_size_mb" => self.max_split = self.split_size(key, value)?,
@@ -205,6 +206,16 @@ impl Conf {
                 const EXPECTED: &str = "a fraction of the device, or a number of GiB such as 16G";
                 self.reserve = reserve(value).ok_or_else(|| wrong(key, value, EXPECTED))?;
             }
+            // Of streams that the job has put into a class; no trace says which those are.
+            "expandable_segments_reserve_by_class" => {
+                let list = value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+                let is_right = |part: &str| {
+                    part.split_once(':').is_some_and(|(class, value)| !class.is_empty() && reserve(value).is_some())
+                };
+                if !list.is_some_and(|list| list.split(',').map(str::trim).all(is_right)) {
+                    return Err(wrong(key, value, "a list of classes with a reserve each, such as [a:0.25,b:8G]"));
+                }
+            }
             _ => {}
         }
         Ok(())
@@ -237,6 +248,25 @@ const OPTIONS: [(&str, Version); 13] = [
     ("expandable_segments_reserve_by_class", Version(2, 15)),
 ];
 
+/// How the host's memory is pinned is nothing that this model has.
+const PINNED: [&str; 5] = [
+    "pinned_use_cuda_host_register",
+    "pinned_num_register_threads",
+    "pinned_use_background_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_free_catch_all",
+];
+
+/// The beginning of what somebody wrote, without what a terminal would take for orders.
+fn shown(text: &str) -> String {
+    const MAX: usize = 60;
+    let mut shown: String = text.chars().take(MAX).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MAX).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
 /// The parts of `text` between commas that stand in no brackets.
 fn top_level(text: &str) -> impl Iterator<Item = &str> {
     let mut depth = 0_u32;
@@ -252,7 +282,7 @@ fn top_level(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn wrong(key: &str, found: &str, expected: &str) -> ConfError {
-    ConfError::Value { key: key.to_owned(), found: found.to_owned(), expected: expected.to_owned() }
+    ConfError::Value { key: key.to_owned(), found: shown(found), expected: expected.to_owned() }
 }
 
 fn number<T: std::str::FromStr>(key: &str, value: &str, expected: &str) -> Result<T, ConfError> {
@@ -365,6 +395,13 @@ mod tests {
             ("expandable_segments_reserve:0.5", Version(2, 13), "PyTorch 2.13 has no option"),
             ("release_lock_on_cudamalloc:maybe", Version(2, 6), "release_lock_on_cudamalloc:maybe is not True or"),
             ("graph_capture_record_stream_reuse:7", Version(2, 9), "graph_capture_record_stream_reuse:7 is not True"),
+            (
+                "expandable_segments_reserve_by_class:[a]",
+                Version(2, 15),
+                "expandable_segments_reserve_by_class:[a] is not",
+            ),
+            ("pinned_colour:red", Version(2, 15), "PyTorch 2.15 has no option \"pinned_colour\""),
+            ("max_split_size_mb:\u{1b}[31m", Version(2, 6), "max_split_size_mb:\\u{1b}[31m is not a number"),
             ("colour:red", Version(2, 6), "PyTorch 2.6 has no option \"colour\""),
             ("backend:cudaMallocAsync", Version(2, 6), "backend:cudaMallocAsync is not native"),
         ] {
@@ -372,7 +409,11 @@ mod tests {
             assert!(error.starts_with(expected), "{text:?} gives {error:?}");
         }
         assert!(parse("max_split_size_mb:20", Version(2, 9)).is_ok());
-        for text in ["expandable_segments_reserve_by_class:0.5", "release_lock_on_cudamalloc:True"] {
+        for text in [
+            "expandable_segments_reserve_by_class:[a:0.5, b:8G]",
+            "pinned_free_catch_all:True",
+            "release_lock_on_cudamalloc:True",
+        ] {
             assert_eq!(parse(text, Version::NEWEST), Ok(Conf::of(Version::NEWEST)), "{text}");
         }
         for (text, reserve) in [("0.5", Reserve::Share(0.5)), ("16G", Reserve::Bytes(16 << 30))] {

@@ -62,14 +62,21 @@ impl CachingAllocator {
             Kind::Small => rules::SMALL_BUFFER,
             Kind::Large => self.conf.large_segment,
         };
-        // The whole device's: what others have of it is not this process's, and does not shorten the range.
-        let device = self.capacity.map_or(USUAL_DEVICE, |capacity| capacity.get().max(USUAL_DEVICE));
+        let device = self.capacity.map_or(USUAL_DEVICE, Bytes::get);
+        let most = device.saturating_add(device / 8);
         let wanted = match self.conf.reserve {
+            Reserve::Usual => most,
             Reserve::Share(share) => (device as f64 * share) as u64,
             Reserve::Bytes(bytes) => bytes,
         };
-        // At least what is asked for.
-        let len = wanted.max(search.len).checked_next_multiple_of(page)?;
+        let mut len = wanted.min(most).checked_next_multiple_of(page)?;
+        if len < search.len {
+            // No range is long enough for the request, and it is refused; but for a device of any size there is one.
+            if self.capacity.is_some() || self.conf.reserve != Reserve::Usual {
+                return None;
+            }
+            len = search.len.checked_next_multiple_of(page)?;
+        }
         let number = self.expandable.ranges.len() as u32;
         let id = self.new_segment(search, len, false, Some(number))?;
         self.calls.note(Call::Reserve, Bytes::new(page), 1);

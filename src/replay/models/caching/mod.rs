@@ -10,7 +10,7 @@ pub mod conf;
 mod expandable;
 pub mod rules;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 pub use self::conf::{Conf, ConfError, Version};
 use crate::driver::Call;
@@ -37,7 +37,7 @@ pub struct CachingAllocator {
     /// Given back and not completed, oldest first; those that were completed since are skipped.
     pending: VecDeque<(u32, BlockId)>,
     /// Sets of streams that used an allocation beside its own: few allocations have one. Those that nobody has are used again.
-    uses: Vec<Vec<u64>>,
+    uses: Vec<BTreeSet<u64>>,
     idle_uses: Vec<u32>,
     expandable: Expandable,
     segments: u64,
@@ -377,14 +377,11 @@ impl Allocator for CachingAllocator {
         }
         let uses = *held.uses.get_or_insert_with(|| {
             self.idle_uses.pop().unwrap_or_else(|| {
-                self.uses.push(Vec::new());
+                self.uses.push(BTreeSet::new());
                 self.uses.len() as u32 - 1
             })
         });
-        let streams = &mut self.uses[uses as usize];
-        if !streams.contains(&stream.0) {
-            streams.push(stream.0);
-        }
+        self.uses[uses as usize].insert(stream.0);
     }
 
     fn reserved(&self) -> Reserved {

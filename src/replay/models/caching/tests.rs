@@ -241,10 +241,11 @@ fn an_expandable_segment_grows_in_place_by_whole_pages() {
 
 #[test]
 fn the_range_of_an_expandable_segment_is_the_devices_or_what_is_asked_for() {
-    // In a range of its own for each; in one.
-    for (conf, ranges) in [("", 1), (",expandable_segments_reserve:0.5", 1), (",expandable_segments_reserve:0.05G", 3)]
+    // How many ranges three requests take: on a device of any size, and on one of 200 MiB, of which half holds two of them.
+    for (reserve, ranges) in [(None, [1, 1]), (Some("0.5"), [1, 2]), (Some("1000000"), [1, 1]), (Some("0.05G"), [3, 3])]
     {
-        for capacity in [None, Some(200)] {
+        for (capacity, ranges) in [None, Some(200)].into_iter().zip(ranges) {
+            let conf = reserve.map_or_else(String::new, |reserve| format!(",expandable_segments_reserve:{reserve}"));
             let mut model = model(&format!("expandable_segments:True{conf}"), capacity);
             for slot in 0..3 {
                 model.alloc(&asked(slot, 40 * MIB, 0)).unwrap();
@@ -253,6 +254,10 @@ fn the_range_of_an_expandable_segment_is_the_devices_or_what_is_asked_for() {
             model.invariants().unwrap();
         }
     }
+    // One allocation lies in one range.
+    let mut model = model("expandable_segments:True,expandable_segments_reserve:0.05G", None);
+    assert!(model.alloc(&asked(0, 70 * MIB, 0)).is_err());
+    assert_eq!(reserved(&model), 0);
 }
 
 #[test]
