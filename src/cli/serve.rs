@@ -53,7 +53,7 @@ pub(super) struct ServeArgs {
     /// End when standard input does: whoever started this daemon is gone
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
-    /// Print one JSON object when the daemon serves
+    /// Print one JSON object when the daemon serves, or with --print-config
     #[arg(long)]
     json: bool,
 }
@@ -73,7 +73,10 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     };
     let config = Config::load(args.config.as_deref(), &flags)?;
     if args.print_config {
-        out!("{}", config.to_toml());
+        match args.json {
+            true => print_json(&config.to_json()),
+            false => out!("{}", config.to_toml()),
+        }
         return DONE;
     }
     start_log(args)?;

@@ -232,10 +232,19 @@ impl Config {
 
     /// As a file that says the same, with everything spelt out.
     pub fn to_toml(&self) -> String {
+        toml::to_string(&self.to_file()).expect("a configuration can always be written")
+    }
+
+    /// The same for programs.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::to_value(self.to_file()).expect("a configuration can always be written")
+    }
+
+    fn to_file(&self) -> File {
         let name = DriverName::ALL.iter().find(|(_, driver)| *driver == self.driver).map_or("auto", |(name, _)| name);
         let exact = |bytes: Bytes| bytes.get().to_string();
         let device = |device: &DeviceConfig| FileDevice { ordinal: device.ordinal, bytes: device.bytes.map(exact) };
-        let file = File {
+        File {
             driver: Some(name.to_owned()),
             runtime_dir: Some(self.runtime_dir.clone()),
             http: self.http.map(|address| address.to_string()),
@@ -252,8 +261,7 @@ impl Config {
             // Not where they would be by default: in a file that is used with another runtime directory they go with that.
             plans: self.plans.clone(),
             device: self.devices.iter().map(device).collect(),
-        };
-        toml::to_string(&file).expect("a configuration can always be written")
+        }
     }
 
     /// Bytes of each pretended device, by ordinal.

@@ -45,8 +45,10 @@ fn exit_codes_and_errors_say_what_happened() {
 fn what_cannot_be_printed_is_an_error_and_not_a_bug() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output = crate::support::stitchd().args(["serve", "--print-config"]).stdout(full()).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("cannot write to standard output"), "{}", stderr(&output));
+    let json = run_json(&["serve", "--driver=host", "--device=0=1GiB", "--print-config", "--json"]);
+    assert_eq!((&json["driver"], &json["device"][0]["ordinal"]), (&"host".into(), &0.into()), "{json}");
     // Somebody who has gone is nobody to tell.
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     drop(reader);

@@ -49,7 +49,9 @@ fn a_capacity_that_is_too_small_is_the_answer_no_with_the_place() {
     let output = run(&["replay", &real("gpt2-medium-hf"), "--pool", "caching", "--capacity", "29301407744", "--json"]);
     assert_eq!(output.status.code(), Some(1));
     let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let refused = &pool(&shown, "caching")["out_of_memory"];
+    let half = pool(&shown, "caching");
+    assert!(half["efficiency"].is_null() && half["steady_driver_calls_per_iteration"].is_null(), "{half}");
+    let refused = &half["out_of_memory"];
     assert_eq!(refused["served_requests"], 2_868);
     assert!(refused["tick"].as_u64().unwrap() > 0 && refused["requested_bytes"].as_u64().unwrap() > 0, "{refused}");
     let output = run(&["replay", &real("gpt2-medium-hf"), "--pool", "caching", "--capacity", "29301407744"]);
@@ -236,8 +238,9 @@ fn a_job_of_several_devices_is_looked_at_device_by_device() {
 #[test]
 fn a_pool_that_cannot_have_a_job_is_left_out_and_the_others_are_shown() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("small.csv");
-    std::fs::write(&file, "tick,event,id,bytes\n1,alloc,1,512\n2,alloc,2,256\n3,free,1,\n4,free,2,\n").unwrap();
+    let file = dir.path().join("varies.csv");
+    std::fs::write(&file, "tick,event,id,bytes,dynamic\n1,alloc,1,5120,1\n2,alloc,2,2560,1\n3,free,1,,\n4,free,2,,\n")
+        .unwrap();
     let shown = run_json(&["replay", file.to_str().unwrap(), "--json"]);
     let names: Vec<&str> =
         shown["pools"].as_array().unwrap().iter().map(|pool| pool["name"].as_str().unwrap()).collect();
@@ -321,19 +324,35 @@ fn the_picture_is_one_file_that_names_every_pool() {
 fn what_is_asked_for_and_changes_nothing_is_said_to_do_that() {
     let file = &real("resnet50-olla");
     for (arguments, expected) in [
-        (&["--pool", "caching", "--disable", "stitch"][..], "--disable is for stitchd, and changes nothing"),
-        (&["--pool", "caching", "--set", "stitchd.granule=32MiB"], "settings of stitchd are for stitchd"),
-        (&["--pool", "caching", "--sweep", "gmlake.frag_limit=2MiB"], "settings of gmlake are for gmlake"),
-        (&["--pool", "native", "--conf", "max_split_size_mb:128"], "--conf is for caching and expandable"),
-        (&["--pool", "native", "--set", "caching.max_split_size_mb=128"], "settings of caching are for"),
+        (&["--pool", "caching", "--disable", "stitch"][..], "--disable changes nothing in a replay without stitchd"),
+        (
+            &["--pool", "caching", "--set", "stitchd.granule=32MiB"],
+            "a setting stitchd.… changes nothing in a replay without stitchd",
+        ),
+        (
+            &["--pool", "caching", "--sweep", "gmlake.frag_limit=2MiB"],
+            "a setting gmlake.… changes nothing in a replay without gmlake",
+        ),
+        (
+            &["--pool", "native", "--conf", "max_split_size_mb:128"],
+            "--conf changes nothing in a replay without caching or expandable",
+        ),
+        (&["--pool", "native", "--set", "caching.max_split_size_mb=128"], "a setting caching.… changes nothing"),
         (&["--pool", "caching", "--set", "caching.expandable_segments=True"], "--pool chooses"),
         (&["--pool", "caching", "--conf", "garbage_collection_threshold:0.8"], "does nothing without a limit"),
         (&["--pool", "stalloc,stitchd", "--disable", "plan"], "stitchd has none"),
+        (&["--pool", "caching", "--sweep", "caching.garbage_collection_threshold=0.5,0.8"], "does nothing without"),
     ] {
         let shown = run_json(&[&["replay", file, "--json"], arguments].concat());
         let notes = shown["notes"].to_string();
         assert!(notes.contains(expected), "{arguments:?}: {notes}");
         assert!(!notes.contains("(--plan-from-iteration gives it one)"), "{arguments:?}: {notes}");
+    }
+    // A share of the device means something where its size is tried.
+    for arguments in [["--sweep", "capacity=24GiB"], ["--min-capacity", "--pool=caching"]] {
+        let conf = ["replay", file, "--pool", "caching", "--conf", "per_process_memory_fraction:0.9", "--json"];
+        let notes = run(&[&conf[..], &arguments].concat()).stdout;
+        assert!(!String::from_utf8_lossy(&notes).contains("mean nothing"), "{arguments:?}");
     }
     for twice in [
         &["--capacity", "1GiB", "--set", "capacity=2GiB"][..],
@@ -389,8 +408,49 @@ fn bytes_that_are_handed_out_twice_are_told_where_shares_would_stand() {
     let text = String::from_utf8_lossy(&output.stdout);
     let row = text.lines().find(|line| line.starts_with("stalloc  ")).unwrap();
     assert!(row.contains("  -  ") && row.contains("overwrites ") && !row.contains('%'), "{text}");
+    let shown = run_json(&[&["replay", &real("resnet50-olla"), "--json"], &arguments[..]].concat());
+    let overwrites = pool(&shown, "stalloc");
+    assert!(overwrites["efficiency"].is_null() && overwrites["efficiency_after_plan"].is_null(), "{overwrites}");
     // The page says how it was made, so that it can be made again.
     let page = std::fs::read_to_string(&page).unwrap();
     assert!(page.contains("--repeat 2 --perturb 5 --plan-from-iteration 1 --pool stalloc"), "no command");
     assert!(page.contains(concat!("made by stitchd ", env!("CARGO_PKG_VERSION"))), "no version");
+}
+
+#[test]
+fn what_is_said_to_be_enough_is_enough() {
+    for arguments in [&["--plan-from-iteration", "1"][..], &[]] {
+        let file = real("gpt2-medium-hf");
+        let replay = [&["replay", &file, "--pool", "stitchd"], arguments].concat();
+        let verdict = run_json(&[&replay[..], &["--json"]].concat())["verdict"].as_str().unwrap().to_owned();
+        let words: Vec<&str> = verdict.split(' ').collect();
+        assert_eq!((words[3], words[4], words[5]), ("GiB", "with", "stitchd"), "{verdict}");
+        assert!(verdict.ends_with(" in the last iteration)"), "{verdict}");
+        let capacity = format!("{}GiB", words[2]);
+        let output = run(&[&replay[..], &["--capacity", &capacity]].concat());
+        assert!(output.status.success(), "{verdict}: {}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+#[test]
+fn what_a_plan_costs_and_what_a_disturbance_lacks_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("job.csv");
+    // No phases and no micro-batches; the last two of four blocks fit under nothing.
+    let rows: String = (0..4)
+        .map(|n| format!("{},alloc,{n},{},0,{}\n{},free,{n},,0,{}\n", 2 * n, 600 + n, n / 2, 2 * n + 1, n / 2))
+        .collect();
+    std::fs::write(&file, format!("tick,event,id,bytes,stream,iteration\n{rows}")).unwrap();
+    let file = file.to_str().unwrap();
+    let shown = run_json(&["replay", file, "--perturb", "1", "--pool", "caching", "--json"]);
+    assert!(shown["notes"].to_string().contains("adds no micro-batch and no evaluation here"), "{shown}");
+    // Requests of at most 512 bytes alone are nothing to plan for stalloc, and are served.
+    let small = dir.path().join("small.csv");
+    std::fs::write(&small, "tick,event,id,bytes\n1,alloc,1,5\n2,free,1,\n").unwrap();
+    let small = small.to_str().unwrap();
+    let text = String::from_utf8(run(&["replay", small]).stdout).unwrap();
+    assert!(text.starts_with("1 request in 1 iteration, ") && !text.contains("left out"), "{text}");
+    assert!(text.contains("stalloc serves from a plan of iteration 0"), "{text}");
+    let planned = run_json(&["plan", small, "--json"])["notes"].to_string();
+    assert!(planned.contains("rounded up to 512 B") && !planned.contains("leaves behind"), "{planned}");
 }

@@ -24,7 +24,7 @@ use crate::units::Bytes;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  stitchd demo\n  stitchd demo --repeat 5 --json")]
 pub(super) struct DemoArgs {
-    /// Which driver: cuda, hip or host
+    /// Which driver: auto, cuda, hip or host
     #[arg(long, value_name = "NAME", default_value = "host")]
     driver: DriverName,
     /// Replay the last iteration of each trace so many times more
@@ -55,7 +55,7 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
     // Before anything is started: a driver that is not there is said as everywhere else.
     if driver::open_shared(args.driver, &[], &Environment::read().library)?.is_none() {
         return Err(Failure::Usage(format!(
-            "processes cannot share the memory of the {} driver",
+            "processes cannot share the memory of the {} driver; the demo takes cuda, hip or host",
             args.driver.as_str()
         )));
     }

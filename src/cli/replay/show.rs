@@ -49,7 +49,7 @@ pub(super) fn print(args: &ReplayArgs, replayed: &Replayed<'_>, setup: &Setup) -
 }
 
 /// What was replayed, in a line.
-fn summary(script: &Script, setup: &Setup) -> String {
+pub(super) fn summary(script: &Script, setup: &Setup) -> String {
     let capacity = setup.capacity.map_or_else(String::new, |capacity| format!(", on a device of {capacity}"));
     format!(
         "{} in {}, peak live {}{capacity}",
@@ -60,7 +60,7 @@ fn summary(script: &Script, setup: &Setup) -> String {
 }
 
 /// What was asked for, so that it can be asked for again.
-fn command_line() -> String {
+pub(super) fn command_line() -> String {
     let quoted = |word: std::ffi::OsString| {
         let word = word.to_string_lossy().into_owned();
         let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=,:%+@".contains(letter);

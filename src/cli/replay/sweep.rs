@@ -126,10 +126,11 @@ impl Sweep {
         let setups = setups.collect::<Result<Vec<_>, _>>()?;
         let (has_plan, iterations) = (job.plan.is_some(), job.script.iterations);
         let (mut table, mut swept, mut is_enough) = (None, Vec::new(), true);
+        let mut said_of: Vec<Vec<String>> = Vec::new();
         for (value, setup) in self.values.iter().zip(&setups) {
             let mut said = Vec::new();
             let results = all(args, pools, job, setup, &mut said)?;
-            notes.extend(said.into_iter().map(|note| format!("{}={value}: {note}", self.key)));
+            said_of.push(said);
             let columns = show::Columns::of(&results, has_plan, iterations);
             let table = table.get_or_insert_with(|| columns.table(&[&self.key]));
             let mut shown: Vec<Value> = Vec::new();
@@ -140,9 +141,20 @@ impl Sweep {
             }
             swept.push(json!({ "key": self.key, "value": value, "pools": shown }));
         }
+        // What is so for every value is said once.
+        let (first, others) = said_of.split_first().map(|(first, others)| (first.clone(), others)).unwrap_or_default();
+        let of_all = |note: &String| others.iter().all(|said| said.contains(note));
+        notes.extend(first.iter().filter(|note| of_all(note)).cloned());
+        for (value, said) in self.values.iter().zip(&said_of) {
+            let own = said.iter().filter(|note| !(first.contains(note) && of_all(note)));
+            notes.extend(own.map(|note| format!("{}={value}: {note}", self.key)));
+        }
         if args.json {
-            print_json(&json!({ "trace": show::trace_json(job.script), "sweep": swept, "notes": notes }));
+            print_json(
+                &json!({ "trace": show::trace_json(job.script), "sweep": swept, "notes": notes, "command": show::command_line() }),
+            );
         } else {
+            outln!("{}", show::summary(job.script, setup));
             table.iter().for_each(print_out);
             outln!("driver seconds are modelled: {}", setup.costs.source);
             notes.iter().for_each(|note| outln!("note: {note}"));
