@@ -263,7 +263,7 @@ impl CachingAllocator {
     }
 
     /// Waits for all streams, and gives back every segment, and every page of an expandable one, of which nothing is in use.
-    fn release_cached(&mut self) {
+    pub(in crate::replay) fn release_cached(&mut self) {
         for (slot, block) in std::mem::take(&mut self.pending) {
             if self.blocks[block].is_pending && self.held[slot as usize].is_some_and(|held| held.block == block) {
                 self.complete(slot);

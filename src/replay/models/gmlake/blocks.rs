@@ -1,24 +1,27 @@
-//! pBlocks and sBlocks, which of them are idle, and who shows whom.
+//! pBlocks and sBlocks, which of them are idle, and who shows what.
 //!
-//! Where neighbours merge, two idle pBlocks that were one before they were split are one again, unless an sBlock shows one of them.
+//! An sBlock knows stretches of chunks, not pBlocks: these are split and merge under it. A chunk is known by where it was mapped first, which no split changes; between what was created at different
+//! times there is a gap, so that neighbours are of one creation.
 //!
-//! Invariants: chunks belong to one pBlock; a pBlock serves one allocation at a time, itself or through one sBlock; an sBlock is idle when all its pBlocks are.
+//! Whether an sBlock is idle is found out when somebody asks: to keep count would be work for every sBlock that shows a pBlock whenever that is taken. One that is found busy waits at a pBlock that keeps it so.
+//!
+//! Invariants: chunks belong to one pBlock; a pBlock serves one allocation at a time, itself or through one sBlock; an sBlock that serves none is listed, or waits at an active pBlock that it shows.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::StreamId;
 use crate::units::{Bytes, DeviceAddress};
 
-/// A pBlock.
+/// A pBlock. Names are used again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct PBlockId(u32);
 
-/// An sBlock.
+/// An sBlock. Names are used again.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct SBlockId(u32);
 
 /// What an allocation is served by.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Member {
     P(PBlockId),
     S(SBlockId),
@@ -29,19 +32,26 @@ struct PBlock {
     len: Bytes,
     stream: StreamId,
     address: DeviceAddress,
+    /// Where its chunks were mapped first.
+    start: u64,
     is_active: bool,
-    /// sBlocks that show it.
-    shown_by: Vec<SBlockId>,
-    /// What was split off before and behind it.
-    prev: Option<PBlockId>,
-    next: Option<PBlockId>,
+    /// sBlocks that show it and are busy at least as long as it is active.
+    waiting: Vec<SBlockId>,
 }
 
 impl PBlock {
-    /// It is idle, and nobody shows it.
-    fn may_merge(&self) -> bool {
-        !self.is_active && self.shown_by.is_empty()
+    fn end(&self) -> u64 {
+        self.start + self.len.get()
     }
+}
+
+/// Chunks that follow each other.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    start: u64,
+    end: u64,
+    /// The pBlock that began there once; most still do, and need no search.
+    first: PBlockId,
 }
 
 #[derive(Clone, Debug)]
@@ -49,31 +59,52 @@ struct SBlock {
     len: Bytes,
     stream: StreamId,
     address: DeviceAddress,
-    parts: Vec<PBlockId>,
-    /// How many of them are active.
-    active: usize,
+    stretches: Vec<Stretch>,
     used: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// In the lists of those that may be idle.
+    Listed,
+    /// This active pBlock keeps it busy.
+    Waiting(PBlockId),
+    /// It serves an allocation with its first so many bytes.
+    Active(Bytes),
+    /// The same, and chunks that it did not use were given back under it: it goes when it is free.
+    Doomed(Bytes),
 }
 
 /// All blocks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Blocks {
-    /// Those that were split leave a hole.
     p: Vec<Option<PBlock>>,
-    /// Those that were freed leave a hole.
+    unused_p: Vec<PBlockId>,
     s: Vec<Option<SBlock>>,
-    stitches: usize,
+    unused_s: Vec<SBlockId>,
     /// Bytes of addresses of all sBlocks: many show the same bytes.
     stitched: u128,
-    /// Idle blocks by stream and size.
-    idle: BTreeSet<(StreamId, Bytes, Member)>,
-    /// Idle pBlocks alone.
-    idle_p: BTreeSet<(StreamId, Bytes, PBlockId)>,
-    /// Idle sBlocks by when they were last used.
-    idle_s: BTreeSet<(u64, SBlockId)>,
+    /// pBlocks by their first chunk.
+    by_start: BTreeMap<u64, PBlockId>,
+    /// Idle pBlocks by stream, size and address.
+    idle_p: BTreeSet<(StreamId, Bytes, DeviceAddress, PBlockId)>,
+    /// sBlocks that may be idle, alike.
+    listed: BTreeSet<(StreamId, Bytes, DeviceAddress, SBlockId)>,
+    /// The same by when they were last used.
+    by_use: BTreeSet<(u64, SBlockId)>,
     clock: u64,
     /// Idle neighbours become one.
     merges: bool,
+}
+
+/// What was given back.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Released {
+    /// Sizes of pBlocks.
+    pub(super) p: Vec<Bytes>,
+    /// Sizes of sBlocks that showed them.
+    pub(super) s: Vec<Bytes>,
 }
 
 impl Blocks {
@@ -82,11 +113,11 @@ impl Blocks {
     }
 
     fn p(&self, id: PBlockId) -> &PBlock {
-        self.p[id.0 as usize].as_ref().expect("nobody keeps the name of a pBlock that was split")
+        self.p[id.0 as usize].as_ref().expect("nobody keeps the name of a pBlock that is gone")
     }
 
     fn p_mut(&mut self, id: PBlockId) -> &mut PBlock {
-        self.p[id.0 as usize].as_mut().expect("nobody keeps the name of a pBlock that was split")
+        self.p[id.0 as usize].as_mut().expect("nobody keeps the name of a pBlock that is gone")
     }
 
     fn s(&self, id: SBlockId) -> &SBlock {
@@ -101,12 +132,12 @@ impl Blocks {
         self.p(id).len
     }
 
-    pub(super) fn address_of(&self, id: PBlockId) -> DeviceAddress {
-        self.p(id).address
+    pub(super) fn stitched_len_of(&self, id: SBlockId) -> Bytes {
+        self.s(id).len
     }
 
     pub(super) fn stitches(&self) -> usize {
-        self.stitches
+        self.s.len() - self.unused_s.len()
     }
 
     pub(super) fn stitched(&self) -> u128 {
@@ -114,58 +145,88 @@ impl Blocks {
     }
 
     pub(super) fn census(&self) -> (Vec<Bytes>, Vec<(Bytes, usize)>) {
-        let p = self.p.iter().flatten().map(|block| block.len);
-        let s = self.s.iter().flatten().map(|block| (block.len, block.parts.len()));
-        (p.collect(), s.collect())
+        let p = self.by_start.values().map(|id| self.p(*id).len);
+        let mut s: Vec<&SBlock> = self.s.iter().flatten().collect();
+        s.sort_by_key(|block| block.address);
+        let shown = |block: &SBlock| block.stretches.iter().flat_map(|stretch| self.within(*stretch)).count();
+        (p.collect(), s.iter().map(|block| (block.len, shown(block))).collect())
     }
 
-    /// An idle block of exactly this size.
-    pub(super) fn exact(&self, stream: StreamId, len: Bytes) -> Option<Member> {
-        let first = (stream, len, Member::P(PBlockId(0)));
-        let found = self.idle.range(first..).next()?;
-        Some(found.2).filter(|_| (found.0, found.1) == (stream, len))
+    /// The idle pBlock of at least this size that is the smallest, and of those the lowest.
+    pub(super) fn smallest_p(&self, stream: StreamId, len: Bytes) -> Option<PBlockId> {
+        let found = self.idle_p.range((stream, len, FIRST, PBlockId(0))..).next()?;
+        Some(found.3).filter(|_| found.0 == stream)
     }
 
-    /// The smallest idle pBlock that is larger, and large enough to be split.
-    pub(super) fn best_fit(&self, stream: StreamId, len: Bytes, frag_limit: Bytes) -> Option<PBlockId> {
-        let from = (stream, len.max(frag_limit), PBlockId(0));
-        let found = self.idle_p.range(from..).find(|(_, found, _)| *found > len)?;
-        Some(found.2).filter(|_| found.0 == stream)
+    /// The idle sBlock that is the smallest of those of at least `len` and at most `most`, and of those the lowest.
+    pub(super) fn smallest_s(&mut self, stream: StreamId, len: Bytes, most: Bytes) -> Option<SBlockId> {
+        loop {
+            let (of, found, _, id) = *self.listed.range((stream, len, FIRST, SBlockId(0))..).next()?;
+            if of != stream || found > most {
+                return None;
+            }
+            if self.is_idle(id) {
+                return Some(id);
+            }
+        }
     }
 
-    /// Idle pBlocks that may be stitched.
-    pub(super) fn largest_first(&self, stream: StreamId, frag_limit: Bytes) -> impl Iterator<Item = PBlockId> + '_ {
-        let of_stream = self.idle_p.range((stream, frag_limit, PBlockId(0))..=(stream, Bytes::MAX, PBlockId(u32::MAX)));
-        of_stream.rev().map(|(.., id)| *id)
+    /// Idle pBlocks of at least this size, from the largest down, of equal ones from the highest.
+    pub(super) fn largest_first(&self, stream: StreamId, min: Bytes) -> impl Iterator<Item = PBlockId> + '_ {
+        let last = (stream, Bytes::MAX, DeviceAddress::new(u64::MAX), PBlockId(u32::MAX));
+        self.idle_p.range((stream, min, FIRST, PBlockId(0))..=last).rev().map(|(.., id)| *id)
     }
 
+    /// A pBlock of new chunks. `address` is beyond all that were given before, and not next to them.
     pub(super) fn add_p(&mut self, stream: StreamId, len: Bytes, address: DeviceAddress) -> PBlockId {
-        let id = PBlockId(self.p.len() as u32);
-        let (prev, next) = (None, None);
-        self.p.push(Some(PBlock { len, stream, address, is_active: false, shown_by: Vec::new(), prev, next }));
+        let start = address.get();
+        self.insert_p(PBlock { len, stream, address, start, is_active: false, waiting: Vec::new() })
+    }
+
+    fn insert_p(&mut self, block: PBlock) -> PBlockId {
+        let id = self.unused_p.pop().unwrap_or_else(|| {
+            self.p.push(None);
+            PBlockId(self.p.len() as u32 - 1)
+        });
+        self.by_start.insert(block.start, id);
+        self.p[id.0 as usize] = Some(block);
         self.list_p(id);
         id
     }
 
-    /// An sBlock over idle pBlocks, or over some of which the first is about to be used.
+    /// Takes an idle pBlock out of all lists.
+    fn remove_p(&mut self, id: PBlockId) -> PBlock {
+        self.unlist_p(id);
+        let block = self.p[id.0 as usize].take().expect("it was just taken from a list");
+        self.by_start.remove(&block.start);
+        self.unused_p.push(id);
+        block
+    }
+
+    /// An sBlock over idle pBlocks.
     pub(super) fn add_s(&mut self, stream: StreamId, parts: &[PBlockId], address: DeviceAddress) -> SBlockId {
-        let id = SBlockId(self.s.len() as u32);
+        let mut stretches: Vec<Stretch> = Vec::with_capacity(parts.len());
+        for id in parts {
+            let (start, end) = (self.p(*id).start, self.p(*id).end());
+            match stretches.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => stretches.push(Stretch { start, end, first: *id }),
+            }
+        }
         let len: Bytes = parts.iter().map(|part| self.p(*part).len).sum();
-        let active = parts.iter().filter(|part| self.p(**part).is_active).count();
         self.clock += 1;
-        self.s.push(Some(SBlock { len, stream, address, parts: parts.to_vec(), active, used: self.clock }));
-        self.stitches += 1;
+        let id = self.unused_s.pop().unwrap_or_else(|| {
+            self.s.push(None);
+            SBlockId(self.s.len() as u32 - 1)
+        });
+        self.s[id.0 as usize] =
+            Some(SBlock { len, stream, address, stretches, used: self.clock, state: State::Listed });
         self.stitched += u128::from(len.get());
-        for part in parts {
-            self.p_mut(*part).shown_by.push(id);
-        }
-        if active == 0 {
-            self.list_s(id);
-        }
+        self.list_s(id);
         id
     }
 
-    /// Two pBlocks where an idle one was. Whoever showed it shows both.
+    /// Two pBlocks where an idle one was. The first keeps its name.
     pub(super) fn split(
         &mut self,
         id: PBlockId,
@@ -173,60 +234,57 @@ impl Blocks {
         (first, second): (DeviceAddress, DeviceAddress),
     ) -> (PBlockId, PBlockId) {
         self.unlist_p(id);
-        let whole = self.p[id.0 as usize].take().expect("it was just taken from a list");
-        let front = self.add_p(whole.stream, len, first);
-        let rest = self.add_p(whole.stream, whole.len - len, second);
-        for shown_by in &whole.shown_by {
-            let parts = &mut self.s_mut(*shown_by).parts;
-            let at = parts.iter().position(|part| *part == id).expect("both sides know of it");
-            parts.splice(at..=at, [front, rest]);
-        }
-        self.link(whole.prev, Some(front));
-        self.link(Some(front), Some(rest));
-        self.link(Some(rest), whole.next);
-        self.p_mut(front).shown_by.clone_from(&whole.shown_by);
-        self.p_mut(rest).shown_by = whole.shown_by;
-        (front, rest)
+        let block = self.p_mut(id);
+        let rest = PBlock { len: block.len - len, address: second, start: block.start + len.get(), ..block.clone() };
+        (block.len, block.address) = (len, first);
+        self.list_p(id);
+        (id, self.insert_p(rest))
     }
 
-    fn link(&mut self, prev: Option<PBlockId>, next: Option<PBlockId>) {
-        if let Some(prev) = prev {
-            self.p_mut(prev).next = next;
-        }
-        if let Some(next) = next {
-            self.p_mut(next).prev = prev;
+    /// The same where the pBlock is, without new addresses.
+    pub(super) fn split_in_place(&mut self, id: PBlockId, len: Bytes) -> (PBlockId, PBlockId) {
+        let address = self.p(id).address;
+        self.split(id, len, (address, DeviceAddress::new(address.get() + len.get())))
+    }
+
+    /// The pBlock that a chunk belongs to, unless it was given back.
+    fn of_chunk(&self, chunk: u64) -> Option<PBlockId> {
+        let (_, id) = self.by_start.range(..=chunk).next_back()?;
+        Some(*id).filter(|id| chunk < self.p(*id).end())
+    }
+
+    /// pBlocks that have chunks of a stretch: none, if they were given back.
+    fn within(&self, Stretch { start, end, first }: Stretch) -> impl Iterator<Item = PBlockId> + '_ {
+        let is_there = self.p[first.0 as usize].as_ref().is_some_and(|block| block.start == start);
+        let first = if is_there { Some(first) } else { self.of_chunk(start) };
+        let behind = move |id: &PBlockId| {
+            let at = self.p(*id).end();
+            if at < end { self.by_start.get(&at).copied() } else { None }
+        };
+        std::iter::successors(first, behind)
+    }
+
+    /// Puts a border between pBlocks there.
+    fn cut(&mut self, chunk: u64) {
+        let Some(id) = self.of_chunk(chunk) else { return };
+        let front = chunk - self.p(id).start;
+        if front > 0 {
+            self.split_in_place(id, Bytes::new(front));
         }
     }
 
-    /// Makes an idle pBlock one with the idle neighbour behind it, if nobody shows either. Says whether it did.
-    fn merge(&mut self, front: PBlockId, rest: PBlockId) -> bool {
-        if !self.merges || !self.p(front).may_merge() || !self.p(rest).may_merge() {
-            return false;
-        }
-        self.unlist_p(front);
-        self.unlist_p(rest);
-        let taken = self.p[rest.0 as usize].take().expect("it was just taken from a list");
-        self.p_mut(front).len += taken.len;
-        self.link(Some(front), taken.next);
-        self.list_p(front);
-        true
+    /// Whether nobody uses a chunk of it. One that is busy waits until it may be idle.
+    fn is_idle(&mut self, id: SBlockId) -> bool {
+        let shown = |stretch: &Stretch| self.within(*stretch).find(|part| self.p(*part).is_active);
+        let Some(keeper) = self.s(id).stretches.iter().find_map(shown) else { return true };
+        self.unlist_s(id);
+        self.s_mut(id).state = State::Waiting(keeper);
+        self.p_mut(keeper).waiting.push(id);
+        false
     }
 
-    /// The same with all its neighbours: of those before and behind several may have become free at once.
-    fn merge_around(&mut self, id: PBlockId) {
-        let mut first = id;
-        while let Some(prev) = self.p(first).prev
-            && self.merge(prev, first)
-        {
-            first = prev;
-        }
-        while let Some(next) = self.p(first).next
-            && self.merge(first, next)
-        {}
-    }
-
-    /// An allocation is served by it.
-    pub(super) fn take(&mut self, member: Member) -> DeviceAddress {
+    /// An allocation of `len` bytes is served by it: all of a pBlock, or the first bytes of an idle sBlock, whose pBlocks end there then.
+    pub(super) fn take(&mut self, member: Member, len: Bytes) -> DeviceAddress {
         self.clock += 1;
         match member {
             Member::P(id) => {
@@ -234,97 +292,170 @@ impl Blocks {
                 self.p(id).address
             }
             Member::S(id) => {
-                let used = self.clock;
-                for part in self.s(id).parts.clone() {
-                    self.activate(part);
+                self.unlist_s(id);
+                for stretch in first_bytes(&self.s(id).stretches, len) {
+                    // Most are one pBlock still, and are not cut.
+                    let fits = |id| (self.p(id).start, self.p(id).end()) == (stretch.start, stretch.end);
+                    if !self.within(stretch).next().is_some_and(fits) {
+                        self.cut(stretch.start);
+                        self.cut(stretch.end);
+                    }
+                    let parts: Vec<PBlockId> = self.within(stretch).collect();
+                    parts.into_iter().for_each(|part| self.activate(part));
                 }
+                let used = self.clock;
                 let block = self.s_mut(id);
-                block.used = used;
+                (block.used, block.state) = (used, State::Active(len));
                 block.address
             }
         }
     }
 
-    /// The allocation is over.
-    pub(super) fn give_back(&mut self, member: Member) {
-        match member {
-            Member::P(id) => self.deactivate(id),
-            Member::S(id) => {
-                for part in self.s(id).parts.clone() {
-                    self.deactivate(part);
-                }
+    /// The allocation is over. Says how long an sBlock was that goes with it.
+    pub(super) fn give_back(&mut self, member: Member) -> Option<Bytes> {
+        let id = match member {
+            Member::P(id) => {
+                self.deactivate(id);
+                return None;
             }
+            Member::S(id) => id,
+        };
+        let state = self.s(id).state;
+        let (State::Active(len) | State::Doomed(len)) = state else { return None };
+        for stretch in first_bytes(&self.s(id).stretches, len) {
+            // Those that merge with their neighbours are idle: the others keep their names.
+            let parts: Vec<PBlockId> = self.within(stretch).collect();
+            parts.into_iter().for_each(|part| self.deactivate(part));
         }
+        self.list_s(id);
+        matches!(state, State::Doomed(_)).then(|| self.remove_s(id))
     }
 
     fn activate(&mut self, id: PBlockId) {
         self.unlist_p(id);
         self.p_mut(id).is_active = true;
-        let showing = std::mem::take(&mut self.p_mut(id).shown_by);
-        for shown_by in &showing {
-            if self.s(*shown_by).active == 0 {
-                self.unlist_s(*shown_by);
-            }
-            self.s_mut(*shown_by).active += 1;
-        }
-        self.p_mut(id).shown_by = showing;
     }
 
     fn deactivate(&mut self, id: PBlockId) {
-        self.p_mut(id).is_active = false;
-        self.list_p(id);
-        let showing = std::mem::take(&mut self.p_mut(id).shown_by);
-        for shown_by in &showing {
-            self.s_mut(*shown_by).active -= 1;
-            if self.s(*shown_by).active == 0 {
-                self.list_s(*shown_by);
-            }
+        let block = self.p_mut(id);
+        block.is_active = false;
+        for waiting in std::mem::take(&mut block.waiting) {
+            self.list_s(waiting);
         }
-        self.p_mut(id).shown_by = showing;
-        self.merge_around(id);
+        if self.merges {
+            self.merge_around(id);
+        }
+        self.list_p(id);
+    }
+
+    /// Makes a pBlock that is in no list one with its idle neighbours.
+    fn merge_around(&mut self, id: PBlockId) {
+        let (start, end) = (self.p(id).start, self.p(id).end());
+        if let Some(next) = self.by_start.get(&end).copied().filter(|next| !self.p(*next).is_active) {
+            let next = self.remove_p(next);
+            self.p_mut(id).len += next.len;
+        }
+        let before = self.by_start.range(..start).next_back().map(|(_, id)| *id);
+        if let Some(prev) = before.filter(|prev| !self.p(*prev).is_active && self.p(*prev).end() == start) {
+            let prev = self.remove_p(prev);
+            self.by_start.remove(&start);
+            self.by_start.insert(prev.start, id);
+            let block = self.p_mut(id);
+            (block.start, block.address) = (prev.start, prev.address);
+            block.len += prev.len;
+        }
     }
 
     /// Drops the idle sBlock that was used longest ago, but not `kept`; says how long it was.
     pub(super) fn free_least_recent(&mut self, kept: SBlockId) -> Option<Bytes> {
-        let (_, id) = *self.idle_s.iter().find(|(_, id)| *id != kept)?;
-        self.unlist_s(id);
-        let freed = self.s[id.0 as usize].take().expect("it was just taken from a list");
-        self.stitches -= 1;
-        self.stitched -= u128::from(freed.len.get());
-        for part in &freed.parts {
-            self.p_mut(*part).shown_by.retain(|shown_by| *shown_by != id);
-        }
-        for part in freed.parts {
-            // One of them may be a part of its neighbour by now.
-            if self.p[part.0 as usize].is_some() {
-                self.merge_around(part);
+        loop {
+            let (_, id) = *self.by_use.iter().find(|(_, id)| *id != kept)?;
+            if self.is_idle(id) {
+                return Some(self.remove_s(id));
             }
         }
-        Some(freed.len)
+    }
+
+    /// Drops all sBlocks that serve no allocation, those included whose chunks others use, but not `kept`; says how long they were.
+    pub(super) fn free_unused(&mut self, kept: SBlockId) -> Vec<Bytes> {
+        let is_unused = |block: &SBlock| matches!(block.state, State::Listed | State::Waiting(_));
+        let unused: Vec<SBlockId> = self.all_s().filter(|id| *id != kept && is_unused(self.s(*id))).collect();
+        unused.into_iter().map(|id| self.remove_s(id)).collect()
+    }
+
+    /// Drops all idle pBlocks that are as they were created, and the sBlocks that show them.
+    pub(super) fn release(&mut self) -> Released {
+        let is_whole = |id: &PBlockId| {
+            let block = self.p(*id);
+            let before = self.by_start.range(..block.start).next_back();
+            !self.by_start.contains_key(&block.end()) && before.is_none_or(|(_, id)| self.p(*id).end() != block.start)
+        };
+        let whole: Vec<PBlockId> = self.idle_p.iter().map(|(.., id)| *id).filter(is_whole).collect();
+        let mut released = Released::default();
+        released.p.extend(whole.into_iter().map(|id| self.remove_p(id).len));
+        if released.p.is_empty() {
+            return released;
+        }
+        // What is given back is all of one creation, and so all of a stretch.
+        let has_lost = |id: &SBlockId| self.s(*id).stretches.iter().any(|lost| self.within(*lost).next().is_none());
+        let losers: Vec<SBlockId> = self.all_s().filter(has_lost).collect();
+        for id in losers {
+            let block = self.s_mut(id);
+            if let State::Active(len) = block.state {
+                block.stretches = first_bytes(&block.stretches, len);
+                block.state = State::Doomed(len);
+            } else {
+                released.s.push(self.remove_s(id));
+            }
+        }
+        released
+    }
+
+    fn all_s(&self) -> impl Iterator<Item = SBlockId> + '_ {
+        let names = self.s.iter().enumerate();
+        names.filter(|(_, block)| block.is_some()).map(|(at, _)| SBlockId(at as u32))
+    }
+
+    /// Drops an sBlock that serves no allocation; says how long it was.
+    fn remove_s(&mut self, id: SBlockId) -> Bytes {
+        match self.s(id).state {
+            State::Waiting(keeper) => self.p_mut(keeper).waiting.retain(|waiting| *waiting != id),
+            _ => self.unlist_s(id),
+        }
+        let freed = self.s[id.0 as usize].take().expect("its state was just read");
+        self.unused_s.push(id);
+        self.stitched -= u128::from(freed.len.get());
+        freed.len
     }
 
     fn list_p(&mut self, id: PBlockId) {
-        let (stream, len) = (self.p(id).stream, self.p(id).len);
-        self.idle_p.insert((stream, len, id));
-        self.idle.insert((stream, len, Member::P(id)));
+        let PBlock { stream, len, address, .. } = *self.p(id);
+        self.idle_p.insert((stream, len, address, id));
     }
 
     fn unlist_p(&mut self, id: PBlockId) {
-        let (stream, len) = (self.p(id).stream, self.p(id).len);
-        self.idle_p.remove(&(stream, len, id));
-        self.idle.remove(&(stream, len, Member::P(id)));
+        let PBlock { stream, len, address, .. } = *self.p(id);
+        self.idle_p.remove(&(stream, len, address, id));
     }
 
     fn list_s(&mut self, id: SBlockId) {
-        let (stream, len, used) = (self.s(id).stream, self.s(id).len, self.s(id).used);
-        self.idle_s.insert((used, id));
-        self.idle.insert((stream, len, Member::S(id)));
+        let block = self.s_mut(id);
+        block.state = State::Listed;
+        let SBlock { stream, len, address, used, .. } = *block;
+        self.by_use.insert((used, id));
+        self.listed.insert((stream, len, address, id));
     }
 
     fn unlist_s(&mut self, id: SBlockId) {
-        let (stream, len, used) = (self.s(id).stream, self.s(id).len, self.s(id).used);
-        self.idle_s.remove(&(used, id));
-        self.idle.remove(&(stream, len, Member::S(id)));
+        let SBlock { stream, len, address, used, .. } = *self.s(id);
+        self.by_use.remove(&(used, id));
+        self.listed.remove(&(stream, len, address, id));
+    }
+
+    /// How many blocks of both kinds there is room for.
+    #[cfg(test)]
+    pub(super) fn names(&self) -> usize {
+        self.p.len() + self.s.len()
     }
 
     /// Says what is wrong; nothing, unless there is a bug.
@@ -334,28 +465,60 @@ impl Blocks {
         if stitched != self.stitched {
             return Err(format!("{stitched} bytes are stitched, and {} are counted", self.stitched));
         }
-        for (at, block) in self.s.iter().enumerate() {
-            let Some(block) = block else { continue };
-            let id = SBlockId(at as u32);
-            let parts: Bytes = block.parts.iter().map(|part| self.p(*part).len).sum();
-            let active = block.parts.iter().filter(|part| self.p(**part).is_active).count();
-            let is_listed = self.idle.contains(&(block.stream, block.len, Member::S(id)));
-            if parts != block.len || active != block.active || is_listed != (active == 0) {
-                return Err(format!("{block:?}: {parts} in its parts, {active} of them active, listed: {is_listed}"));
+        for id in self.all_s() {
+            let block = self.s(id);
+            let shown: u64 = block.stretches.iter().map(|stretch| stretch.end - stretch.start).sum();
+            let parts: Vec<PBlockId> = block.stretches.iter().flat_map(|stretch| self.within(*stretch)).collect();
+            let is_listed = self.listed.contains(&(block.stream, block.len, block.address, id));
+            let is_right = match block.state {
+                State::Listed => shown == block.len.get(),
+                State::Waiting(keeper) => {
+                    self.p(keeper).is_active && self.p(keeper).waiting.contains(&id) && parts.contains(&keeper)
+                }
+                State::Active(len) => {
+                    let used = first_bytes(&block.stretches, len);
+                    used.iter().all(|stretch| self.within(*stretch).all(|part| self.p(part).is_active))
+                }
+                State::Doomed(len) => shown == len.get() && parts.iter().all(|part| self.p(*part).is_active),
+            };
+            if !is_right || is_listed != (block.state == State::Listed) {
+                return Err(format!("{block:?} with {parts:?} is listed: {is_listed}"));
             }
         }
-        for (at, block) in self.p.iter().enumerate() {
-            let Some(block) = block else { continue };
-            let id = PBlockId(at as u32);
-            let is_listed = self.idle_p.contains(&(block.stream, block.len, id));
-            if is_listed == block.is_active {
+        let mut before: Option<&PBlock> = None;
+        for (start, id) in &self.by_start {
+            let block = self.p(*id);
+            let is_listed = self.idle_p.contains(&(block.stream, block.len, block.address, *id));
+            if *start != block.start || is_listed == block.is_active || (is_listed && !block.waiting.is_empty()) {
                 return Err(format!("{block:?} is listed: {is_listed}"));
             }
-            let Some(next) = block.next.map(|next| self.p(next)) else { continue };
-            if next.prev != Some(id) || (self.merges && block.may_merge() && next.may_merge()) {
-                return Err(format!("{block:?} stands before {next:?}"));
+            if let Some(before) = before
+                && (before.end() > block.start
+                    || (self.merges && before.end() == block.start && !before.is_active && !block.is_active))
+            {
+                return Err(format!("{before:?} stands before {block:?}"));
             }
+            before = Some(block);
         }
-        Ok(())
+        let lost = self.p.len() - self.unused_p.len() - self.by_start.len();
+        if lost != 0 { Err(format!("{lost} pBlocks stand nowhere")) } else { Ok(()) }
     }
+}
+
+/// Where searches begin.
+const FIRST: DeviceAddress = DeviceAddress::new(0);
+
+/// The first `len` bytes of all stretches.
+fn first_bytes(stretches: &[Stretch], len: Bytes) -> Vec<Stretch> {
+    let mut left = len.get();
+    let mut first = Vec::with_capacity(stretches.len());
+    for stretch in stretches {
+        if left == 0 {
+            break;
+        }
+        let taken = left.min(stretch.end - stretch.start);
+        first.push(Stretch { end: stretch.start + taken, ..*stretch });
+        left -= taken;
+    }
+    first
 }
