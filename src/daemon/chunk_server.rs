@@ -544,7 +544,7 @@ impl<'a> Served<'a> {
         if let Some(delivery) = &mut self.delivery {
             if let Some(batch) = delivery.next_batch() {
                 let sent = send_batch(self.daemon, self.connection, delivery, &batch).await;
-                if let Err(error @ ChannelError::System(_)) = &sent {
+                if let Err(error @ (ChannelError::System(_) | ChannelError::TimedOut)) = &sent {
                     let request = delivery.request;
                     self.delivery = None;
                     give_back(self.daemon, self.entry.id, &std::mem::take(&mut self.delivered));

@@ -71,8 +71,12 @@ impl Connections {
         Some(Seat { connections: Arc::clone(self), identity, unread: 0 })
     }
 
-    /// The turn of what a process does one at a time. `None` where it has no place.
+    /// The turn of what a process does one at a time. `None` where it has no place. Where the kernel cannot tell processes apart each call has its own: one that nobody knows must not hold up all
+    /// the others.
     pub(super) fn turn(&self, identity: Identity) -> Option<Arc<Semaphore>> {
+        if identity == Identity::Unknown {
+            return Some(Arc::new(Semaphore::new(1)));
+        }
         let mut of = self.lock();
         let turn = of.get_mut(&identity)?.turn.get_or_insert_with(|| Arc::new(Semaphore::new(1)));
         Some(Arc::clone(turn))
@@ -145,6 +149,19 @@ mod tests {
         assert!(connections.enter(&one).is_some());
         drop(seats);
         assert!(connections.lock().is_empty());
+    }
+
+    #[test]
+    fn a_process_has_one_turn_and_those_whom_nobody_knows_have_one_each() {
+        let connections = Connections::new(1024, 1024);
+        let unknown = Peer { pidfd: None, identity: Identity::Unknown, pid: 0 };
+        let _seats = [&process(1), &process(1), &unknown].map(|peer| connections.enter(peer).unwrap());
+        let turn = |identity| connections.turn(identity).unwrap().try_acquire_owned();
+        let _first = turn(Identity::Pidfs(1)).unwrap();
+        assert!(turn(Identity::Pidfs(1)).is_err());
+        let _unknown = turn(Identity::Unknown).unwrap();
+        assert!(turn(Identity::Unknown).is_ok());
+        assert!(connections.turn(Identity::Pidfs(2)).is_none());
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! The gate before the gRPC service of plans, the only one whose messages are large. Without it whoever may connect could have the daemon hold as much memory as they like: messages of which the end
+//! The gate before the gRPC services whose messages are large: plans, and the status of the daemon, which grows with its sessions. Without it whoever may connect could have the daemon hold as much memory as they like: messages of which the end
 //! never comes, or replies that nobody reads.
 //!
-//! A `Put` goes in one at a time for each process, a few at a time for the node, and has so long to arrive: who stops half way gives the place back. A `Get` goes one at a time for each process, until its
+//! A `Put` goes in one at a time for each process, a few at a time for the node, and has so long to arrive: who stops half way gives the place back. A `Get` and a `Status` go one at a time for each process, until the
 //! reply was read; nobody else waits for that. Every other call has small messages and passes.
 //!
 //! Not for: what the calls mean.
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Body>, std::convert::Infallible>> + Send>>;
 
-/// A service of plans behind the gate: once for large messages, once for small ones.
+/// A service behind the gate: once for large messages, once for small ones.
 #[derive(Clone, Debug)]
 pub(super) struct Gate<S> {
     large: S,
@@ -69,9 +69,9 @@ where
 
     fn call(&mut self, request: http::Request<Body>) -> Answer {
         let call = request.uri().path().rsplit('/').next().unwrap_or_default();
-        let (is_put, is_get) = (call == "Put", call == "Get");
+        let (is_put, is_held) = (call == "Put", call == "Get" || call == "Status");
         let Gate { mut large, mut small, connections, places } = self.clone();
-        if !is_put && !is_get {
+        if !is_put && !is_held {
             return Box::pin(small.call(request));
         }
         Box::pin(async move {
@@ -149,6 +149,7 @@ mod tests {
     use http_body::Body as _;
 
     use super::*;
+    use crate::wire::peer::{Identity, Peer};
 
     /// A message in one frame, and what ends it.
     struct Reply(Vec<Frame<Bytes>>);
@@ -187,5 +188,53 @@ mod tests {
         assert!(next().is_none() && turn.available_permits() == 0);
         drop(reply);
         assert_eq!(turn.available_permits(), 1);
+    }
+
+    /// Answers at once, whatever it is asked.
+    #[derive(Clone)]
+    struct Answers;
+
+    impl Service<http::Request<Body>> for Answers {
+        type Response = http::Response<Body>;
+        type Error = std::convert::Infallible;
+        type Future = std::future::Ready<Result<http::Response<Body>, std::convert::Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+            let reply = Reply(vec![Frame::data(Bytes::from_static(b"reply"))]);
+            std::future::ready(Ok(http::Response::new(Body::new(reply))))
+        }
+    }
+
+    impl NamedService for Answers {
+        const NAME: &'static str = "stitchd.v1.Admin";
+    }
+
+    #[test]
+    fn who_does_not_read_a_large_reply_gets_no_second_one_and_the_others_get_theirs() {
+        let connections = Connections::new(1024, 1024);
+        let process = |number| Peer { pidfd: None, identity: Identity::Pidfs(number), pid: 1 };
+        let _seats = [1, 2].map(|number| connections.enter(&process(number)).unwrap());
+        let mut gate = Gate::new(Answers, Answers, Arc::clone(&connections));
+        let mut ask = |call: &str, number| {
+            let mut request = http::Request::new(Body::empty());
+            *request.uri_mut() = format!("/stitchd.v1.Admin/{call}").parse().unwrap();
+            request.extensions_mut().insert(PeerInfo(Arc::new(process(number))));
+            gate.call(request)
+        };
+        let poll = |answer: &mut Answer| match answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(reply)) => Some(reply),
+            Poll::Pending => None,
+        };
+        let unread = poll(&mut ask("Status", 1)).expect("it is the first");
+        let mut second = ask("Status", 1);
+        assert!(poll(&mut second).is_none() && poll(&mut ask("Get", 1)).is_none());
+        assert!(poll(&mut ask("Status", 2)).is_some(), "another process waits for nobody");
+        assert!(poll(&mut ask("List", 1)).is_some(), "nor does a small reply");
+        drop(unread);
+        assert!(poll(&mut second).is_some());
     }
 }

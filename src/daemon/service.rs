@@ -1,5 +1,6 @@
 //! The gRPC services: each call is checked, carried out, and answered; the ledger decides.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,6 +54,8 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
     };
     const SMALL: usize = limits::GRPC_SMALL_MESSAGE_LEN_MAX;
     let plans = Gate::new(plans(limits::GRPC_MESSAGE_LEN_MAX), plans(SMALL), Arc::clone(&daemon.connections));
+    let admin = AdminServer::new(service.clone()).max_decoding_message_size(SMALL);
+    let admin = Gate::new(admin.clone(), admin, Arc::clone(&daemon.connections));
     let incoming = accept(Arc::clone(&daemon.connections), listener);
     tonic::transport::Server::builder()
         .max_concurrent_streams(limits::GRPC_STREAMS_MAX)
@@ -64,7 +67,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
         .add_service(SessionsServer::new(service.clone()).max_decoding_message_size(SMALL))
         .add_service(LeasesServer::new(service.clone()).max_decoding_message_size(limits::GRPC_LEASE_MESSAGE_LEN_MAX))
         .add_service(plans)
-        .add_service(AdminServer::new(service).max_decoding_message_size(SMALL))
+        .add_service(admin)
         .serve_with_incoming_shutdown(incoming, daemon.ended())
         .await?;
     Ok(())
@@ -519,9 +522,10 @@ fn device_statuses(daemon: &Daemon) -> Vec<v1::DeviceStatus> {
 
 fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
     let views = daemon.steward.sessions();
+    let views: HashMap<SessionId, _> = views.iter().map(|view| (view.session, view)).collect();
     let now = daemon.clock.now();
     let status = |entry: &Arc<Entry>| {
-        let view = views.iter().find(|view| view.session == entry.id)?;
+        let view = views.get(&entry.id)?;
         let counters = daemon.session_counters(entry.id);
         Some(v1::SessionStatus {
             session_id: entry.id.0,

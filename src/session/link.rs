@@ -73,6 +73,7 @@ impl Link {
                 link.says_working = welcome.says_working;
                 Ok((link, page))
             }
+            (daemon_frame::What::Welcome(_), None, _) => Err(ChannelError::DescriptorsLost.into()),
             (daemon_frame::What::Refused(refused), None, _) => Err(refusal(&refused)),
             _ => Err(malformed("welcome", "the daemon's first answer is neither a welcome nor a refusal").into()),
         }
@@ -101,13 +102,9 @@ impl Link {
         }
         let sent = self.send(client_frame::What::Acquire(v1::Acquire { request, want: Some(wanted.into()) }));
         let mut leased = Vec::new();
+        // Given up until its answer has come.
+        receiving.given_up.push(request);
         let outcome = sent.and_then(|()| self.receive_lease(request, &mut leased, &mut receiving));
-        let is_over = |error: &SessionError| {
-            matches!(error, SessionError::Refused { .. } | SessionError::Channel(ChannelError::Closed))
-        };
-        if outcome.as_ref().is_err_and(|error| !is_over(error)) {
-            receiving.given_up.push(request);
-        }
         if outcome.is_err() && !leased.is_empty() {
             // All or none: what came is ours, as the daemon sees it, and nobody here wants it any more.
             let ids = leased.iter().map(|(id, ..)| *id).collect();
@@ -131,6 +128,9 @@ impl Link {
         loop {
             match self.receive() {
                 Ok((daemon_frame::What::Batch(batch), fds)) if batch.request == request => {
+                    if batch.is_last {
+                        receiving.is_answered(request);
+                    }
                     if self.take_batch(&batch, fds, leased)? {
                         return Ok(());
                     }
@@ -140,6 +140,7 @@ impl Link {
                     self.turn_down(&batch, receiving)?;
                 }
                 Ok((daemon_frame::What::Refused(refused), _)) if refused.request == request || refused.request == 0 => {
+                    receiving.is_answered(request);
                     return Err(refusal(&refused));
                 }
                 Ok((daemon_frame::What::Refused(refused), _)) => receiving.is_answered(refused.request),
@@ -161,10 +162,13 @@ impl Link {
         self.send(client_frame::What::Ack(v1::Ack { request: batch.request }))?;
         let chunks = convert::chunks("batch.chunks", &batch.chunks)?;
         if chunks.len() != fds.len() {
-            let what = format!("{} chunks came with {} descriptors", chunks.len(), fds.len());
+            let (told, came) = (chunks.len(), fds.len());
             // They are ours, as the daemon sees it.
             self.release(chunks.into_iter().map(|(id, _)| id).collect())?;
-            return Err(malformed("batch.chunks", what).into());
+            if came < told {
+                return Err(ChannelError::DescriptorsLost.into());
+            }
+            return Err(malformed("batch.chunks", format!("{told} chunks came with {came} descriptors")).into());
         }
         leased.extend(chunks.into_iter().zip(fds).map(|((id, len), fd)| (id, len, fd)));
         Ok(batch.is_last)
@@ -230,6 +234,8 @@ fn refusal(refused: &v1::Refused) -> SessionError {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use super::*;
     use crate::ids::DeviceUuid;
     use crate::ladder::Shape;
@@ -269,6 +275,30 @@ mod tests {
         daemon(batch(1, 9, true));
         link.settle();
         assert_eq!(heard(), Err(ChannelError::WouldBlock));
+    }
+
+    #[test]
+    fn a_batch_whose_descriptors_found_no_room_goes_back_and_the_next_request_is_served() {
+        let (here, there) = FdChannel::pair().unwrap();
+        let link = link(here, Duration::from_secs(5));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let batch = |request, ids: &[u64]| {
+            let chunks = ids.iter().map(|id| v1::ChunkInfo { chunk_id: *id, len_bytes: 2 << 20 }).collect();
+            v1::DaemonFrame { what: Some(daemon_frame::What::Batch(v1::Batch { request, chunks, is_last: true })) }
+        };
+        // As the kernel passes it on where there is room for one: two chunks with one descriptor.
+        there.send(&batch(1, &[7, 8]), &[file.as_fd()]).unwrap();
+        let error = link.acquire(wanted(4)).unwrap_err();
+        assert_eq!(error, SessionError::Channel(ChannelError::DescriptorsLost));
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
+        let heard = || there.receive_now::<v1::ClientFrame>().map(|(frame, _)| frame.what.unwrap());
+        assert!(matches!(heard(), Ok(client_frame::What::Acquire(_))));
+        assert!(matches!(heard(), Ok(client_frame::What::Ack(ack)) if ack.request == 1));
+        assert!(matches!(heard(), Ok(client_frame::What::Release(release)) if release.chunk_ids == [7, 8]));
+        assert!(link.receiving.lock().unwrap().given_up.is_empty(), "it was answered");
+        // The release was request 2.
+        there.send(&batch(3, &[9]), &[file.as_fd()]).unwrap();
+        assert_eq!(link.acquire(wanted(2)).unwrap().len(), 1);
     }
 
     #[test]

@@ -39,8 +39,8 @@ pub enum ChannelError {
     /// A message is longer than any should be.
     #[error("a message is longer than {max} bytes", max = limits::CHUNK_MESSAGE_LEN_MAX)]
     TooLong,
-    /// Descriptors were lost on the way.
-    #[error("a message came with more descriptors than {max}, or with some lost", max = limits::FDS_PER_MESSAGE_MAX)]
+    /// Descriptors that came could not be opened here.
+    #[error("this process may not have as many open files as memory was sent to it: raise its limit (ulimit -n)")]
     DescriptorsLost,
     /// More descriptors than a packet can carry.
     #[error("{0} descriptors are more than a message can carry, {max}", max = limits::FDS_PER_MESSAGE_MAX)]
@@ -63,11 +63,11 @@ impl ChannelError {
             ChannelError::Closed | ChannelError::TimedOut | ChannelError::Connect(_) | ChannelError::WouldBlock => {
                 ErrorKind::Unavailable
             }
-            ChannelError::TooLong
-            | ChannelError::DescriptorsLost
-            | ChannelError::TooManyDescriptors(_)
-            | ChannelError::Garbage(_) => ErrorKind::Invalid,
-            ChannelError::System(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::TOOMANYREFS) => {
+            ChannelError::TooLong | ChannelError::TooManyDescriptors(_) | ChannelError::Garbage(_) => {
+                ErrorKind::Invalid
+            }
+            ChannelError::DescriptorsLost
+            | ChannelError::System(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::TOOMANYREFS) => {
                 ErrorKind::Exhausted
             }
             ChannelError::System(_) => ErrorKind::Broken,
@@ -178,7 +178,8 @@ impl<S: AsFd> FdChannel<S> {
         }
     }
 
-    /// Receives one message with its descriptors.
+    /// Receives one message with its descriptors. Where this process may not have so many open files the kernel drops some of them, and the message comes with the rest: what it says of
+    /// those that are missing is true still, and somebody must answer for it.
     pub fn receive<M: Message + Default>(&self) -> Result<(M, Vec<OwnedFd>), ChannelError> {
         self.receive_message(self.blocks)
     }
@@ -218,9 +219,6 @@ impl<S: AsFd> FdChannel<S> {
             }
         }
         // From here on an early return closes what came.
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(ChannelError::DescriptorsLost);
-        }
         if received.flags.contains(ReturnFlags::TRUNC) || received.bytes > limits::CHUNK_MESSAGE_LEN_MAX {
             return Err(ChannelError::TooLong);
         }

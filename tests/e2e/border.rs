@@ -173,3 +173,42 @@ for _ in range(1000):
     assert!(output.status.success());
     assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
+
+#[test]
+fn a_process_without_open_files_hears_what_to_raise_and_goes_on_when_it_has_some() {
+    let daemon = TestDaemon::start(128);
+    let script = "\
+import os, resource, time
+first = malloc(1000)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+taken = []
+try:
+    while True: taken.append(os.open('/dev/null', os.O_RDONLY))
+except OSError: pass
+# Room for some of what comes, and for none.
+for left in (3, 0):
+    for fd in taken[:left]: os.close(fd)
+    began = time.monotonic()
+    assert lib.stitch_malloc(48 * MIB, 0, None) is None
+    why = lib.stitch_last_error().decode()
+    assert 'ulimit -n' in why, why
+    assert time.monotonic() - began < 4, time.monotonic() - began
+    taken = taken[left:] + [os.open('/dev/null', os.O_RDONLY) for _ in range(left)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+began = time.monotonic()
+for _ in range(20):
+    free(malloc(48 * MIB), 48 * MIB)
+assert time.monotonic() - began < 4, time.monotonic() - began
+print('fine', flush=True)
+import sys
+sys.stdin.readline()
+";
+    let Some(mut client) = python(&daemon, script) else { return };
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "fine");
+    // What came and was not wanted is not leased to anybody.
+    daemon.wait_for_device("leased_bytes", 50 << 20);
+    drop(client.stdin.take());
+    assert!(client.wait().unwrap().success());
+}

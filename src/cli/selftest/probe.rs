@@ -12,7 +12,7 @@ use super::{fork, helper, open};
 use crate::cli::{DONE, Failure, Outcome};
 use crate::clock::{Clock as _, SystemClock};
 use crate::driver::{Access, Cause, Driver, DriverError, DriverName, Rank};
-use crate::error::{ErrorKind, chain};
+use crate::error::chain;
 use crate::ids::{ChunkId, DeviceId};
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, Span};
@@ -178,6 +178,15 @@ fn play(args: &ProbeArgs, channel: &FdChannel, driver: Arc<dyn Driver>) -> Resul
         Role::Exports => stage.exports(),
         Role::Peers => stage.peers(),
         Role::Collectives => stage.collectives(),
+    }
+}
+
+/// A library for collectives had its communicators, and then failed.
+fn collectives_began(error: &DriverError) -> bool {
+    match &error.cause {
+        Cause::NoLibrary { .. } | Cause::Unsupported { .. } => false,
+        Cause::Library { function, .. } => !["ncclGetVersion", "ncclCommInitAll"].contains(function),
+        _ => true,
     }
 }
 
@@ -388,8 +397,8 @@ impl Stage<'_> {
                 said["library_version"] = json!(version);
                 said["wrong_places"] = json!(wrong);
             }
-            // What the library answers is an answer; that it is not there is none.
-            Err(error) if error.kind() != ErrorKind::Unsupported => said["refused"] = json!(in_words(error)),
+            // What the library says of the memory is an answer; that it is not there, or does not begin, is none.
+            Err(error) if collectives_began(&error) => said["refused"] = json!(in_words(error)),
             Err(error) => return Err(in_words(error)),
         }
         self.say(&said)

@@ -57,7 +57,8 @@ impl StitchingPool {
         if busy != self.live_bytes() {
             return Err(format!("{busy} of blocks serve, the pool says {}", self.live_bytes()));
         }
-        let shown: usize = self.sblocks.iter().map(|(_, block)| block.parts.len()).sum();
+        let in_place = self.sblocks.iter().filter(|(_, block)| block.place.is_in_range());
+        let shown: usize = in_place.map(|(_, block)| block.parts.len()).sum();
         if shown != self.shown_parts {
             return Err(format!("SBlocks have {shown} parts, the pool says {}", self.shown_parts));
         }

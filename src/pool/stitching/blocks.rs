@@ -85,6 +85,12 @@ pub(super) enum Place {
     Alias(Mapping),
 }
 
+impl Place {
+    pub(super) fn is_in_range(&self) -> bool {
+        matches!(self, Place::InRange)
+    }
+}
+
 /// All blocks of one size.
 #[derive(Debug)]
 pub(super) struct Class {
@@ -344,7 +350,7 @@ impl StitchingPool {
         let id = self.sblocks.vacant_key();
         let card = self.deal(BlockId::S(id), address, len, &parts, birth, 0);
         let (seat, made) = (Seat::Ready, self.moment);
-        self.shown_parts += parts.len();
+        self.shown_parts += if place.is_in_range() { parts.len() } else { 0 };
         self.sblocks.insert(SBlock { address, len, parts, seat, place, made, class, birth, card });
         for at in 0..self.sblocks[id].parts.len() {
             let part = self.sblocks[id].parts[at];
@@ -359,7 +365,7 @@ impl StitchingPool {
         assert!(!self.is_serving(BlockId::S(id)), "nobody uses the addresses any more");
         self.unlist(BlockId::S(id));
         let block = self.sblocks.remove(id);
-        self.shown_parts -= block.parts.len();
+        self.shown_parts -= if block.place.is_in_range() { block.parts.len() } else { 0 };
         let card = self.discard(block.card);
         for part in &block.parts {
             let part = &mut self.pblocks[*part];

@@ -7,7 +7,7 @@ use super::{StitchingPool, tape};
 use crate::ids::StreamId;
 use crate::units::{Bytes, Place as _};
 
-/// Parts of SBlocks above which those in place are forgotten: a cut goes through the parts of all that show it, and sizes that are never asked for again would make that a walk over
+/// Parts of SBlocks in place above which some of those are forgotten: a cut goes through the parts of all that show it, and sizes that are never asked for again would make that a walk over
 /// the square of their number.
 const SHOWN_PARTS_MAX: usize = 1 << 16;
 
@@ -80,7 +80,7 @@ impl StitchingPool {
             let parts = &mut self.sblock_mut(of).parts;
             let at = parts.iter().position(|part| *part == id).expect("a part is listed by its SBlock");
             parts.insert(at + 1, rest);
-            self.shown_parts += 1;
+            self.shown_parts += usize::from(self.sblocks[of].place.is_in_range());
             self.cards.get_mut(self.sblocks[of].card).parts.insert(rest);
         }
         rest
@@ -163,7 +163,7 @@ impl StitchingPool {
         if self.sblocks.len() < self.config.remembered_max && self.shown_parts < SHOWN_PARTS_MAX {
             return;
         }
-        let idle = self.least_recently_used(|block| matches!(block.place, Place::InRange));
+        let idle = self.least_recently_used(|block| block.place.is_in_range());
         let count = self.sblocks.len().min(self.config.remembered_max).div_ceil(4);
         for oldest in idle.into_iter().take(count) {
             let parts = self.remove_sblock(oldest);
@@ -209,7 +209,7 @@ impl StitchingPool {
         let of_gone = self.discard(gone.card);
         for of in gone.sblocks {
             self.sblock_mut(of).parts.retain(|part| *part != rest);
-            self.shown_parts -= 1;
+            self.shown_parts -= usize::from(self.sblocks[of].place.is_in_range());
             self.cards.get_mut(self.sblocks[of].card).parts.remove(rest);
         }
         let block = &mut self.pblocks[front];

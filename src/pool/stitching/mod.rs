@@ -148,7 +148,7 @@ pub struct StitchingPool {
     held: Bytes,
     /// Granules of all that serves.
     live_granules: u64,
-    /// Parts of all SBlocks together.
+    /// Parts of all SBlocks in place together.
     shown_parts: usize,
     /// Bytes of chunks that wait for the end of their range ([`Range::withheld`]).
     withheld: Bytes,

@@ -102,6 +102,7 @@ impl StitchingPool {
             chunks.extend(range.withheld);
         }
         (self.held, self.withheld, self.aliased) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        (self.live_granules, self.shown_parts) = (0, 0);
         chunks
     }
 

@@ -26,7 +26,14 @@ pub(super) fn collectives(subject: &Subject) -> Found {
     let helper = Helper::start(subject.name, subject.device.id(), Role::Collectives, subject.len_everywhere()?)?;
     let (said, _) = helper.hear()?;
     let figures = said.as_object().cloned().unwrap_or_default();
-    Ok((Answer::of(said["wrong_places"] == 0), figures))
+    let goes = said["wrong_places"] == 0;
+    let answer = match said["ranks"].as_u64() {
+        Some(1) if goes => {
+            Answer::Unknown("one device: an all-reduce is a copy there, and that copy is right".to_owned())
+        }
+        _ => Answer::of(goes),
+    };
+    Ok((answer, figures))
 }
 
 pub(super) fn daemon(_: &Subject) -> Found {
