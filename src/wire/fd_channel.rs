@@ -181,25 +181,30 @@ impl<S: AsFd> FdChannel<S> {
     /// Receives one message with its descriptors. Where this process may not have so many open files the kernel drops some of them, and the message comes with the rest: what it says of
     /// those that are missing is true still, and somebody must answer for it.
     pub fn receive<M: Message + Default>(&self) -> Result<(M, Vec<OwnedFd>), ChannelError> {
+        self.receive_some().map(|(message, fds, _)| (message, fds))
+    }
+
+    /// The same, and whether descriptors of it were dropped.
+    pub fn receive_some<M: Message + Default>(&self) -> Result<(M, Vec<OwnedFd>, bool), ChannelError> {
         self.receive_message(self.blocks)
     }
 
     /// The same without waiting, whatever the socket does: [`ChannelError::WouldBlock`] where nothing is there.
     pub fn receive_now<M: Message + Default>(&self) -> Result<(M, Vec<OwnedFd>), ChannelError> {
-        self.receive_message(false)
+        self.receive_message(false).map(|(message, fds, _)| (message, fds))
     }
 
-    fn receive_message<M: Message + Default>(&self, waits: bool) -> Result<(M, Vec<OwnedFd>), ChannelError> {
+    fn receive_message<M: Message + Default>(&self, waits: bool) -> Result<(M, Vec<OwnedFd>, bool), ChannelError> {
         PACKET.with_borrow_mut(|bytes| {
             // One byte more than allowed shows a message that is too long.
             bytes.resize(limits::CHUNK_MESSAGE_LEN_MAX + 1, 0);
-            let (len, fds) = self.receive_bytes(bytes, waits)?;
+            let (len, fds, is_cut) = self.receive_bytes(bytes, waits)?;
             let message = M::decode(&bytes[..len]).map_err(|error| ChannelError::Garbage(error.to_string()))?;
-            Ok((message, fds))
+            Ok((message, fds, is_cut))
         })
     }
 
-    fn receive_bytes(&self, bytes: &mut [u8], waits: bool) -> Result<(usize, Vec<OwnedFd>), ChannelError> {
+    fn receive_bytes(&self, bytes: &mut [u8], waits: bool) -> Result<(usize, Vec<OwnedFd>, bool), ChannelError> {
         let flags = if waits { RecvFlags::CMSG_CLOEXEC } else { RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT };
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(limits::FDS_PER_MESSAGE_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -225,7 +230,7 @@ impl<S: AsFd> FdChannel<S> {
         if received.bytes == 0 {
             return Err(ChannelError::Closed);
         }
-        Ok((received.bytes, fds))
+        Ok((received.bytes, fds, received.flags.contains(ReturnFlags::CTRUNC)))
     }
 }
 
