@@ -297,7 +297,7 @@ mod tests {
         };
         // As it looks where there is room for one: two chunks with one descriptor. (The kernel says then that it dropped some; here the daemon sent too few.)
         there.send(&batch(1, &[7, 8]), &[file.as_fd()]).unwrap();
-        assert_eq!(link.acquire(wanted(4)).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(link.acquire(wanted(4)).unwrap_err().kind(), ErrorKind::Broken);
         let heard = || there.receive_now::<v1::ClientFrame>().map(|(frame, _)| frame.what.unwrap());
         assert!(matches!(heard(), Ok(client_frame::What::Acquire(_))));
         assert!(matches!(heard(), Ok(client_frame::What::Ack(ack)) if ack.request == 1));
