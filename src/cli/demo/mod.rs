@@ -55,7 +55,7 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
     // Before anything is started: a driver that is not there is said as everywhere else.
     if driver::open_shared(args.driver, &[], &Environment::read().library)?.is_none() {
         return Err(Failure::Usage(format!(
-            "processes cannot share the memory of the {} driver; the demo takes cuda, hip or host",
+            "processes cannot share the memory of the {} driver; --help says which the demo takes",
             args.driver.as_str()
         )));
     }
