@@ -40,6 +40,15 @@ pub fn root<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     error
 }
 
+/// The first `max` characters of a text that is somebody else's, without what a terminal would take for orders.
+pub fn excerpt(text: &str, max: usize) -> String {
+    let mut shown: String = text.chars().take(max).flat_map(char::escape_debug).collect();
+    if text.chars().nth(max).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
 /// `error` and all its causes in one line, outermost first: "cannot do this: because of that: no such file".
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();

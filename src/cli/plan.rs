@@ -117,11 +117,7 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         }));
         return DONE;
     }
-    let made_from = match iteration {
-        0 => "iteration 0".to_owned(),
-        _ => format!("iterations 0 and {iteration}"),
-    };
-    outln!("plan {} from {made_from} of {}", plan.id().to_hex(), file.display());
+    outln!("plan {} from {} of {}", plan.id().to_hex(), made_from(iteration), file.display());
     outln!(
         "  requests   {} planned, {} vary and are left to the pools",
         plan.entries.len(),
@@ -141,6 +137,14 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         None => outln!("  not written; -o FILE writes it"),
     }
     DONE
+}
+
+/// What a plan for `iteration` is made from, in words.
+pub(super) fn made_from(iteration: u32) -> String {
+    match iteration {
+        0 => "iteration 0".to_owned(),
+        _ => format!("iterations 0 and {iteration}"),
+    }
 }
 
 /// What a plan of a job that was seen for one iteration has to hold beside what was seen, if that is much more.
@@ -163,8 +167,7 @@ fn about_rounding(plan: &Plan) -> Option<String> {
     const SAID_FROM: f64 = 1.01;
     let unit = limits::ALLOCATION_ALIGNMENT;
     let asked: f64 = plan.entries.iter().map(|entry| entry.bytes.get() as f64).sum();
-    let rounded = plan.entries.iter().filter_map(|entry| Bytes::new(entry.bytes.get().max(1)).round_up(unit));
-    let rounded: f64 = rounded.map(|bytes| bytes.get() as f64).sum();
+    let rounded: f64 = plan.entries.iter().map(|entry| entry.span().len().get() as f64).sum();
     (rounded > asked * SAID_FROM).then(|| {
         let more = (rounded / asked.max(1.0) - 1.0) * 100.0;
         format!("sizes are rounded up to {unit}, as the pools serve them: pool and bound are of {more:.1} % more than is asked for")

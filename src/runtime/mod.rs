@@ -454,7 +454,13 @@ impl Runtime {
     #[cold]
     fn look(&self, pools: &mut Pools) {
         pools.until_look = OPERATIONS_PER_LOOK;
+        if pools.stitching.block_count() >= WALKED_AT_ONCE {
+            self.note_contiguous(pools);
+        }
         self.note_held(pools);
+    }
+
+    fn note_contiguous(&self, pools: &Pools) {
         self.counters.set(Counter::ContiguousBytes, pools.stitching.usage().largest_contiguous.get());
     }
 
@@ -468,7 +474,7 @@ impl Runtime {
         self.counters.set(Counter::Mappings, mappings);
         self.counters.set(Counter::AddressBytes, addresses.get());
         if pools.stitching.block_count() < WALKED_AT_ONCE {
-            self.counters.set(Counter::ContiguousBytes, pools.stitching.usage().largest_contiguous.get());
+            self.note_contiguous(pools);
         }
         let planned = pools.planned.as_ref().map_or_else(PlannedCounts::default, |installed| installed.pool.counts());
         self.counters.set(Counter::DeviationsLate, planned.late);

@@ -12,10 +12,11 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::plan::{about_one_pass, differences};
+use super::plan::{about_one_pass, differences, made_from};
 use super::{DONE, Failure, Outcome, counted, read_plan, trace, whole_file};
 use crate::clock::SystemClock;
 use crate::driver::cost_table::CostTable;
+use crate::error::excerpt;
 use crate::ladder::Ladder;
 use crate::limits;
 use crate::plan::{Plan, PlanError};
@@ -163,7 +164,7 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         return Err(Failure::Usage(format!("{}: only nothing is asked for", args.file.display())));
     }
     let job = Job { trace, profile: &profile, script: &script, plan: plan.as_ref() };
-    work.ends();
+    drop(work);
     if let Some(sweep) = sweep {
         return sweep.run(args, &pools, job, &setup, notes);
     }
@@ -173,7 +174,6 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         let work = Work::of(args);
         work.is("drawing");
         show::report(args, &replayed, &setup, out)?;
-        work.ends();
     }
     show::print(args, &replayed, &setup)
 }
@@ -230,15 +230,8 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
 /// So many settings of a snapshot that are not followed are named: it may have any number.
 const REFUSED_SHOWN: usize = 5;
 
-/// Of a text that is somebody else's, the beginning, without what a terminal would take for orders.
-fn beginning_of(text: &str) -> String {
-    const MAX: usize = 400;
-    let mut shown: String = text.chars().take(MAX).flat_map(char::escape_debug).collect();
-    if text.chars().nth(MAX).is_some() {
-        shown.push('…');
-    }
-    shown
-}
+/// So much of their text is shown.
+const SETTINGS_SHOWN: usize = 400;
 
 /// Sets the models of PyTorch's allocator as it was set where the snapshot was taken. Says what is different from what nobody asked for.
 fn follow(settings: &AllocatorSettings, conf: &mut Conf) -> Vec<String> {
@@ -254,7 +247,7 @@ fn follow(settings: &AllocatorSettings, conf: &mut Conf) -> Vec<String> {
     let (followed, refused) = before.clone().and_what_it_knows(&options);
     *conf = Conf { expandable_segments: before.expandable_segments, ..followed };
     if *conf != before {
-        let options = beginning_of(&options);
+        let options = excerpt(&options, SETTINGS_SHOWN);
         notes.push(format!(
             "caching and expandable are set as the recorded job had it: {options}; --conf sets them otherwise"
         ));
@@ -312,7 +305,7 @@ fn about_plans(args: &ReplayArgs, pools: &[PoolName], plan: Option<&Plan>, profi
 /// What the plan of `stalloc` is made from, and whether the comparison is with a plan of ours.
 fn about_stalloc(args: &ReplayArgs, pools: &[PoolName], job: Job<'_>, setup: &Setup) -> String {
     let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(job.profile.iterations() > 1));
-    let from = if iteration == 0 { "iteration 0".to_owned() } else { format!("iterations 0 and {iteration}") };
+    let from = made_from(iteration);
     let ours = match job.plan {
         None if !pools.contains(&PoolName::Stitchd) => "",
         None if args.disables("plan") => "; stitchd has none",
@@ -544,11 +537,9 @@ impl Work {
     fn is(&self, what: &'static str) {
         self.0.set_message(what);
     }
-
-    /// Nothing of it is left on the terminal.
-    fn ends(self) {}
 }
 
+/// Nothing of it is left on the terminal.
 impl Drop for Work {
     fn drop(&mut self) {
         self.0.finish_and_clear();

@@ -3,6 +3,7 @@
 //! Source: facts of the allocator's option parser from 2.5 to 2.15. What a version does not know it refuses, as PyTorch does.
 
 use super::rules::{LARGE_BUFFER, MIN_LARGE_ALLOC};
+use crate::error::excerpt;
 use crate::units::Bytes;
 
 /// A release of PyTorch.
@@ -172,7 +173,7 @@ impl Conf {
         // The vendor's function that registers host memory may be asked for, by its name.
         let registers = key.starts_with("pinned_use_") && key.ends_with("_host_register");
         if !is_known && !registers && !PINNED.contains(&key) {
-            return Err(ConfError::Unknown { key: shown(key), version: self.version });
+            return Err(ConfError::Unknown { key: excerpt(key, SHOWN_MAX), version: self.version });
         }
         match key {
             "max_split_size_mb" => self.max_split = self.split_size(key, value)?,
@@ -258,15 +259,8 @@ const PINNED: [&str; 4] = [
     "pinned_free_catch_all",
 ];
 
-/// The beginning of what somebody wrote, without what a terminal would take for orders.
-fn shown(text: &str) -> String {
-    const MAX: usize = 60;
-    let mut shown: String = text.chars().take(MAX).flat_map(char::escape_debug).collect();
-    if text.chars().nth(MAX).is_some() {
-        shown.push('…');
-    }
-    shown
-}
+/// So much of what somebody wrote is shown.
+const SHOWN_MAX: usize = 60;
 
 /// The parts of `text` between commas that stand in no brackets.
 fn top_level(text: &str) -> impl Iterator<Item = &str> {
@@ -283,7 +277,7 @@ fn top_level(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn wrong(key: &str, found: &str, expected: &str) -> ConfError {
-    ConfError::Value { key: key.to_owned(), found: shown(found), expected: expected.to_owned() }
+    ConfError::Value { key: key.to_owned(), found: excerpt(found, SHOWN_MAX), expected: expected.to_owned() }
 }
 
 fn number<T: std::str::FromStr>(key: &str, value: &str, expected: &str) -> Result<T, ConfError> {

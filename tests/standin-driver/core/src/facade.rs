@@ -56,6 +56,21 @@ macro_rules! symbols {
     };
 }
 
+/// The same of the library for collectives, whose names are every vendor's.
+#[macro_export]
+macro_rules! collectives {
+    ($driver:ident) => {
+        $crate::symbols!($driver:
+            collectives_version = ncclGetVersion,
+            collectives_init = ncclCommInitAll,
+            collectives_destroy = ncclCommDestroy,
+            group_start = ncclGroupStart,
+            group_end = ncclGroupEnd,
+            all_reduce = ncclAllReduce,
+        );
+    };
+}
+
 /// One of them.
 #[doc(hidden)]
 #[macro_export]

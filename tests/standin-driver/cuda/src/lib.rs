@@ -55,13 +55,8 @@ standin_core::symbols!(driver:
     fill = cuMemsetD8Async,
     stall = standin_stall,
     resume = standin_resume,
-    collectives_version = ncclGetVersion,
-    collectives_init = ncclCommInitAll,
-    collectives_destroy = ncclCommDestroy,
-    group_start = ncclGroupStart,
-    group_end = ncclGroupEnd,
-    all_reduce = ncclAllReduce,
 );
+standin_core::collectives!(driver);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) -> c_int {
