@@ -210,25 +210,34 @@ mod tests {
     }
 
     impl NamedService for Answers {
-        const NAME: &'static str = "stitchd.v1.Admin";
+        const NAME: &'static str = "stitchd.v1.Plans";
+    }
+
+    fn process(number: u64) -> Peer {
+        Peer { pidfd: None, identity: Identity::Pidfs(number), pid: 1 }
+    }
+
+    /// What a process calls.
+    fn request(call: &str, number: u64) -> http::Request<Body> {
+        let mut request = http::Request::new(Body::empty());
+        *request.uri_mut() = format!("/stitchd.v1.Plans/{call}").parse().unwrap();
+        request.extensions_mut().insert(PeerInfo(Arc::new(process(number))));
+        request
+    }
+
+    fn poll(answer: &mut Answer) -> Option<http::Response<Body>> {
+        match answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(reply)) => Some(reply),
+            Poll::Pending => None,
+        }
     }
 
     #[test]
     fn who_does_not_read_a_large_reply_gets_no_second_one_and_the_others_get_theirs() {
         let connections = Connections::new(1024, 1024);
-        let process = |number| Peer { pidfd: None, identity: Identity::Pidfs(number), pid: 1 };
         let _seats = [1, 2].map(|number| connections.enter(&process(number)).unwrap());
         let mut gate = Gate::new(Answers, Answers, Arc::clone(&connections));
-        let mut ask = |call: &str, number| {
-            let mut request = http::Request::new(Body::empty());
-            *request.uri_mut() = format!("/stitchd.v1.Admin/{call}").parse().unwrap();
-            request.extensions_mut().insert(PeerInfo(Arc::new(process(number))));
-            gate.call(request)
-        };
-        let poll = |answer: &mut Answer| match answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(reply)) => Some(reply),
-            Poll::Pending => None,
-        };
+        let mut ask = |call: &str, number| gate.call(request(call, number));
         let unread = poll(&mut ask("Status", 1)).expect("it is the first");
         let mut second = ask("Status", 1);
         assert!(poll(&mut second).is_none() && poll(&mut ask("Get", 1)).is_none());
@@ -236,5 +245,48 @@ mod tests {
         assert!(poll(&mut ask("List", 1)).is_some(), "nor does a small reply");
         drop(unread);
         assert!(poll(&mut second).is_some());
+    }
+
+    /// Counts those that it was given, and answers nobody.
+    #[derive(Clone)]
+    struct Reads(Arc<std::sync::atomic::AtomicUsize>);
+
+    impl Service<http::Request<Body>> for Reads {
+        type Response = http::Response<Body>;
+        type Error = std::convert::Infallible;
+        type Future = std::future::Pending<Result<http::Response<Body>, std::convert::Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            std::future::pending()
+        }
+    }
+
+    impl NamedService for Reads {
+        const NAME: &'static str = "stitchd.v1.Plans";
+    }
+
+    #[tokio::test]
+    async fn plans_come_one_at_a_time_from_a_process_and_a_few_at_a_time_from_all() {
+        let connections = Connections::new(1024, 1024);
+        let processes = limits::PLANS_AT_ONCE_MAX as u64 + 1;
+        let _seats: Vec<_> = (0..processes).map(|number| connections.enter(&process(number)).unwrap()).collect();
+        let reading = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let read = || reading.load(std::sync::atomic::Ordering::Relaxed);
+        let mut gate = Gate::new(Reads(Arc::clone(&reading)), Reads(Arc::default()), Arc::clone(&connections));
+        let (mut first, mut again) = (gate.call(request("Put", 0)), gate.call(request("Put", 0)));
+        assert!(poll(&mut first).is_none() && poll(&mut again).is_none());
+        assert_eq!(read(), 1, "one of a process");
+        drop(again);
+        let mut others: Vec<_> = (1..processes).map(|number| gate.call(request("Put", number))).collect();
+        assert!(others.iter_mut().all(|other| poll(other).is_none()));
+        assert_eq!(read(), limits::PLANS_AT_ONCE_MAX, "the last one waits");
+        drop(first);
+        assert!(poll(others.last_mut().unwrap()).is_none());
+        assert_eq!(read(), limits::PLANS_AT_ONCE_MAX + 1);
     }
 }

@@ -420,6 +420,24 @@ fn an_answer_that_waits_behind_a_batch_makes_no_liar_of_who_has_read_it() {
 }
 
 #[test]
+fn a_lease_of_which_the_rest_cannot_be_sent_in_time_is_taken_back_whole() {
+    let daemon = TestDaemon::start(600);
+    let grpc = Grpc::connect(&daemon);
+    let (session, channel) = raw::link(&daemon, &grpc, "says that it reads");
+    acquire_unread(&channel, 1, raw::want(&session, 600));
+    // An answer behind the first batch, so that the ack is no lie that shows.
+    raw::send(&channel, client_frame::What::Release(v1::Release { request: 2, chunk_ids: vec![7777] }));
+    raw::send(&channel, client_frame::What::Ack(v1::Ack { request: 1 }));
+    daemon.wait_for_device("leased_bytes", 0);
+    expect_batch(&channel, 1, 253);
+    raw::expect_refusal(&channel, v1::ErrorKind::Invalid, "chunk 7777");
+    raw::expect_refusal(&channel, v1::ErrorKind::Exhausted, "");
+    // What was sent and taken back is nobody's: it is destroyed, and all of the device can be had again.
+    let chunks = eventually("all of it can be had again", || raw::acquire(&channel, 3, raw::want(&session, 600)).ok());
+    assert_eq!(chunks.len(), 300);
+}
+
+#[test]
 fn who_leaves_descriptors_unread_is_sent_no_more_and_another_process_is() {
     let daemon = TestDaemon::with_open_files(512, None, &["--device=0=2GiB"]);
     let grpc = Grpc::connect(&daemon);

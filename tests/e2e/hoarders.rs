@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body::Frame;
+use stitchd::limits;
 use stitchd::pool::Request;
 use stitchd::units::Bytes;
 use stitchd::wire::v1::notice;
@@ -88,6 +89,52 @@ fn plans_that_never_arrive_take_the_memory_of_one_and_keep_nobody_from_storing_a
     // Those of the same process have their turn when the time of the first is up.
     eventually("the next begins to arrive", || (sent.load(Ordering::Relaxed) > last + HALF_LEN / 2).then_some(()));
     runtime.shutdown_background();
+}
+
+#[test]
+fn replies_that_nobody_reads_take_the_memory_of_one_and_keep_nobody_from_theirs() {
+    const CONNECTIONS: usize = 24;
+    let daemon = TestDaemon::start(64);
+    let grpc = Grpc::connect(&daemon);
+    let name = "n".repeat(limits::NAME_LEN_MAX);
+    let sessions: Vec<_> = (0..limits::PROCESS_SESSIONS_MAX - 1).map(|_| grpc.open(&name, 1).unwrap()).collect();
+    let before = peak_mib(&daemon);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let answered = Arc::new(AtomicUsize::new(0));
+    for _ in 0..CONNECTIONS {
+        let socket = daemon.socket();
+        let connector = tower::service_fn(move |_| {
+            let socket = socket.clone();
+            async move { tokio::net::UnixStream::connect(socket).await.map(hyper_util::rt::TokioIo::new) }
+        });
+        // Room for the first bytes of a reply, and no more.
+        let endpoint = tonic::transport::Endpoint::from_static("http://localhost").initial_stream_window_size(64);
+        let channel = runtime.block_on(endpoint.connect_with_connector(connector)).unwrap();
+        for _ in 0..limits::GRPC_STREAMS_MAX {
+            let request = http::Request::post("http://localhost/stitchd.v1.Admin/Status")
+                .header("content-type", "application/grpc")
+                .header("te", "trailers")
+                .body(Body::new(String::from("\0\0\0\0\0")))
+                .unwrap();
+            let (mut channel, answered) = (channel.clone(), Arc::clone(&answered));
+            runtime.spawn(async move {
+                std::future::poll_fn(|cx| channel.poll_ready(cx)).await.unwrap();
+                let reply = channel.call(request).await;
+                answered.fetch_add(1, Ordering::Relaxed);
+                std::future::pending::<()>().await;
+                drop(reply);
+            });
+        }
+    }
+    eventually("the first is answered", || (answered.load(Ordering::Relaxed) > 0).then_some(()));
+    // Another process asks, and reads.
+    assert_eq!(daemon.status()["sessions"], sessions.len());
+    std::thread::sleep(Duration::from_secs(1));
+    let grown = peak_mib(&daemon) - before;
+    assert!(grown < 24, "{grown} MiB for replies that nobody reads, {} of them", answered.load(Ordering::Relaxed));
+    runtime.shutdown_background();
+    // With the connections their turns go, too.
+    assert_eq!(grpc.status().sessions.len(), sessions.len());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::units::{Bytes, Place as _};
 
 /// Parts of SBlocks in place above which some of those are forgotten: a cut goes through the parts of all that show it, and sizes that are never asked for again would make that a walk over
 /// the square of their number.
-const SHOWN_PARTS_MAX: usize = 1 << 16;
+pub(super) const SHOWN_PARTS_MAX: usize = 1 << 16;
 
 impl StitchingPool {
     /// S2, and the same over several idle neighbours: an idle block of exactly `len`.

@@ -457,3 +457,21 @@ fn a_card_that_a_split_gave_to_another_block_is_not_taken_for_the_first() {
     // The state is the one in which the block of 16 MiB served; its front, of 8 now, has its card.
     assert_eq!(once(&mut bench, 8), older);
 }
+
+#[test]
+fn sizes_that_are_never_asked_for_again_are_not_remembered_beyond_a_bound() {
+    let mut bench = Bench::new(true, CONFIG);
+    bench.grow(2048);
+    let mut most = 0;
+    for len in (100..=1900).rev().step_by(2) {
+        let address = bench.pool.alloc(mib(len), STREAM).expect("all of it is idle").address;
+        assert!(bench.pool.free(address, STREAM).is_some());
+        most = most.max(bench.pool.shown_parts);
+    }
+    bench.checked();
+    // One cut adds a part to each SBlock that shows the block.
+    let one_cut = bench.pool.sblocks.len();
+    assert!(most <= cut::SHOWN_PARTS_MAX + one_cut, "{most} parts are remembered");
+    assert!(most >= cut::SHOWN_PARTS_MAX, "the bound was not reached: {most} parts");
+    assert!(bench.alloc(2048).is_some(), "what was forgotten is still one range");
+}
