@@ -260,6 +260,7 @@ fn why_not_sent(daemon: &Daemon, error: &ChannelError) -> String {
                 "too many descriptors were sent and not read{who}; it is to read them, or to end; a daemon with CAP_SYS_RESOURCE, or a higher limit of open files (LimitNOFILE), has room for more"
             )
         }
+        ChannelError::TimedOut => format!("the descriptors that were sent before were not read within {PATIENCE:?}"),
         error => chain(error),
     }
 }
@@ -419,8 +420,6 @@ struct Served<'a> {
     queued: VecDeque<v1::Acquire>,
     asked: Option<Asked>,
     delivery: Option<Delivery>,
-    /// All chunks of the delivery, to take them back if it fails.
-    delivered: Vec<(ChunkId, Bytes)>,
 }
 
 /// An acquire that the ledger has not answered yet.
@@ -440,8 +439,7 @@ impl<'a> Served<'a> {
         entry: Arc<Entry>,
         word_every: Option<Duration>,
     ) -> Served<'a> {
-        let (queued, delivered) = (VecDeque::new(), Vec::new());
-        Served { daemon, connection, entry, word_every, queued, asked: None, delivery: None, delivered }
+        Served { daemon, connection, entry, word_every, queued: VecDeque::new(), asked: None, delivery: None }
     }
 
     async fn run(mut self) -> Result<(), ChannelError> {
@@ -546,8 +544,10 @@ impl<'a> Served<'a> {
                 let sent = send_batch(self.daemon, self.connection, delivery, &batch).await;
                 if let Err(error @ (ChannelError::System(_) | ChannelError::TimedOut)) = &sent {
                     let request = delivery.request;
+                    // What it has acknowledged is the client's, to release like anything else: taken back here it could be granted again before that release comes.
+                    let not_sent: Vec<_> = batch.into_iter().chain(delivery.left.drain(..)).collect();
                     self.delivery = None;
-                    give_back(self.daemon, self.entry.id, &std::mem::take(&mut self.delivered));
+                    give_back(self.daemon, self.entry.id, &not_sent);
                     let text = why_not_sent(self.daemon, error);
                     return self.connection.refuse(request, ErrorKind::Exhausted, text).await;
                 }
@@ -555,7 +555,6 @@ impl<'a> Served<'a> {
             }
             if delivery.is_acknowledged && delivery.left.is_empty() {
                 self.delivery = None;
-                self.delivered.clear();
             }
         }
         if self.asked.is_none() && self.delivery.is_none() {
@@ -599,7 +598,6 @@ impl<'a> Served<'a> {
         self.daemon.metrics.note_acquire(took, matches!(answer, Answer::Granted(_)));
         match answer {
             Answer::Granted(chunks) => {
-                self.delivered.clone_from(&chunks);
                 self.delivery = Some(Delivery { request: asked.request, left: chunks.into(), is_acknowledged: true });
                 Ok(())
             }

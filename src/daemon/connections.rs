@@ -3,7 +3,7 @@
 //!
 //! Not for: what a connection may ask for.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Semaphore;
@@ -27,7 +27,28 @@ struct Share {
     pid: i32,
     seats: usize,
     unread: usize,
-    turn: Option<Arc<Semaphore>>,
+    turns: BTreeMap<Line, Arc<Semaphore>>,
+}
+
+/// What the calls of one process wait in.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Line {
+    /// Large messages, either way: one at a time.
+    Large,
+    /// Leases, with the names of their chunks: they may wait for memory, and others of the process meanwhile.
+    Lease,
+    /// What the services look like: a caller keeps that open and calls them.
+    Description,
+}
+
+impl Line {
+    /// How many of one process may be at it.
+    fn width(self) -> usize {
+        match self {
+            Line::Large | Line::Description => 1,
+            Line::Lease => limits::GRPC_CALLS_MAX,
+        }
+    }
 }
 
 /// The place of a connection or a session. It is free again when this goes, and so is what was counted with it.
@@ -71,15 +92,14 @@ impl Connections {
         Some(Seat { connections: Arc::clone(self), identity, unread: 0 })
     }
 
-    /// The turn of what a process does one at a time. `None` where it has no place. Where the kernel cannot tell processes apart each call has its own: one that nobody knows must not hold up all
-    /// the others.
-    pub(super) fn turn(&self, identity: Identity) -> Option<Arc<Semaphore>> {
-        if identity == Identity::Unknown {
-            return Some(Arc::new(Semaphore::new(1)));
+    /// The turns of a process in a line. `None` where it has no place. Where processes cannot be told apart each call has its own: one that nobody knows must not hold up all the others.
+    pub(super) fn turn(&self, identity: Identity, line: Line) -> Option<Arc<Semaphore>> {
+        let turns = || Arc::new(Semaphore::new(line.width()));
+        if matches!(identity, Identity::Unknown | Identity::Unproven) {
+            return Some(turns());
         }
         let mut of = self.lock();
-        let turn = of.get_mut(&identity)?.turn.get_or_insert_with(|| Arc::new(Semaphore::new(1)));
-        Some(Arc::clone(turn))
+        Some(Arc::clone(of.get_mut(&identity)?.turns.entry(line).or_insert_with(turns)))
     }
 
     /// The process that has left most descriptors unread, and how many.
@@ -156,12 +176,15 @@ mod tests {
         let connections = Connections::new(1024, 1024);
         let unknown = Peer { pidfd: None, identity: Identity::Unknown, pid: 0 };
         let _seats = [&process(1), &process(1), &unknown].map(|peer| connections.enter(peer).unwrap());
-        let turn = |identity| connections.turn(identity).unwrap().try_acquire_owned();
-        let _first = turn(Identity::Pidfs(1)).unwrap();
-        assert!(turn(Identity::Pidfs(1)).is_err());
-        let _unknown = turn(Identity::Unknown).unwrap();
-        assert!(turn(Identity::Unknown).is_ok());
-        assert!(connections.turn(Identity::Pidfs(2)).is_none());
+        let turn = |identity, line| connections.turn(identity, line).unwrap().try_acquire_owned();
+        let _first = turn(Identity::Pidfs(1), Line::Large).unwrap();
+        assert!(turn(Identity::Pidfs(1), Line::Large).is_err());
+        assert!(turn(Identity::Pidfs(1), Line::Description).is_ok(), "of another line");
+        for unknown in [Identity::Unknown, Identity::Unproven] {
+            let _unknown = turn(unknown, Line::Large).unwrap();
+            assert!(turn(unknown, Line::Large).is_ok());
+        }
+        assert!(connections.turn(Identity::Pidfs(2), Line::Large).is_none());
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! The gate before the gRPC services whose messages are large: plans, and the status of the daemon, which grows with its sessions. Without it whoever may connect could have the daemon hold as much memory as they like: messages of which the end
-//! never comes, or replies that nobody reads.
+//! The gate before the gRPC services that have large messages: plans, the status of the daemon, which grows with its sessions, leases with the names of all their chunks, and what the services
+//! look like. Without it whoever may connect could have the daemon hold as much memory as they like: messages of which the end never comes, or replies that nobody reads.
 //!
-//! A `Put` goes in one at a time for each process, a few at a time for the node, and has so long to arrive: who stops half way gives the place back. A `Get` and a `Status` go one at a time for each process, until the
-//! reply was read; nobody else waits for that. Every other call has small messages and passes.
+//! A `Put` goes in one at a time for each process, a few at a time for the node, and has so long to arrive: who stops half way gives the place back. A `Get`, a `List` and a `Status` go one at a time
+//! for each process, until the reply was read, leases some at a time; nobody else waits for that. Every other call has small messages and passes.
 //!
 //! Not for: what the calls mean.
 
@@ -19,7 +19,7 @@ use tonic::body::Body;
 use tonic::codegen::{Bytes, Service, http};
 use tonic::server::NamedService;
 
-use super::connections::Connections;
+use super::connections::{Connections, Line};
 use super::listener::PeerInfo;
 use crate::error::ErrorKind;
 use crate::limits;
@@ -69,14 +69,18 @@ where
 
     fn call(&mut self, request: http::Request<Body>) -> Answer {
         let call = request.uri().path().rsplit('/').next().unwrap_or_default();
-        let (is_put, is_held) = (call == "Put", call == "Get" || call == "Status");
+        let is_put = call == "Put";
+        let line = match call {
+            "Put" | "Get" | "List" | "Status" => Some(Line::Large),
+            "Acquire" => Some(Line::Lease),
+            "ServerReflectionInfo" => Some(Line::Description),
+            _ => None,
+        };
         let Gate { mut large, mut small, connections, places } = self.clone();
-        if !is_put && !is_held {
-            return Box::pin(small.call(request));
-        }
+        let Some(line) = line else { return Box::pin(small.call(request)) };
         Box::pin(async move {
             let turn = match request.extensions().get::<PeerInfo>() {
-                Some(peer) => connections.turn(peer.0.identity),
+                Some(peer) => connections.turn(peer.0.identity, line),
                 None => None,
             };
             let Some(turn) = turn else {
@@ -240,10 +244,14 @@ mod tests {
         let mut ask = |call: &str, number| gate.call(request(call, number));
         let unread = poll(&mut ask("Status", 1)).expect("it is the first");
         let mut second = ask("Status", 1);
-        assert!(poll(&mut second).is_none() && poll(&mut ask("Get", 1)).is_none());
+        for large in ["Get", "List"] {
+            assert!(poll(&mut second).is_none() && poll(&mut ask(large, 1)).is_none());
+        }
         assert!(poll(&mut ask("Status", 2)).is_some(), "another process waits for nobody");
-        assert!(poll(&mut ask("List", 1)).is_some(), "nor does a small reply");
-        drop(unread);
+        assert!(poll(&mut ask("Delete", 1)).is_some(), "nor does a small reply");
+        let described = poll(&mut ask("ServerReflectionInfo", 1)).expect("it is in another line");
+        assert!(poll(&mut ask("ServerReflectionInfo", 1)).is_none() && poll(&mut ask("Acquire", 1)).is_some());
+        drop((unread, described));
         assert!(poll(&mut second).is_some());
     }
 

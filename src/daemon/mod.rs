@@ -282,6 +282,8 @@ impl Daemon {
         if !self.draining.swap(true, Ordering::Relaxed) {
             tracing::info!(sessions = self.registry.count(), "shutting down");
             self.ending.send_replace(true);
+            // Who waits for memory hears it now, and not that nobody is there in the end.
+            self.steward.close();
         }
     }
 

@@ -56,6 +56,10 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
     let plans = Gate::new(plans(limits::GRPC_MESSAGE_LEN_MAX), plans(SMALL), Arc::clone(&daemon.connections));
     let admin = AdminServer::new(service.clone()).max_decoding_message_size(SMALL);
     let admin = Gate::new(admin.clone(), admin, Arc::clone(&daemon.connections));
+    let leases = LeasesServer::new(service.clone()).max_decoding_message_size(limits::GRPC_LEASE_MESSAGE_LEN_MAX);
+    let leases = Gate::new(leases.clone(), leases, Arc::clone(&daemon.connections));
+    let reflection = reflection.max_decoding_message_size(SMALL);
+    let reflection = Gate::new(reflection.clone(), reflection, Arc::clone(&daemon.connections));
     let incoming = accept(Arc::clone(&daemon.connections), listener);
     tonic::transport::Server::builder()
         .max_concurrent_streams(limits::GRPC_STREAMS_MAX)
@@ -63,9 +67,9 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
         .initial_stream_window_size(limits::GRPC_WINDOW_LEN)
         .initial_connection_window_size(limits::GRPC_WINDOW_LEN * limits::GRPC_STREAMS_MAX)
         .add_service(health_service.max_decoding_message_size(SMALL))
-        .add_service(reflection.max_decoding_message_size(SMALL))
+        .add_service(reflection)
         .add_service(SessionsServer::new(service.clone()).max_decoding_message_size(SMALL))
-        .add_service(LeasesServer::new(service.clone()).max_decoding_message_size(limits::GRPC_LEASE_MESSAGE_LEN_MAX))
+        .add_service(leases)
         .add_service(plans)
         .add_service(admin)
         .serve_with_incoming_shutdown(incoming, daemon.ended())

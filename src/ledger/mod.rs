@@ -109,6 +109,8 @@ pub enum Command {
         /// Which.
         request: RequestId,
     },
+    /// Nothing is granted any more: who waits is refused, and whoever asks after this.
+    Close,
     /// A session gives chunks back.
     Release {
         /// Which session.
@@ -305,6 +307,9 @@ pub enum Refusal {
     /// The session ended, lost its connection, or took the request back.
     #[error("the request was given up")]
     Cancelled,
+    /// The ledger is closed ([`Command::Close`]).
+    #[error("the daemon is shutting down")]
+    Closed,
 }
 
 fn list(holders: &[Holding], reserved: Bytes) -> String {
@@ -323,7 +328,7 @@ impl Refusal {
             Refusal::Lost { .. } => ErrorKind::Unavailable,
             Refusal::Deadlock { .. } => ErrorKind::Conflict,
             Refusal::Driver { .. } => ErrorKind::Broken,
-            Refusal::Cancelled => ErrorKind::Unavailable,
+            Refusal::Cancelled | Refusal::Closed => ErrorKind::Unavailable,
         }
     }
 }
@@ -463,6 +468,7 @@ pub struct Ledger {
     /// Bytes reserved per plan.
     plans: BTreeMap<PlanId, Bytes>,
     returned: ReturnedBytes,
+    is_closed: bool,
     next_chunk: u64,
     /// Orders idle chunks by when they became so.
     moment: u64,
@@ -490,6 +496,7 @@ impl Ledger {
                 self.acquire(request, wanted, &mut effects)?;
             }
             Command::Cancel { request } => self.cancel(request, &mut effects),
+            Command::Close => self.close(&mut effects),
             Command::Release { session, chunks } => self.release(session, &chunks, &mut effects)?,
             Command::Unreserve { plan } => self.unreserve(plan, &mut effects)?,
             Command::Warm { device, part } => self.warm(device, part, &mut effects)?,

@@ -129,7 +129,9 @@ impl Ledger {
         if self.chunks.len() as u64 + chunks > limits::CHUNKS_MAX as u64 {
             return Err(LedgerError::TooMany { what: "chunks of this daemon", limit: limits::CHUNKS_MAX });
         }
-        let refusal = if account.is_lost() {
+        let refusal = if self.is_closed {
+            Some(Refusal::Closed)
+        } else if account.is_lost() {
             Some(Refusal::Lost { device })
         } else if bytes > account.total() {
             Some(Refusal::OverBudget { device, requested: bytes, budget: account.budget() })
@@ -446,16 +448,24 @@ impl Ledger {
 
     pub(super) fn cancel(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
         let Some(device) = self.requests.get(&request).map(|given_up| given_up.device) else { return };
-        self.give_up(request, effects);
+        self.give_up(request, Refusal::Cancelled, effects);
         self.serve(device, effects);
     }
 
-    fn give_up(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
+    pub(super) fn close(&mut self, effects: &mut Vec<Effect>) {
+        self.is_closed = true;
+        let requests: Vec<_> = self.requests.keys().copied().collect();
+        for request in requests {
+            self.give_up(request, Refusal::Closed, effects);
+        }
+    }
+
+    fn give_up(&mut self, request: RequestId, why: Refusal, effects: &mut Vec<Effect>) {
         if let Phase::Creating { ready, .. } = &self.requests[&request].phase {
             let ready = ready.clone();
             self.take_back(request, &ready);
         }
-        self.refuse(request, Refusal::Cancelled, effects);
+        self.refuse(request, why, effects);
     }
 
     /// Gives up every request of a holder. Says where, for the caller to serve whoever stood behind them: only once all are gone, or the next of
@@ -465,7 +475,7 @@ impl Ledger {
         let requests: Vec<_> =
             self.requests.iter().filter(of_holder).map(|(id, request)| (*id, request.device)).collect();
         for (request, _) in &requests {
-            self.give_up(*request, effects);
+            self.give_up(*request, Refusal::Cancelled, effects);
         }
         requests.into_iter().map(|(_, device)| device).collect()
     }

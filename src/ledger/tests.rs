@@ -385,6 +385,20 @@ fn a_circle_that_a_grant_closes_is_broken_by_it() {
 }
 
 #[test]
+fn a_ledger_that_is_closed_refuses_who_waits_and_who_asks_and_takes_back_what_is_held() {
+    let mut desk = Desk::new(8);
+    let (one, two) = (desk.open(1, 64), desk.open(2, 64));
+    let held = desk.granted(one, 3);
+    assert_eq!((desk.acquire(two, 2, 1000), desk.acquire(two, 3, 1000)), (vec![], vec![]));
+    let answers = desk.step(Command::Close);
+    let is_closed = |answer: &(RequestId, Answer)| answer.1 == Answer::Refused(Refusal::Closed);
+    assert!(answers.len() == 2 && answers.iter().all(is_closed), "{answers:?}");
+    assert!(is_closed(&desk.acquire(two, 1, 1000)[0]), "although there is room");
+    assert_eq!(desk.step(Command::Release { session: one, chunks: held }), []);
+    assert_eq!(desk.leased(), 0);
+}
+
+#[test]
 fn a_session_that_goes_is_granted_nothing_on_the_way() {
     for goes in
         [Command::Detach { session: SessionId(2) }, Command::End { session: SessionId(2), reason: EndReason::Died }]

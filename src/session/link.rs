@@ -103,8 +103,10 @@ impl Link {
         }
         let sent = self.send(client_frame::What::Acquire(v1::Acquire { request, want: Some(wanted.into()) }));
         let mut leased = Vec::new();
-        // Given up until its answer has come.
-        receiving.given_up.push(request);
+        if sent.is_ok() {
+            // Given up until its answer has come.
+            receiving.given_up.push(request);
+        }
         let outcome = sent.and_then(|()| self.receive_lease(request, &mut leased, &mut receiving));
         if outcome.is_err() && !leased.is_empty() {
             // All or none: what came is ours, as the daemon sees it, and nobody here wants it any more.
@@ -126,25 +128,32 @@ impl Link {
         leased: &mut Vec<Leased>,
         receiving: &mut Receiving,
     ) -> Result<(), SessionError> {
+        let mut outcome = Ok(());
         loop {
             match self.receive() {
-                Ok((daemon_frame::What::Batch(batch), fds, is_cut)) if batch.request == request => {
+                Ok((daemon_frame::What::Batch(batch), fds, is_cut)) if batch.request == request && outcome.is_ok() => {
                     if batch.is_last {
                         receiving.is_answered(request);
                     }
-                    if self.take_batch(&batch, fds, is_cut, leased)? {
-                        return Ok(());
+                    outcome = self.take_batch(&batch, fds, is_cut, leased);
+                    // The daemon sends the rest of what it has leased all the same; left there, it would be nobody's for a while.
+                    let is_lost = outcome == Err(ChannelError::DescriptorsLost.into());
+                    if batch.is_last || outcome.is_err() && !is_lost {
+                        return outcome;
                     }
                 }
                 Ok((daemon_frame::What::Batch(batch), fds, _)) => {
                     drop(fds);
                     self.turn_down(&batch, receiving)?;
+                    if batch.request == request && batch.is_last {
+                        return outcome;
+                    }
                 }
                 Ok((daemon_frame::What::Refused(refused), ..))
                     if refused.request == request || refused.request == 0 =>
                 {
                     receiving.is_answered(request);
-                    return Err(refusal(&refused));
+                    return outcome.and(Err(refusal(&refused)));
                 }
                 Ok((daemon_frame::What::Refused(refused), ..)) => receiving.is_answered(refused.request),
                 // Somebody works on it: the patience begins anew. A driver that hangs is the daemon's to notice (`driver_deadline`).
@@ -160,18 +169,19 @@ impl Link {
         }
     }
 
-    /// Takes a batch of the request that is awaited. True when it was the last.
+    /// Takes a batch of the request that is awaited.
     fn take_batch(
         &self,
         batch: &v1::Batch,
         fds: Vec<OwnedFd>,
         is_cut: bool,
         leased: &mut Vec<Leased>,
-    ) -> Result<bool, SessionError> {
+    ) -> Result<(), SessionError> {
         self.send(client_frame::What::Ack(v1::Ack { request: batch.request }))?;
         let chunks = convert::chunks("batch.chunks", &batch.chunks)?;
         if chunks.len() != fds.len() {
             let (told, came) = (chunks.len(), fds.len());
+            drop(fds);
             // They are ours, as the daemon sees it.
             self.release(chunks.into_iter().map(|(id, _)| id).collect())?;
             if is_cut {
@@ -180,7 +190,7 @@ impl Link {
             return Err(malformed("batch.chunks", format!("{told} chunks came with {came} descriptors")).into());
         }
         leased.extend(chunks.into_iter().zip(fds).map(|((id, len), fd)| (id, len, fd)));
-        Ok(batch.is_last)
+        Ok(())
     }
 
     /// A batch came for a request that this side has given up: nobody wants it any more.

@@ -439,6 +439,11 @@ impl Steward {
         self.step(Command::Cancel { request }).expect("cancelling is always taken");
     }
 
+    /// Nothing is granted any more, to those that wait neither: they are refused.
+    pub fn close(self: &Arc<Self>) {
+        self.step(Command::Close).expect("closing is always taken");
+    }
+
     /// A session gives chunks back: all of them or, on error, none.
     pub fn release(self: &Arc<Self>, session: SessionId, chunks: Vec<ChunkId>) -> Result<(), LedgerError> {
         self.step(Command::Release { session, chunks })

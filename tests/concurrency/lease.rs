@@ -1,6 +1,6 @@
 //! A lease that is pending while its session, or who it waits for, ends: the steward is asked, gives up, and works in threads of its own.
 //!
-//! Of the daemon's shutdown this is the part where threads race: the sockets' threads ask, cancel and end sessions, the workers create and destroy,
+//! Of the daemon's shutdown this is the part where threads race: the sockets' threads ask, cancel and end sessions, who shuts down closes the ledger, the workers create and destroy,
 //! all at one ledger. What is left of it, the order in which tasks of one thread end, is the e2e tests'.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -167,5 +167,38 @@ fn a_lease_that_is_given_up_while_it_comes_is_whole_or_nothing() {
         }
         node.steward.end(waits, EndReason::Closed).unwrap();
         node.check_nothing_is_left();
+    });
+}
+
+#[test]
+fn a_lease_that_is_asked_for_or_waits_while_the_daemon_shuts_down_is_whole_or_refused() {
+    in_many_orders(|| {
+        let node = Node::new();
+        let (holds, waits) = (node.holder(), node.session());
+        let answers = Answers::default();
+        let asks = {
+            let (steward, note) = (Arc::clone(&node.steward), note(&answers));
+            thread::spawn(move || steward.acquire(Node::ask(waits), note).unwrap())
+        };
+        let ends = {
+            let steward = Arc::clone(&node.steward);
+            thread::spawn(move || steward.end(holds, EndReason::Died).unwrap())
+        };
+        node.steward.close();
+        asks.join().unwrap();
+        ends.join().unwrap();
+        node.settle();
+        assert_eq!((answers.lock().unwrap().len(), node.steward.request_count()), (1, 0), "nobody is left waiting");
+        let chunks = granted(&answers);
+        assert_eq!(node.steward.devices()[0].bytes.leased.get(), chunks.len() as u64 * CHUNK.get());
+        let answers = Answers::default();
+        node.steward.acquire(Node::ask(waits), note(&answers)).unwrap();
+        assert_eq!(granted(&answers), [], "after that nobody is granted anything");
+        node.steward.end(waits, EndReason::Closed).unwrap();
+        node.settle();
+        // Chunks that were made for a request that was refused lie idle.
+        let view = node.steward.devices().remove(0);
+        assert_eq!(Bytes::new(node.sim.counts().0 as u64 * CHUNK.get()), view.bytes.idle);
+        assert_eq!(view.available(), TOTAL);
     });
 }

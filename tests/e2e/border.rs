@@ -4,6 +4,8 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Command;
 
+use rustix::process::Pid;
+
 use crate::support::{TestDaemon, client_library, hear, needs_host, python};
 
 /// Runs a script that says `fine` when all of it held.
@@ -176,9 +178,9 @@ for _ in range(1000):
 
 #[test]
 fn a_process_without_open_files_hears_what_to_raise_and_goes_on_when_it_has_some() {
-    let daemon = TestDaemon::start(128);
+    let daemon = TestDaemon::start(1300);
     let script = "\
-import os, resource, time
+import os, resource, signal, time
 first = malloc(1000)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
@@ -186,15 +188,18 @@ taken = []
 try:
     while True: taken.append(os.open('/dev/null', os.O_RDONLY))
 except OSError: pass
-# Room for some of what comes, and for none.
-for left in (3, 0):
+# Room for some of what comes, and for none; in one message, and in several.
+for mib, left in ((48, 3), (48, 0), (1200, 3), (1200, 0)):
     for fd in taken[:left]: os.close(fd)
     began = time.monotonic()
-    assert lib.stitch_malloc(48 * MIB, 0, None) is None
+    assert lib.stitch_malloc(mib * MIB, 0, None) is None
     why = lib.stitch_last_error().decode()
     assert 'ulimit -n' in why, why
     assert time.monotonic() - began < 4, time.monotonic() - began
     taken = taken[left:] + [os.open('/dev/null', os.O_RDONLY) for _ in range(left)]
+# No thread of its own has to look after what came.
+print('short', flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 began = time.monotonic()
 for _ in range(20):
@@ -206,8 +211,11 @@ sys.stdin.readline()
 ";
     let Some(mut client) = python(&daemon, script) else { return };
     let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
-    assert_eq!(hear(&mut lines), "fine");
+    assert_eq!(hear(&mut lines), "short");
     // What came and was not wanted is not leased to anybody.
+    daemon.wait_for_device("leased_bytes", 2 << 20);
+    rustix::process::kill_process(Pid::from_child(&client), rustix::process::Signal::CONT).unwrap();
+    assert_eq!(hear(&mut lines), "fine");
     daemon.wait_for_device("leased_bytes", 50 << 20);
     drop(client.stdin.take());
     assert!(client.wait().unwrap().success());

@@ -5,7 +5,9 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Resource, Rlimit};
 
-use crate::raw::Grpc;
+use stitchd::wire::v1::{self, client_frame};
+
+use crate::raw::{self, Grpc};
 use crate::support::{TestDaemon, needs_host, run, stderr, stitchd};
 
 #[test]
@@ -228,4 +230,19 @@ fn who_comes_where_the_daemon_has_no_descriptor_left_is_told_and_may_come_again(
     };
     assert!(left >= 2, "its page and its process were too many with {left} left");
     grpc.close(&session).unwrap();
+}
+
+#[test]
+fn who_waits_for_memory_while_the_daemon_ends_hears_that_it_does() {
+    let mut daemon = TestDaemon::start(64);
+    let grpc = Grpc::connect(&daemon);
+    let holds = grpc.open("holds all", 1).unwrap();
+    grpc.acquire(&holds, raw::want(&holds, 64)).unwrap();
+    let (session, channel) = raw::link(&daemon, &grpc, "waits");
+    let want = v1::Want { wait_ms: 60_000, ..raw::want(&session, 8) };
+    raw::send(&channel, client_frame::What::Acquire(v1::Acquire { request: 1, want: Some(want) }));
+    daemon.wait_for_device("waiting_requests", 1);
+    daemon.terminate();
+    raw::expect_refusal(&channel, v1::ErrorKind::Unavailable, "the daemon is shutting down");
+    raw::expect_closed(&channel);
 }

@@ -217,7 +217,12 @@ impl Random {
                 let device = self.some_device();
                 self.world.step(Command::Warm { device, part });
             }
-            980..999 => self.nonsense(),
+            980..998 => self.nonsense(),
+            998 => {
+                if self.rng.chance(300) {
+                    self.world.step(Command::Close);
+                }
+            }
             _ => {
                 let device = self.some_device();
                 if self.rng.chance(300) {
@@ -249,8 +254,18 @@ fn every_effect_of_random_commands_keeps_the_rules_and_every_request_ends_once()
                 *refused.entry(why).or_insert(0) += count;
             }
         }
-        let reasons =
-            ["cancelled", "chunks", "deadlock", "driver", "exhausted", "lost", "over budget", "over limit", "overdue"];
+        let reasons = [
+            "cancelled",
+            "chunks",
+            "closed",
+            "deadlock",
+            "driver",
+            "exhausted",
+            "lost",
+            "over budget",
+            "over limit",
+            "overdue",
+        ];
         assert_eq!(refused.keys().copied().collect::<Vec<_>>(), reasons, "not every way to end was taken");
         assert!(granted > STEPS / 50, "only {granted} requests were granted");
     }

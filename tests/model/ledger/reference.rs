@@ -100,6 +100,7 @@ pub(super) struct World {
     pub(super) granted: u64,
     pub(super) refused: BTreeMap<&'static str, u64>,
     pub(super) returned: ReturnedBytes,
+    pub(super) is_closed: bool,
     pub(super) now_ms: u64,
     pub(super) last_chunk: u64,
     pub(super) last_session: u64,
@@ -326,7 +327,7 @@ impl World {
                     Holder::Plan(_) => None,
                 })
             }
-            Command::Cancel { .. } | Command::Tick { .. } => None,
+            Command::Cancel { .. } | Command::Close | Command::Tick { .. } => None,
             Command::Release { session, chunks } => no_session(*session).or_else(|| {
                 let is_held =
                     |chunk: &ChunkId| self.chunk(*chunk).is_some_and(|found| found.is == Is::Leased(*session));
@@ -451,6 +452,7 @@ impl World {
             Command::Destroyed { chunk } => self.chunks.retain(|known| known.id != *chunk),
             Command::DestroyFailed { chunk } => self.chunk_mut(*chunk).is = Is::Quarantined,
             Command::Tick { now_ms } => self.now_ms = self.now_ms.max(*now_ms),
+            Command::Close => self.is_closed = true,
             Command::End { .. } | Command::Cancel { .. } => {}
         }
     }
@@ -699,6 +701,12 @@ impl World {
                 self.put_back(id);
                 "cancelled"
             }
+            Refusal::Closed => {
+                let asks = |asked: &Command| matches!(asked, Command::Acquire { request, .. } if *request == id);
+                assert!(self.is_closed && (matches!(command, Command::Close) || asks(command)), "{command:?}");
+                self.put_back(id);
+                "closed"
+            }
         };
         *self.refused.entry(name).or_default() += 1;
         self.answer(id);
@@ -729,6 +737,7 @@ impl World {
         assert_eq!(self.to_come, [], "not all is created that was promised");
         match command {
             Command::Cancel { request } => assert!(self.request(*request).is_none(), "{request} was cancelled"),
+            Command::Close => assert!(self.requests.is_empty(), "nobody waits for what is closed"),
             Command::End { session, .. } => {
                 self.sessions.retain(|known| known.id != *session);
                 let is_left = |chunk: &&Chunk| {
@@ -738,6 +747,7 @@ impl World {
             }
             Command::Acquire { request, .. } => {
                 if let Some(request) = self.request(*request) {
+                    assert!(!self.is_closed, "{} is neither served nor refused", request.id);
                     assert!(request.bytes() <= self.device(request.device).total);
                 }
             }
