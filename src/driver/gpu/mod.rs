@@ -26,6 +26,10 @@
 //! * Unmapping and releasing do not reliably wait for queued work: the caller synchronizes first ([`crate::memory`]).
 //! * Every export is a new descriptor, and importing leaves it open: an import closes it here. Exports are finite on a machine: whoever has one keeps it and copies it.
 //! * NVIDIA's drivers up to 525 are slow with chunks that can be passed as descriptors (PyTorch issue 130890): all of these can, so on those every call is dear, and `stitchd selftest --costs` shows it.
+//! * Exports and imports wait for each other, on all devices of a machine: NVIDIA's kernel module does one at a time. A chunk is exported once; imports take fewer, larger chunks rather than more threads.
+//! * Another process's descriptor can be taken by its number (`pidfd_getfd`) only with the right to trace that process, which containers do not give each other: descriptors come over sockets.
+//! * On Volta kernels have faulted when anything was remapped while they ran, at whatever addresses (kvcached issue 465). Unmapping is behind a synchronize, but mapping is not, and nothing keeps other
+//!   threads from queueing meanwhile: for such devices there is no answer here yet.
 //! * Importing is not owning: each import is released by itself, and its handle is another number.
 //! * A copy from addresses that are not mapped breaks a process's context for good: the books are asked first.
 //! * A forked child is refused everything with "not initialized": it must become another program first.
