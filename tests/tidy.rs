@@ -313,6 +313,13 @@ fn no_binary_wants_a_function_of_a_gpu_library() {
     // The library beside the binary: cargo builds it for the workspace's tests, not for those of this package alone.
     let binary = Path::new(env!("CARGO_BIN_EXE_stitchd"));
     let library = binary.with_file_name("libstitchd_client.so");
+    let is_gpus = |name: &&str| {
+        ["cu", "hip", "nvml", "nccl"].iter().any(|prefix| {
+            name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+        })
+    };
+    let known = ["cuInit", "hipMemMap", "nvmlInit_v2", "ncclAllReduce"];
+    assert!(known.iter().all(is_gpus) && ![&"malloc", &"curl_easy_init"].into_iter().any(is_gpus));
     let mut wrong = Vec::new();
     for file in [binary, &library] {
         if !file.exists() {
@@ -327,11 +334,6 @@ fn no_binary_wants_a_function_of_a_gpu_library() {
         let text = String::from_utf8_lossy(&symbols.stdout).into_owned();
         let names: Vec<_> = text.split_whitespace().map(|name| name.split('@').next().unwrap()).collect();
         assert!(names.contains(&"malloc"), "what any program wants is found: {names:?}");
-        let is_gpus = |name: &&str| {
-            ["cu", "hip", "nvml"].iter().any(|prefix| {
-                name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
-            })
-        };
         wrong.extend(names.into_iter().filter(is_gpus).map(|name| format!("{} wants {name}", file.display())));
     }
     fail("functions that only a machine with a GPU has", &wrong);

@@ -77,7 +77,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     }
 
     /// Adds up, byte by byte over all ranks, the `len` bytes at each one's `from`, and puts the sums at each one's `to`: an all-reduce by the vendor's library for collectives, which is looked for
-    /// now. The library's version; done when it returns. Only for a process that does nothing else: libraries for collectives keep threads and memory.
+    /// now. Each one's stream is one that [`Driver::create_stream`] gave for its device. The library's version; done when it returns. Only for a process that does nothing else: libraries for collectives keep threads and memory.
     fn all_reduce(&self, _ranks: &[Rank], _len: Bytes) -> Result<i32, DriverError> {
         Err(DriverError::new(Call::Query, Cause::Unsupported { driver: self.name() }))
     }

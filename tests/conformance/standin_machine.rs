@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit};
 use stitchd::driver::gpu::{GpuDriver, GpuKind};
-use stitchd::driver::{Access, Cause, Driver, DriverError, Handle};
+use stitchd::driver::{Access, Cause, Driver, DriverError, Handle, Rank};
 use stitchd::error::{ErrorKind, chain};
 use stitchd::ids::{DeviceId, StreamId};
 use stitchd::limits;
@@ -521,6 +521,47 @@ fn a_fill_that_goes_where_it_must_not_ends_everything_for_its_process() {
         // No device is lost: it is the process that cannot go on.
         let is_told = matches!(error.cause, Cause::Library { code: 700, .. });
         assert!(is_told && error.kind() == ErrorKind::Broken, "{}", chain(&error));
+    }
+}
+
+#[test]
+fn an_all_reduce_of_what_may_not_be_used_is_refused_before_the_library_is_asked() {
+    for kind in BOTH {
+        let machine = Machine::new(kind, &conf(""));
+        let driver = open(&machine, kind);
+        let len = Bytes::mib(4);
+        let rank = |device| {
+            let start = || mapped(&driver, device, &[GRANULE, GRANULE]).unwrap().0.start();
+            Rank { device, stream: driver.create_stream(device).unwrap(), from: start(), to: start() }
+        };
+        let (first, second) = (rank(FIRST), rank(SECOND));
+        let refused = |wrong: Rank, len| driver.all_reduce(&[first, wrong], len).unwrap_err().cause;
+        let nowhere = DeviceAddress::new(GRANULE.get());
+        for wrong in [Rank { from: nowhere, ..second }, Rank { to: nowhere, ..second }] {
+            assert!(matches!(refused(wrong, len), Cause::NotMapped(_)), "{:?}", refused(wrong, len));
+        }
+        assert!(matches!(refused(second, Bytes::gib(1)), Cause::NotMapped(_)), "there is more behind what is mapped");
+        let bare = driver.reserve(SECOND, len, GRANULE).unwrap();
+        driver.map(bare, driver.create(SECOND, len).unwrap()).unwrap();
+        assert!(matches!(refused(Rank { from: bare, ..second }, len), Cause::NoAccess(_)));
+        driver.set_access(span(bare, len), SECOND, Access::Read).unwrap();
+        assert!(matches!(refused(Rank { to: bare, ..second }, len), Cause::NoAccess(_)), "it would be written to");
+        let gone = driver.create_stream(SECOND).unwrap();
+        driver.destroy_stream(gone).unwrap();
+        for stream in [gone, first.stream, StreamId::DEFAULT] {
+            let cause = refused(Rank { stream, ..second }, len);
+            assert_eq!((&cause, cause.kind()), (&Cause::UnknownStream(stream), ErrorKind::NotFound));
+        }
+        let nobody = DeviceId(7);
+        assert!(matches!(refused(Rank { device: nobody, ..second }, len), Cause::NoDevice { .. }));
+        let communicators = || std::fs::read_to_string(says(&machine, "communicators-made")).unwrap_or_default();
+        assert_eq!(communicators(), "", "the library was asked");
+        // What may be used is added up; to give, being read is enough.
+        driver.write(first.from, &[5]).unwrap();
+        driver.all_reduce(&[first, Rank { from: bare, ..second }], len).unwrap();
+        let mut sum = [0];
+        driver.read(second.to, &mut sum).unwrap();
+        assert_eq!((sum, communicators().lines().count()), ([5], 2));
     }
 }
 

@@ -196,31 +196,66 @@ fn another_machine_has_other_answers() {
     assert_eq!(answers(GpuKind::Cuda, "")["does_a_peer_reach_a_stitched_range"]["why"], "one device");
 }
 
+const COLLECTIVES: &str = "do_stitched_tensors_go_through_nccl";
+
+/// What is answered about the library for collectives, on three devices, where it does this.
+fn collectives(kind: GpuKind, behaviour: &str) -> serde_json::Value {
+    let machine = format!("devices = 67108864, 67108864, 67108864\ncollectives = {behaviour}");
+    answers(kind, &machine)[COLLECTIVES].clone()
+}
+
 #[test]
 fn what_the_library_for_collectives_does_with_stitched_ranges_is_seen() {
-    let question = "do_stitched_tensors_go_through_nccl";
-    for (kind, behaviour) in [(GpuKind::Cuda, "work"), (GpuKind::Hip, "refused"), (GpuKind::Cuda, "first_chunk")] {
-        let machine = format!("devices = 67108864, 67108864, 67108864\ncollectives = {behaviour}");
-        let found = &answers(kind, &machine)[question];
+    // A range has two chunks of 8 MiB: on each of the three ranks four places lie behind the first.
+    let behind = 3 * 4;
+    for (kind, behaviour, wrong, answer) in [
+        (GpuKind::Cuda, "work", 0, "yes"),
+        (GpuKind::Cuda, "first_chunk", behind, "no"),
+        (GpuKind::Hip, "first_chunk_again", behind, "no"),
+    ] {
+        let found = collectives(kind, behaviour);
         let figures = &found["figures"];
-        assert_eq!(figures["ranks"], 3, "{found}");
-        match behaviour {
-            "work" => {
-                assert_eq!((&found["answer"], &figures["wrong_places"]), (&"yes".into(), &0.into()), "{found}");
-                assert_eq!(figures["library_version"], 22_703);
-            }
-            "refused" => {
-                assert_eq!(found["answer"], "no");
-                assert!(figures["refused"].as_str().unwrap().contains("ncclGroupEnd answers 1"), "{found}");
-            }
-            // A range has two chunks of 8 MiB; each of the three ranks lacks what is behind the first.
-            _ => assert_eq!((&found["answer"], &figures["wrong_places"]), (&"no".into(), &(3 * 4).into()), "{found}"),
-        }
+        assert_eq!((&found["answer"], &figures["wrong_places"]), (&answer.into(), &wrong.into()), "{found}");
+        assert_eq!((&figures["ranks"], &figures["library_version"]), (&3.into(), &22_703.into()), "{found}");
+    }
+    for (kind, behaviour, said) in
+        [(GpuKind::Hip, "refused", "ncclGroupEnd answers 1"), (GpuKind::Cuda, "ends", "the other process: ")]
+    {
+        let found = collectives(kind, behaviour);
+        let figures = &found["figures"];
+        assert_eq!((&found["answer"], &figures["ranks"]), (&"no".into(), &3.into()), "{found}");
+        assert!(figures["refused"].as_str().is_some_and(|refused| refused.contains(said)), "{found}");
     }
     // Of one rank it is a copy, which says nothing.
-    let alone = &answers(GpuKind::Cuda, "")[question];
+    let alone = &answers(GpuKind::Cuda, "")[COLLECTIVES];
     assert_eq!((&alone["answer"], &alone["figures"]["ranks"]), (&"unknown".into(), &1.into()), "{alone}");
     assert!(alone["why"].as_str().unwrap().starts_with("one device"), "{alone}");
+}
+
+#[test]
+fn a_library_for_collectives_that_fails_without_stitching_too_says_nothing_of_stitching() {
+    for (kind, behaviour, said) in [
+        (GpuKind::Cuda, "broken", "ncclGroupEnd answers 2"),
+        (GpuKind::Hip, "nothing", "of whole chunks 24 of 24 places are wrong"),
+    ] {
+        let found = collectives(kind, behaviour);
+        assert_eq!(found["answer"], "unknown", "{found}");
+        assert!(found["why"].as_str().unwrap().contains(said), "{found}");
+    }
+}
+
+#[test]
+fn what_is_of_the_whole_machine_is_asked_with_the_first_device_alone() {
+    let machine = Machine::new(GpuKind::Cuda, "devices = 67108864, 67108864");
+    let output = run_on(&machine, &["selftest", "--driver", "cuda", "--questions", "--json"]);
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let times = |question: &str| {
+        let asked = shown["devices"].as_array().unwrap().iter().map(|device| device["questions"].as_array().unwrap());
+        asked.map(|asked| asked.iter().filter(|asked| asked["question"] == question).count()).collect::<Vec<_>>()
+    };
+    assert_eq!(times("is_new_memory_cleared"), [1, 1]);
+    assert_eq!(times("does_a_descriptor_keep_memory_while_nobody_has_the_driver_open"), [1, 0]);
+    assert_eq!(times(COLLECTIVES), [1, 0]);
 }
 
 #[test]

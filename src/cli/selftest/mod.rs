@@ -22,7 +22,7 @@ use clap::Args;
 use serde_json::json;
 
 use self::costs::ShownCosts;
-use self::questions::Answered;
+use self::questions::{Answered, Beside};
 use super::serve::OPENING_CALLS;
 use super::table::Table;
 use super::{Failure, Outcome, print_json};
@@ -108,7 +108,8 @@ pub(super) fn run(args: &SelftestArgs) -> Outcome {
         let wanted = args.device.map_or_else(String::new, |wanted| format!(" {wanted}"));
         return Err(Failure::Usage(format!("there is no device{wanted}; the {} driver has {count}", driver.name())));
     }
-    let mut shown = devices.into_iter().map(|device| show(args, &driver, device)).collect::<Result<Vec<_>, _>>()?;
+    let show = |(place, device)| show(args, &driver, device, place == 0);
+    let mut shown = devices.into_iter().enumerate().map(show).collect::<Result<Vec<_>, _>>()?;
     if let Some(shown) = shown.iter_mut().find(|shown| shown.device.id == first) {
         shown.questions.splice(0..0, before.take());
     }
@@ -174,7 +175,13 @@ impl SelftestArgs {
     }
 }
 
-fn show(args: &SelftestArgs, driver: &Arc<Metered>, device: DeviceDescription) -> Result<Shown, Failure> {
+/// Tests one device; with the first goes what is asked about all.
+fn show(
+    args: &SelftestArgs,
+    driver: &Arc<Metered>,
+    device: DeviceDescription,
+    is_first: bool,
+) -> Result<Shown, Failure> {
     let say = |what: &str| progress(&device, what);
     let is_long = args.costs || args.questions || args.all;
     let mut checks = Vec::new();
@@ -201,7 +208,8 @@ fn show(args: &SelftestArgs, driver: &Arc<Metered>, device: DeviceDescription) -
     }
     let mut questions = Vec::new();
     if args.questions || args.all {
-        questions = questions::ask_all(args.driver, Arc::clone(driver) as Arc<dyn Driver>, &device, args.all, &say);
+        let beside = Beside { of_all_devices: is_first, taking: args.all };
+        questions = questions::ask_all(args.driver, Arc::clone(driver) as Arc<dyn Driver>, &device, beside, &say);
     }
     Ok(Shown { device, checks, costs, questions })
 }

@@ -13,8 +13,9 @@ use crate::cli::{DONE, Failure, Outcome};
 use crate::clock::{Clock as _, SystemClock};
 use crate::driver::{Access, Cause, Driver, DriverError, DriverName, Rank};
 use crate::error::chain;
-use crate::ids::{ChunkId, DeviceId};
+use crate::ids::{ChunkId, DeviceId, StreamId};
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
+use crate::rng::{Rng, mix};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, Span};
 use crate::wire::fd_channel::FdChannel;
 
@@ -128,16 +129,12 @@ pub(super) struct Seen {
 
 /// Looks at every granule of a span.
 pub(super) fn look(device: &Device, span: AddressSpan) -> Result<Seen, String> {
-    look_for(MARK, device, span)
-}
-
-fn look_for(mark: u8, device: &Device, span: AddressSpan) -> Result<Seen, String> {
     let mut seen = Seen::default();
     let mut bytes = [0; MARK_LEN];
     for at in marks(span, device.capabilities().granularity) {
         device.driver().read(at, &mut bytes).map_err(in_words)?;
         seen.places += 1;
-        seen.whole += u64::from(bytes.iter().all(|byte| *byte == mark));
+        seen.whole += u64::from(bytes.iter().all(|byte| *byte == MARK));
         seen.dirty += u64::from(bytes.iter().any(|byte| *byte != 0));
     }
     Ok(seen)
@@ -181,13 +178,45 @@ fn play(args: &ProbeArgs, channel: &FdChannel, driver: Arc<dyn Driver>) -> Resul
     }
 }
 
-/// A library for collectives had its communicators, and then failed.
-fn collectives_began(error: &DriverError) -> bool {
-    match &error.cause {
-        Cause::NoLibrary { .. } | Cause::Unsupported { .. } => false,
-        Cause::Library { function, .. } => !["ncclGetVersion", "ncclCommInitAll"].contains(function),
-        _ => true,
+/// What a rank gives at a place of its range: bytes that no other rank and no other place has, so that what is read elsewhere in its stead has another sum.
+fn given(rank: usize, place: usize) -> [u8; MARK_LEN] {
+    let mut rng = Rng::new(mix((rank as u64) << 32 | place as u64));
+    let mut bytes = [0; MARK_LEN];
+    bytes.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&rng.next_u64().to_le_bytes()));
+    bytes
+}
+
+/// The sum of what so many ranks give at a place, byte by byte.
+fn sum_of(ranks: usize, place: usize) -> [u8; MARK_LEN] {
+    let mut sums = [0_u8; MARK_LEN];
+    for rank in 0..ranks {
+        sums.iter_mut().zip(given(rank, place)).for_each(|(sum, byte)| *sum = sum.wrapping_add(byte));
     }
+    sums
+}
+
+/// A device's part in an all-reduce, with its ranges.
+struct Part {
+    device: DeviceId,
+    stream: StreamId,
+    from: Mapping,
+    to: Mapping,
+}
+
+impl Part {
+    fn rank(&self) -> Rank {
+        let Part { device, stream, from, to } = self;
+        Rank { device: *device, stream: *stream, from: from.span().start(), to: to.span().start() }
+    }
+}
+
+/// What came of an all-reduce.
+struct Reduced {
+    version: i32,
+    took: Duration,
+    /// Places of all ranks, and those whose sum is not right.
+    places: u64,
+    wrong: u64,
 }
 
 /// What every role has.
@@ -353,7 +382,7 @@ impl Stage<'_> {
     /// What each other device of the machine does to a range of two chunks of this one.
     fn peers(&self) -> Result<(), String> {
         let (driver, id) = (self.device.driver(), self.device.id());
-        let mapping = self.two_chunks(&self.device)?;
+        let mapping = self.stitched(&self.device, 2)?;
         let mut told = serde_json::Map::new();
         for peer in driver.devices().into_iter().filter(|peer| peer.id != id) {
             let clock = SystemClock::new();
@@ -371,42 +400,74 @@ impl Stage<'_> {
         self.say(&json!({ "peers": told }))
     }
 
-    /// All devices add up ranges of two chunks, into others: the first gives bytes of the value 1, the next of the value 2.
+    /// All devices add up ranges of one chunk, into others, and then ranges of two. What fails already with one is no answer: libraries connect their ranks with the first collective, and what they
+    /// lack for that (shared memory, a way to a peer) they do not lack because of stitching.
     fn collectives(&self) -> Result<(), String> {
-        let driver = self.device.driver();
-        let (mut ranks, mut ranges) = (Vec::new(), Vec::new());
-        for (number, description) in driver.devices().into_iter().enumerate() {
-            let device = Device::open(Arc::clone(&self.driver), description.id).map_err(in_words)?;
-            let (from, to) = (self.two_chunks(&device)?, self.two_chunks(&device)?);
-            let stream = driver.create_stream(description.id).map_err(in_words)?;
-            driver.fill(description.id, stream, from.span(), number as u8 + 1).map_err(in_words)?;
-            ranks.push(Rank { device: description.id, stream, from: from.span().start(), to: to.span().start() });
-            ranges.push((device, from, to));
+        let parts = self.parts(1)?;
+        let ranks = parts.len();
+        let Reduced { version, took, places, wrong } =
+            self.all_reduce(&parts).map_err(|error| format!("of whole chunks: {}", in_words(error)))?;
+        if wrong > 0 {
+            return Err(format!("of whole chunks {wrong} of {places} places are wrong"));
         }
-        let sum = (1..=ranks.len()).fold(0_u8, |sum, value| sum.wrapping_add(value as u8));
-        let clock = SystemClock::new();
-        let reduced = driver.all_reduce(&ranks, self.len);
-        let took = clock.now();
-        let mut said = json!({ "ranks": ranks.len(), "ms": took.as_millis() as u64 });
-        match reduced {
-            Ok(version) => {
-                let wrong = |(device, _, to): &(Arc<Device>, Mapping, Mapping)| {
-                    look_for(sum, device, to.span()).map(|seen| seen.places - seen.whole)
-                };
-                let wrong = ranges.iter().map(wrong).sum::<Result<u64, String>>()?;
-                said["library_version"] = json!(version);
-                said["wrong_places"] = json!(wrong);
-            }
-            // What the library says of the memory is an answer; that it is not there, or does not begin, is none.
-            Err(error) if collectives_began(&error) => said["refused"] = json!(in_words(error)),
-            Err(error) => return Err(in_words(error)),
-        }
+        drop(parts);
+        let parts = self.parts(2)?;
+        // Now: what comes next may end this process, and that is an answer.
+        let whole_ms = took.as_millis() as u64;
+        self.say(&json!({ "ranks": ranks, "library_version": version, "of_whole_chunks_ms": whole_ms }))?;
+        let said = match self.all_reduce(&parts) {
+            Ok(Reduced { took, wrong, .. }) => json!({ "ms": took.as_millis() as u64, "wrong_places": wrong }),
+            Err(error) => json!({ "refused": in_words(error) }),
+        };
         self.say(&said)
     }
 
-    fn two_chunks(&self, device: &Arc<Device>) -> Result<Mapping, String> {
-        let half = Bytes::new(self.len.get() / 2);
-        let chunk = || Chunk::create(device, ChunkId(0), half).map(Arc::new).map_err(memory_in_words);
-        Mapping::stitch(&[chunk()?, chunk()?]).map_err(memory_in_words)
+    /// Where ranks give and get: at the same offsets on every device.
+    fn places(&self, span: AddressSpan) -> impl Iterator<Item = (usize, DeviceAddress)> {
+        marks(span, self.device.capabilities().granularity).enumerate()
+    }
+
+    /// Every device's part, in ranges of so many chunks, with what it gives. What it gets is zero until it gets something: sums that an earlier experiment left behind there are none of this one's.
+    fn parts(&self, chunks: u64) -> Result<Vec<Part>, String> {
+        let driver = self.device.driver();
+        let mut parts = Vec::new();
+        for (number, description) in driver.devices().into_iter().enumerate() {
+            let id = description.id;
+            let device = Device::open(Arc::clone(&self.driver), id).map_err(in_words)?;
+            let (from, to) = (self.stitched(&device, chunks)?, self.stitched(&device, chunks)?);
+            let stream = driver.create_stream(id).map_err(in_words)?;
+            driver.fill(id, stream, to.span(), 0).map_err(in_words)?;
+            for (place, at) in self.places(from.span()) {
+                driver.write(at, &given(number, place)).map_err(in_words)?;
+            }
+            driver.synchronize(id).map_err(in_words)?;
+            parts.push(Part { device: id, stream, from, to });
+        }
+        Ok(parts)
+    }
+
+    fn all_reduce(&self, parts: &[Part]) -> Result<Reduced, DriverError> {
+        let driver = self.device.driver();
+        let ranks: Vec<Rank> = parts.iter().map(Part::rank).collect();
+        let clock = SystemClock::new();
+        let version = driver.all_reduce(&ranks, self.len)?;
+        let took = clock.now();
+        let (mut places, mut wrong) = (0, 0);
+        let mut bytes = [0; MARK_LEN];
+        for part in parts {
+            for (place, at) in self.places(part.to.span()) {
+                driver.read(at, &mut bytes)?;
+                places += 1;
+                wrong += u64::from(bytes != sum_of(ranks.len(), place));
+            }
+        }
+        Ok(Reduced { version, took, places, wrong })
+    }
+
+    /// A range of so many chunks.
+    fn stitched(&self, device: &Arc<Device>, chunks: u64) -> Result<Mapping, String> {
+        let len = Bytes::new(self.len.get() / chunks);
+        let chunk = |_| Chunk::create(device, ChunkId(0), len).map(Arc::new).map_err(memory_in_words);
+        Mapping::stitch(&(0..chunks).map(chunk).collect::<Result<Vec<_>, _>>()?).map_err(memory_in_words)
     }
 }

@@ -114,7 +114,8 @@ impl Collectives {
         Ok(version)
     }
 
-    /// Queues an all-reduce over all ranks, which this one thread stands for. The communicators must live until the devices are through with it.
+    /// Queues an all-reduce over all ranks, which this one thread stands for. The caller has held them against its books, and sees to it that they stay so until this returns; the communicators must
+    /// live until the devices are through with it.
     pub(super) fn all_reduce(&self, ranks: &[Rank], len: Bytes) -> Result<Vec<Communicator>, Cause> {
         let devices: Vec<c_int> = ranks.iter().map(|rank| rank.device.0 as c_int).collect();
         let mut communicators: Vec<Communicator> = vec![0; ranks.len()];
@@ -126,8 +127,8 @@ impl Collectives {
         let queue = |(rank, communicator): (&Rank, &Communicator)| {
             let Rank { stream, from, to, .. } = rank;
             let len = len.get() as usize;
-            // SAFETY: the communicator is what the library has just given for this rank's device. That `len` bytes from both addresses are the device's, and the stream too, is the
-            // caller's part; a library that cannot use them says so, or its device does.
+            // SAFETY: the communicator is what the library has just given for this rank's device; `len` bytes from both addresses are mapped and may be used, and the stream is one that
+            // was made for this device and not ended (`GpuDriver::check_rank`, under the lock that is held until the group has ended). A device that does not reach them faults.
             let queued = unsafe { (self.all_reduce)(from.get(), to.get(), len, BYTE, SUM, *communicator, stream.0) };
             check(ALL_REDUCE, queued)
         };

@@ -11,7 +11,7 @@
 //! ## Who vouches for streams
 //!
 //! A stream's number is the library's own handle, which it follows without looking. Those that this driver made are known; others are the training framework's, and whoever passes one in
-//! at the C border vouches that it lives.
+//! at the C border vouches that it lives. An all-reduce takes only those that were made here.
 //!
 //! ## Who waits for whom
 //!
@@ -26,6 +26,10 @@
 //! * Unmapping and releasing do not reliably wait for queued work: the caller synchronizes first ([`crate::memory`]).
 //! * Every export is a new descriptor, and importing leaves it open: an import closes it here. Exports are finite on a machine: whoever has one keeps it and copies it.
 //! * NVIDIA's drivers up to 525 are slow with chunks that can be passed as descriptors (PyTorch issue 130890): all of these can, so on those every call is dear, and `stitchd selftest --costs` shows it.
+//! * Exports and imports wait for each other, on all devices of a machine: NVIDIA's kernel module does one at a time. A chunk is exported once; imports take fewer, larger chunks rather than more threads.
+//! * Another process's descriptor can be taken by its number (`pidfd_getfd`) only with the right to trace that process, which containers do not give each other: descriptors come over sockets.
+//! * On Volta kernels have faulted when anything was remapped while they ran, at whatever addresses (kvcached issue 465). Unmapping is behind a synchronize, but mapping is not, and nothing keeps other
+//!   threads from queueing meanwhile: for such devices there is no answer here yet.
 //! * Importing is not owning: each import is released by itself, and its handle is another number.
 //! * A copy from addresses that are not mapped breaks a process's context for good: the books are asked first.
 //! * A forked child is refused everything with "not initialized": it must become another program first.
@@ -456,6 +460,18 @@ impl GpuDriver {
         Ok(Some(device))
     }
 
+    /// A rank's device is there and its stream was made here for it, and so many bytes may be read where it gives and written where it gets.
+    fn check_rank(&self, state: &State, rank: &Rank, len: Bytes) -> Result<(), Cause> {
+        let Rank { device, stream, from, to } = *rank;
+        self.gpu(device)?;
+        if state.streams.get(&stream) != Some(&device) {
+            return Err(Cause::UnknownStream(stream));
+        }
+        let len = len.get() as usize;
+        usable(&state.books, from, len, false)?;
+        usable(&state.books, to, len, true).map(drop)
+    }
+
     /// What a create that ran out of something ran out of.
     fn exhausted(&self, device: DeviceId, requested: Bytes) -> Cause {
         let memory = match self.told_memory(device) {
@@ -625,9 +641,13 @@ impl Driver for GpuDriver {
 
     fn all_reduce(&self, ranks: &[Rank], len: Bytes) -> Result<i32, DriverError> {
         let fail = |cause| DriverError::new(Call::Query, cause);
+        // Held until all is queued: nobody may unmap meanwhile, nor end a stream.
+        let state = self.lock();
+        ranks.iter().try_for_each(|rank| self.check_rank(&state, rank, len)).map_err(fail)?;
         let collectives = Collectives::load(&self.collectives).map_err(fail)?;
         let version = collectives.version().map_err(fail)?;
         let communicators = collectives.all_reduce(ranks, len).map_err(fail)?;
+        drop(state);
         ranks.iter().try_for_each(|rank| self.synchronize(rank.device))?;
         collectives.destroy(&communicators).map_err(fail)?;
         Ok(version)

@@ -123,9 +123,11 @@ const QUESTIONS: &[(&str, Question)] = &[
     ("what_does_misuse_answer", misuse::answers),
     ("what_does_the_library_answer_to_misuse", misuse::answers_of_the_library),
     ("does_a_peer_reach_a_stitched_range", peers::reach),
-    ("do_stitched_tensors_go_through_nccl", peers::collectives),
     ("what_does_an_idle_daemon_take", peers::daemon),
 ];
+
+/// Those about all devices at once: asked with the first that is shown, for with each of the others the experiment would be the same.
+const OF_ALL_DEVICES: &[(&str, Question)] = &[("do_stitched_tensors_go_through_nccl", peers::collectives)];
 
 /// Those that take from the whole machine what others may need: asked where everything is.
 const TAKING: &[(&str, Question)] = &[("what_does_a_full_table_of_exports_answer", descriptors::full_table)];
@@ -151,12 +153,19 @@ fn answered(question: &'static str, found: Found) -> Answered {
     Answered { question, answer, figures }
 }
 
+/// What is asked about a device beside [`QUESTIONS`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beside {
+    pub(super) of_all_devices: bool,
+    pub(super) taking: bool,
+}
+
 /// Asks every question about a device. Nobody else should use it meanwhile.
 pub(super) fn ask_all(
     name: DriverName,
     driver: Arc<dyn Driver>,
     description: &DeviceDescription,
-    takes: bool,
+    beside: Beside,
     progress: &dyn Fn(&str),
 ) -> Vec<Answered> {
     let clock = SystemClock::new();
@@ -168,8 +177,9 @@ pub(super) fn ask_all(
         let found = subject.as_ref().map_err(Clone::clone).and_then(|subject| within(limit, subject, *experiment));
         answered(question, found)
     };
-    let taking = if takes { TAKING } else { &[] };
-    QUESTIONS.iter().chain(taking).map(ask).collect()
+    let of_all_devices = if beside.of_all_devices { OF_ALL_DEVICES } else { &[] };
+    let taking = if beside.taking { TAKING } else { &[] };
+    QUESTIONS.iter().chain(of_all_devices).chain(taking).map(ask).collect()
 }
 
 fn within(limit: Duration, subject: &Arc<Subject>, experiment: Question) -> Found {

@@ -105,6 +105,12 @@ impl Addresses {
         Ok(())
     }
 
+    /// Bytes from `at` to the end of what is mapped there.
+    pub(crate) fn until_end_of_mapping(&self, at: u64) -> Called<u64> {
+        let found = self.mappings.range(..=at).next_back().map(|(begin, mapping)| begin + mapping.len);
+        found.filter(|end| *end > at).map(|end| end - at).ok_or(code::ILLEGAL_ADDRESS)
+    }
+
     pub(crate) fn fill(&self, fill: Fill) -> Called<()> {
         let Fill { device, start, len, value } = fill;
         self.each(device, (start, len), 2, |file, at, range| match value {

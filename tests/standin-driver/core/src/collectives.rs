@@ -1,6 +1,6 @@
 //! The library for collectives (NCCL, RCCL): one thread that stands for all ranks adds bytes up, in a group, each rank on its own device.
 //!
-//! Codes are that library's own: 1 for a failure of the device, 4 for an argument, 5 for calls that do not go together.
+//! Codes are that library's own: 1 for a failure of the device, 2 for one of the system, 4 for an argument, 5 for calls that do not go together.
 
 use std::collections::HashMap;
 
@@ -12,6 +12,7 @@ use crate::{Called, Process, code};
 pub const VERSION: i32 = 22_703;
 
 const DEVICE_ERROR: i32 = 1;
+const SYSTEM_ERROR: i32 = 2;
 const INVALID_ARGUMENT: i32 = 4;
 const INVALID_USAGE: i32 = 5;
 
@@ -63,6 +64,7 @@ impl Process {
         let set = state.next();
         let number = |device| {
             let number = 0x7d00_0000_0000 | state.next() << 8;
+            self.machine().note("communicators-made");
             state.communicators.ranks.insert(number, (set, device));
             number
         };
@@ -111,8 +113,11 @@ impl Process {
         if !missing.is_empty() {
             return Err(INVALID_USAGE);
         }
-        if self.machine().conf.collectives == Collectives::Refused {
-            return Err(DEVICE_ERROR);
+        match self.machine().conf.collectives {
+            // What such a library lacks it looks for with the first collective.
+            Collectives::Broken => return Err(SYSTEM_ERROR),
+            Collectives::Nothing => return Ok(()),
+            _ => {}
         }
         let group: Vec<(usize, AllReduce)> = group
             .into_iter()
@@ -122,7 +127,7 @@ impl Process {
         state.used(reduced).map_err(failed)
     }
 
-    /// Piece by piece: a range may be long.
+    /// Piece by piece: a range may be long. Chunks are whole pieces.
     fn reduce(&self, state: &mut State, group: &[(usize, AllReduce)], len: u64) -> Called<()> {
         const PIECE: u64 = 1 << 20;
         state.pump()?;
@@ -131,16 +136,22 @@ impl Process {
             // Work that waits would have to be waited for: no test needs that.
             return Err(code::NOT_READY);
         }
-        let len = match self.machine().conf.collectives {
-            Collectives::FirstChunk => len / 2,
+        let first = |(_, wanted): &(usize, AllReduce)| state.addresses.until_end_of_mapping(wanted.from);
+        let first = group.iter().map(first).collect::<Called<Vec<u64>>>()?.into_iter().fold(len, u64::min);
+        let does = self.machine().conf.collectives;
+        let len = match does {
+            Collectives::Refused if first < len => return Err(code::INVALID_VALUE),
+            Collectives::Ends if first < len => std::process::abort(),
+            Collectives::FirstChunk => first,
             _ => len,
         };
         for at in (0..len).step_by(PIECE as usize) {
             let piece = PIECE.min(len - at) as usize;
+            let read_at = if does == Collectives::FirstChunkAgain { at % first } else { at };
             let mut sums = vec![0_u8; piece];
             let mut bytes = vec![0_u8; piece];
             for (device, wanted) in group {
-                state.addresses.read(*device, wanted.from + at, &mut bytes)?;
+                state.addresses.read(*device, wanted.from + read_at, &mut bytes)?;
                 sums.iter_mut().zip(&bytes).for_each(|(sum, byte)| *sum = sum.wrapping_add(*byte));
             }
             group.iter().try_for_each(|(device, wanted)| state.addresses.write(*device, wanted.to + at, &sums))?;

@@ -73,18 +73,30 @@ impl Peers {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Collectives {
     Work,
-    /// They are refused, as by a version that does not take such memory.
+    /// They fail, whatever the memory: the machine lacks something.
+    Broken,
+    /// They say that they are done, and have done nothing.
+    Nothing,
+    /// Ranges of several chunks are refused, as by a version that does not take such memory.
     Refused,
+    /// Ranges of several chunks end the process.
+    Ends,
     /// What lies behind the first chunk is left as it was.
     FirstChunk,
+    /// Only the first chunk is known: it is read again in the place of those that follow.
+    FirstChunkAgain,
 }
 
 impl Collectives {
     fn of(text: &str) -> Collectives {
         match text {
             "work" => Collectives::Work,
+            "broken" => Collectives::Broken,
+            "nothing" => Collectives::Nothing,
             "refused" => Collectives::Refused,
+            "ends" => Collectives::Ends,
             "first_chunk" => Collectives::FirstChunk,
+            "first_chunk_again" => Collectives::FirstChunkAgain,
             _ => panic!("machine.conf: what collectives do"),
         }
     }
