@@ -103,6 +103,12 @@ pub enum TraceError {
     /// There is no event.
     #[error("there is no event in it")]
     Empty,
+    /// There were some, and none is left; says why.
+    #[error("there is no event in it that a trace can have: {why}")]
+    NoneLeft {
+        /// What became of them.
+        why: String,
+    },
     /// More than a trace can have.
     #[error("it has more than {} events", limits::TRACE_EVENTS_MAX)]
     TooLong,

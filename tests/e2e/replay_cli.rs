@@ -446,11 +446,12 @@ fn what_a_plan_costs_and_what_a_disturbance_lacks_is_said() {
     assert!(shown["notes"].to_string().contains("adds no micro-batch and no evaluation here"), "{shown}");
     // Requests of at most 512 bytes alone are nothing to plan for stalloc, and are served.
     let small = dir.path().join("small.csv");
-    std::fs::write(&small, "tick,event,id,bytes\n1,alloc,1,5\n2,free,1,\n").unwrap();
+    std::fs::write(&small, "tick,event,id,bytes\n0,alloc,9,0\n1,alloc,1,5\n2,free,1,\n").unwrap();
     let small = small.to_str().unwrap();
     let text = String::from_utf8(run(&["replay", small]).stdout).unwrap();
     assert!(text.starts_with("1 request in 1 iteration, ") && !text.contains("left out"), "{text}");
     assert!(text.contains("stalloc serves from a plan of iteration 0"), "{text}");
+    assert!(text.contains("1 request of no bytes"), "{text}");
     let planned = run_json(&["plan", small, "--json"])["notes"].to_string();
     assert!(planned.contains("rounded up to 512 B") && !planned.contains("leaves behind"), "{planned}");
 }

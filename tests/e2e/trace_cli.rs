@@ -104,7 +104,9 @@ fn other_peoples_records_are_imported_with_what_they_lack() {
         (&3.into(), &2.into(), &serde_json::Value::Null)
     );
     let notes = log["notes"].to_string();
-    for words in ["1 blocks are older than the log", "1 allocations failed", "no phases", "no iterations are found"] {
+    for words in
+        ["blocks older than the log: 1;", "allocations that failed: 1;", "no phases", "no iterations are found"]
+    {
         assert!(notes.contains(words), "{words} is not in {notes}");
     }
     let output = run(&["trace", "import", &place.path("problem.csv")]);

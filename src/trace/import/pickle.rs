@@ -5,8 +5,8 @@
 //! pickle is not looked at, as in Python.
 //!
 //! Invariants: nothing here calls itself, so no nesting is too deep; a file has at most one value for two of its bytes and one container for eight, and keeps
-//! a value once, so that memory stays below 64 times its length whatever is in it ([`PickleFault::Dense`]: Python writes no file with half as many); a value that
-//! a file mentions many times is there once.
+//! a value once, so that memory stays below 64 times its length whatever is in it ([`PickleFault::Dense`]: of ten real snapshots the densest has a value in 2.6 bytes and a container in 16); a value that
+//! a file mentions many times is there once; where that much memory cannot be had it is an error like any other.
 
 /// A value: small ones as they are, the others as their number in the [`Pickle`] that they came with.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -93,6 +93,9 @@ pub enum PickleFault {
     /// It builds more than any writer would in as many bytes.
     #[error("more {0} than a file of this length can have")]
     Dense(&'static str),
+    /// The machine, or a limit of the process (`ulimit -v`), has not as much memory as the file needs.
+    #[error("there is no memory for {0} more values")]
+    Memory(usize),
     /// More than numbers of 32 bits can tell apart.
     #[error("more values than can be told apart")]
     Many,
@@ -208,7 +211,7 @@ impl<'a> Machine<'a, '_> {
             },
             // FRAME: a hint for who reads piece by piece, and a promise of so many bytes.
             0x95 => self.frame()?,
-            b'(' => self.marks.push(self.stack.len()),
+            b'(' => self.mark()?,
             // POP, POP_MARK, DUP
             b'0' if self.marks.last() == Some(&self.stack.len()) => drop(self.marks.pop()),
             b'0' => drop(self.pop()?),
@@ -336,7 +339,16 @@ impl<'a> Machine<'a, '_> {
         if self.built > DENSE_FREE + self.bytes.len() / BYTES_PER_VALUE {
             return Err(self.fault(PickleFault::Dense("values")));
         }
+        self.stack.try_reserve(1).map_err(|_| self.fault(PickleFault::Memory(1)))?;
         self.stack.push(value);
+        Ok(())
+    }
+
+    fn mark(&mut self) -> Result<(), PickleError> {
+        if self.marks.len() >= DENSE_FREE + self.bytes.len() / BYTES_PER_CONTAINER {
+            return Err(self.fault(PickleFault::Dense("marks")));
+        }
+        self.marks.push(self.stack.len());
         Ok(())
     }
 
@@ -368,7 +380,10 @@ impl<'a> Machine<'a, '_> {
     /// Everything above the last mark, which goes with it.
     fn pop_marked(&mut self) -> Result<Vec<Value>, PickleError> {
         let mark = self.marks.pop().ok_or_else(|| self.fault(PickleFault::Mark))?;
-        Ok(self.stack.split_off(mark))
+        let (mut marked, count) = (Vec::new(), self.stack.len() - mark);
+        marked.try_reserve_exact(count).map_err(|_| self.fault(PickleFault::Memory(count)))?;
+        marked.extend(self.stack.drain(mark..));
+        Ok(marked)
     }
 
     fn gather(&mut self, opcode: u8) -> Result<(), PickleError> {
@@ -420,10 +435,11 @@ impl<'a> Machine<'a, '_> {
             Value::List(list) => self.pickle.lists.get_mut(list as usize),
             _ => None,
         };
-        match list {
-            Some(list) => list.extend_from_slice(items),
-            None => return Err(self.fault(PickleFault::Target("list"))),
+        let Some(list) = list else { return Err(self.fault(PickleFault::Target("list"))) };
+        if list.try_reserve(items.len()).is_err() {
+            return Err(self.fault(PickleFault::Memory(items.len())));
         }
+        list.extend_from_slice(items);
         Ok(())
     }
 
@@ -690,7 +706,8 @@ mod tests {
 
     #[test]
     fn more_values_than_writers_make_of_so_many_bytes_are_refused() {
-        let cases: [(&[u8], usize, &str); 5] = [
+        let cases: [(&[u8], usize, &str); 6] = [
+            (b"(", 3 + 4096 + 12_500, "marks"),
             (b"N", 2 + 4096 + 50_000, "values"),
             (b"2", 2 + 4096 + 50_000, "values"),
             (b"]", 2 + 4096 + 12_500, "lists and dictionaries"),

@@ -147,20 +147,19 @@ impl Log {
         let events = self.older.iter().chain(&self.events).map(|event| Event { id: id(event.id), ..*event });
         let trace = super::build(events)?;
         let mut notes = vec!["the log has no phases, modules and iterations".to_owned()];
-        let mut note = |count: u64, what: &str| {
+        let mut note = |what: &str, count: u64, meaning: &str| {
             if count > 0 {
-                notes.push(format!("{count} {what}"));
+                notes.push(format!("{what}: {count}; {meaning}"));
             }
         };
-        note(older, "blocks are older than the log: they are allocated at its beginning");
-        let never = self.live.len() as u64;
-        note(never, "blocks are live at the end of the log");
-        note(self.reused, "addresses were given out again before their free was logged: they are freed then");
-        note(self.again, "frees of what was not live are left out");
-        note(self.nothing, "rows without an address are left out");
-        note(self.differ, "frees name another size than the allocation, which counts");
-        let largest = format!("allocations failed and are left out, the largest of {} bytes", self.failed);
-        note(self.failures, &largest);
+        note("blocks older than the log", older, "they are allocated at its beginning");
+        note("blocks live at the end of the log", self.live.len() as u64, "nothing frees them");
+        note("addresses given out again before their free was logged", self.reused, "they are freed then");
+        note("frees of what was not live", self.again, "left out");
+        note("rows without an address", self.nothing, "left out");
+        note("frees that name another size than the allocation", self.differ, "the allocation's counts");
+        let largest = format!("left out, the largest of {} bytes", self.failed);
+        note("allocations that failed", self.failures, &largest);
         Ok(Imported { trace, notes, ..Imported::default() })
     }
 }
@@ -205,7 +204,12 @@ mod tests {
         assert_eq!(events(&imported), [(1, Alloc, 0, 1024), (2, Alloc, 1, 2048), (3, Free, 0, 0), (4, Free, 1, 0)]);
         let event = imported.trace.events[3];
         assert_eq!((event.stream.0, event.thread), (0x7f8a_3800_1020, 1));
-        assert!(imported.notes.iter().any(|note| note.starts_with("2 allocations failed") && note.contains("999999")));
+        assert!(
+            imported
+                .notes
+                .iter()
+                .any(|note| note.starts_with("allocations that failed: 2;") && note.contains("999999"))
+        );
     }
 
     #[test]
@@ -216,7 +220,7 @@ mod tests {
         assert_eq!(events(&imported), expected);
         assert_eq!(imported.trace.events[0].context.phase, Phase::Init);
         assert_eq!(imported.trace.events[0].stream.0, 3);
-        assert!(imported.notes.iter().any(|note| note.starts_with("2 blocks are older")));
+        assert!(imported.notes.iter().any(|note| note.starts_with("blocks older than the log: 2;")));
     }
 
     #[test]
@@ -224,8 +228,8 @@ mod tests {
         let imported = read_rows("1,,allocate,a0,1,0\n2,,allocate,a0,2,0\n1,,free,a0,1,0\n2,,free,a0,2,0\n").unwrap();
         assert_eq!(events(&imported), [(1, Alloc, 0, 1), (2, Free, 0, 0), (2, Alloc, 1, 2), (3, Free, 1, 0)]);
         let notes = imported.notes.join("\n");
-        assert!(notes.contains("1 addresses were given out again") && notes.contains("1 frees of what was not live"));
-        assert!(notes.contains("1 frees name another size"), "{notes}");
+        assert!(notes.contains("before their free was logged: 1;") && notes.contains("frees of what was not live: 1;"));
+        assert!(notes.contains("name another size than the allocation: 1;"), "{notes}");
     }
 
     #[test]

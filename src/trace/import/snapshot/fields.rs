@@ -97,6 +97,8 @@ pub(super) struct Entry {
     pub(super) action: Action,
     pub(super) address: u64,
     pub(super) bytes: Bytes,
+    /// What the device had free when the request was refused; nothing for any other entry.
+    pub(super) device_free: Option<Bytes>,
     pub(super) stream: i64,
     /// In microseconds; old versions have none.
     pub(super) time: Option<i64>,
@@ -265,13 +267,14 @@ impl<'p> Reader<'p, '_> {
     }
 
     fn entry(&mut self, place: Place, value: Value) -> Found<Entry> {
-        let keys = ["action", "addr", "size", "stream", "time_us", "pool_id", "internal_metadata"];
-        let [action, address, size, stream, time, pool, internal] = self.keys(place, value, keys)?;
+        let keys = ["action", "addr", "size", "stream", "time_us", "pool_id", "internal_metadata", "device_free"];
+        let [action, address, size, stream, time, pool, internal, free] = self.keys(place, value, keys)?;
         let action = self.action(place, action)?;
         let mut entry = Entry {
             action,
             address: 0,
             bytes: Bytes::ZERO,
+            device_free: None,
             stream: 0,
             time: time.map(|time| self.signed(place, "time_us", time)).transpose()?,
             is_private: pool.and_then(|pool| self.is_private(pool)),
@@ -281,7 +284,9 @@ impl<'p> Reader<'p, '_> {
             entry.bytes = self.bytes(place, "size", size)?;
             entry.stream = self.stream(place, stream)?;
         }
-        if !matches!(action, Action::Nothing | Action::OutOfMemory) {
+        if action == Action::OutOfMemory {
+            entry.device_free = free.map(|free| self.bytes(place, "device_free", Some(free))).transpose()?;
+        } else if action != Action::Nothing {
             entry.address = self.number(place, "addr", address)?;
         }
         Ok(entry)

@@ -118,8 +118,8 @@ pub(super) struct Findings {
     pub(super) private_blocks: u64,
     /// Entries around allocations at a wished address.
     pub(super) padding: u64,
-    /// Requests that were refused.
-    pub(super) refused: Vec<Bytes>,
+    /// Requests that were refused, each with what the device had free.
+    pub(super) refused: Vec<(Bytes, Option<Bytes>)>,
     /// Blocks older than the record, and their bytes.
     pub(super) older: (u64, Bytes),
     /// How many of them the record frees.
@@ -188,7 +188,7 @@ impl<'f> History<'f> {
 
     /// A request for which there was no memory. Whoever looks at such a job asks what it would have taken: it is in the trace as if it had been served, and given back at once.
     fn refused(&mut self, device: u32, entry: &Entry) {
-        self.findings.refused.push(entry.bytes);
+        self.findings.refused.push((entry.bytes, entry.device_free));
         // There is nothing at an address.
         let here = self.places.remove(&(device, entry.address));
         let record = self.open_entry(device, entry, Origin::Recorded);

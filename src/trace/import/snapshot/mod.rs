@@ -67,7 +67,10 @@ pub fn read(bytes: &[u8]) -> Result<Imported, TraceError> {
     };
     let mut imported = history::import(fields)?;
     if imported.trace.events.is_empty() {
-        return Err(TraceError::Empty);
+        return Err(match &imported.notes[..] {
+            [] => TraceError::Empty,
+            notes => TraceError::NoneLeft { why: notes.join(" ") },
+        });
     }
     // Blocks in the order of their addresses, without a record of how they came to be.
     let is_record = |event: &Event| matches!(event.kind, EventKind::Free | EventKind::Mark);

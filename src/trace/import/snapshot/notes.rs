@@ -79,7 +79,11 @@ fn left_out(notes: &mut Vec<String>, fields: &Fields, findings: &Findings) {
     }
     if !findings.refused.is_empty() {
         const SHOWN: usize = 4;
-        let sizes: Vec<String> = findings.refused.iter().take(SHOWN).map(Bytes::to_string).collect();
+        let shown = |(bytes, free): &(Bytes, Option<Bytes>)| match free {
+            Some(free) => format!("{bytes} with {free} of the device free"),
+            None => bytes.to_string(),
+        };
+        let sizes: Vec<String> = findings.refused.iter().take(SHOWN).map(shown).collect();
         let more = if findings.refused.len() > SHOWN { " and more" } else { "" };
         let requests = counted(findings.refused.len() as u64, "request");
         notes.push(format!(

@@ -234,6 +234,12 @@ fn private_pools_are_left_out_and_counted() {
         &["Private pools of graphs or of the job are left out: 4 entries, 1 block live at the end, 2.0 KiB"],
     );
     assert_eq!(imported.reserved.iter().map(|point| point.bytes.get()).collect::<Vec<_>>(), [1024]);
+    // Where nothing else is there, that is why nothing is.
+    let nothing = fails(&record(
+        vec![segment(0, BASE + 1024, 0, 7, &[(1024, 40, LIVE), (1024, 0, IDLE)])],
+        vec![at("segment_alloc", 1, 2048), at("alloc", 1, 40)],
+    ));
+    assert!(nothing.contains("Private pools of graphs or of the job are left out: 2 entries"), "{nothing}");
 }
 
 #[test]
@@ -266,7 +272,7 @@ fn entries_that_are_no_allocations_are_named_or_passed_by() {
     notes_begin(
         &imported,
         &[
-            "Memory ran out: 2 requests refused, of 2.00 GiB, 2.00 GiB; in the trace as if served",
+            "Memory ran out: 2 requests refused, of 2.00 GiB with 5 B of the device free, 2.00 GiB with 5 B of the device free; in the trace as if served",
             "1 entry left out that PyTorch makes for itself",
             "1 entry left out of kinds that are not known, such as \"teleport\"",
         ],
