@@ -86,10 +86,10 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     let plan = match &args.solver {
         None => Plan::from_trace(&trace, iteration)?,
         Some(name) => {
-            let known = solve::Order::ALL.map(solve::Order::name).join(", ");
+            let known = solve::Solver::ALL.map(solve::Solver::name).join(", ");
             let unknown = || Failure::Usage(format!("there is no solver '{name}'; there are {known}"));
-            let order = solve::Order::ALL.into_iter().find(|order| order.name() == name).ok_or_else(unknown)?;
-            Plan::from_trace_with(&trace, iteration, order)?
+            let solver = solve::Solver::ALL.into_iter().find(|solver| solver.name() == name).ok_or_else(unknown)?;
+            Plan::from_trace_with(&trace, iteration, solver)?
         }
     };
     let seconds = (clock.now() - started).as_secs_f64();

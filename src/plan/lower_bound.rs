@@ -1,28 +1,27 @@
 //! The bytes below which no plan can go.
 
-use std::collections::BTreeMap;
-
 use super::Problem;
 use crate::ids::StreamId;
 use crate::units::{Bytes, Tick};
 
 /// The largest sum of live sizes at any tick, for each stream on its own, summed over the streams: bytes are not shared between streams.
 pub fn lower_bound(problem: &Problem) -> Bytes {
-    let mut changes: BTreeMap<StreamId, BTreeMap<Tick, i128>> = BTreeMap::new();
+    let mut changes: Vec<(StreamId, Tick, i128)> = Vec::with_capacity(4 * problem.buffers.len());
     for buffer in &problem.buffers {
-        let of_stream = changes.entry(buffer.stream).or_default();
+        let len = i128::from(buffer.len.get());
         for lifetime in buffer.lifetimes() {
-            *of_stream.entry(lifetime.start).or_default() += i128::from(buffer.len.get());
-            *of_stream.entry(lifetime.end).or_default() -= i128::from(buffer.len.get());
+            changes.extend([(buffer.stream, lifetime.start, len), (buffer.stream, lifetime.end, -len)]);
         }
     }
-    let peak = |changes: BTreeMap<Tick, i128>| {
+    // At one tick whoever leaves goes first: lifetimes are half-open.
+    changes.sort_unstable();
+    let peak = |changes: &[(StreamId, Tick, i128)]| {
         let mut live = 0;
-        changes.into_values().fold(0, |peak, change| {
+        changes.iter().fold(0, |peak, (_, _, change)| {
             live += change;
             live.max(peak)
         })
     };
-    let sum: i128 = changes.into_values().map(peak).sum();
+    let sum: i128 = changes.chunk_by(|one, next| one.0 == next.0).map(peak).sum();
     Bytes::new(u64::try_from(sum).unwrap_or(u64::MAX).min(Bytes::MAX.get()))
 }

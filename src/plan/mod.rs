@@ -123,9 +123,9 @@ impl Plan {
     }
 
     /// The same by one solver alone.
-    pub fn from_trace_with(trace: &Trace, iteration: u32, order: solve::Order) -> Result<Plan, PlanError> {
+    pub fn from_trace_with(trace: &Trace, iteration: u32, solver: solve::Solver) -> Result<Plan, PlanError> {
         let problem = Problem::from_trace(trace, iteration)?;
-        let solution = solve::solve_in(&problem, order)?;
+        let solution = solve::solve_in(&problem, solver)?;
         Plan::of(&problem, solution, iteration)
     }
 

@@ -1,12 +1,18 @@
 //! First fit over time and space: each buffer, in a given order, goes to the lowest offset that is free for its whole life.
 //!
-//! A segment tree over the ticks keeps, in every node, two sets of occupied offsets: of buffers that *cover* the node's whole time, and of buffers that
-//! *touch* any of it. A buffer's conflicts are then what touches its canonical nodes and what covers their ancestors: about 4 log T sets, each
-//! kept short by merging neighbours. One cursor moves up through all of them until nothing is in the way. 18,000 buffers take
-//! some 30 ms.
+//! A segment tree over the sections of time keeps, in every node, two sets of occupied offsets: of buffers that *cover* the node's whole time, and of buffers
+//! that *touch* any of it. A buffer's conflicts are then what touches its canonical nodes and what covers their ancestors: about 4 log T sets, each
+//! kept short by merging neighbours. One cursor moves up through all of them, from stretch to stretch, until nothing is in the way. 18,000 buffers take
+//! some 30 ms where sizes repeat, as in training. Where nothing repeats nothing merges, and the stretches on the way are as many as the buffers that are
+//! live together: the square of the job, which is why somebody counts the steps.
 
-use super::Buffer;
-use crate::units::Tick;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
+
+use super::one_pass::OnePass;
+use super::sections::Sections;
+use super::{Buffer, Effort, Stopped};
 
 /// In which order buffers are placed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,12 +30,8 @@ pub enum Order {
 }
 
 impl Order {
-    /// All of them; the most successful on real traces first.
-    pub const ALL: [Order; 5] =
-        [Order::SizeThenStart, Order::LongThenSize, Order::Area, Order::SizeThenEnd, Order::Start];
-
     /// Its name in plans and on the command line.
-    pub const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Order::SizeThenStart => "first-fit/size-start",
             Order::SizeThenEnd => "first-fit/size-end",
@@ -39,7 +41,9 @@ impl Order {
         }
     }
 
-    fn sort(self, buffers: &[&Buffer], indices: &mut [usize]) {
+    /// The indices of `buffers` in this order.
+    pub(super) fn sorted(self, buffers: &[&Buffer]) -> Vec<usize> {
+        let mut indices: Vec<usize> = (0..buffers.len()).collect();
         let ticks = |buffer: &Buffer| buffer.lifetimes().map(|lifetime| lifetime.ticks()).sum::<u64>();
         let end =
             buffers.iter().flat_map(|buffer| buffer.lifetimes()).map(|lifetime| lifetime.end.0).max().unwrap_or(0);
@@ -61,30 +65,34 @@ impl Order {
                 Order::Start => (start, size, *at),
             }
         });
+        indices
     }
 }
 
-/// Offsets for `buffers`, in their order; `None` where they pass any address space.
-pub(super) fn place(buffers: &[&Buffer], order: Order) -> Option<Vec<u64>> {
-    let mut ticks: Vec<Tick> = buffers
-        .iter()
-        .flat_map(|buffer| buffer.lifetimes())
-        .flat_map(|lifetime| [lifetime.start, lifetime.end])
-        .collect();
-    ticks.sort_unstable();
-    ticks.dedup();
-    let section = |tick: Tick| ticks.binary_search(&tick).expect("every tick of a lifetime is a boundary");
-    let mut tree = Tree::new(ticks.len());
-    let mut indices: Vec<usize> = (0..buffers.len()).collect();
-    order.sort(buffers, &mut indices);
+/// Offsets for `buffers`, in their order.
+pub(super) fn place(
+    buffers: &[&Buffer],
+    one_pass: &OnePass,
+    order: Order,
+    effort: &mut Effort,
+) -> Result<Vec<u64>, Stopped> {
+    let lifetimes = |at: usize| {
+        let (one, both) = (Some(one_pass.lifetimes[at]), buffers[at].lifetimes());
+        one.into_iter().filter(|_| one_pass.is_exact).chain(both.filter(|_| !one_pass.is_exact))
+    };
+    let sections = Sections::of((0..buffers.len()).flat_map(lifetimes));
+    let mut tree = Tree::new(sections.count());
     let mut offsets = vec![0; buffers.len()];
-    for at in indices {
-        let buffer = buffers[at];
-        let sections: Vec<_> =
-            buffer.lifetimes().map(|lifetime| (section(lifetime.start), section(lifetime.end))).collect();
-        offsets[at] = tree.place(&sections, buffer.len.get())?;
+    for at in order.sorted(buffers) {
+        let stretches: Vec<_> = lifetimes(at).map(|lifetime| sections.of_lifetime(lifetime)).collect();
+        let len = buffers[at].len.get();
+        offsets[at] = tree.place(&stretches, len, &mut effort.steps)?;
+        effort.placed += 1;
+        if offsets[at] + len >= effort.top {
+            return Err(Stopped::NoUse);
+        }
     }
-    Some(offsets)
+    Ok(offsets)
 }
 
 /// Disjoint, sorted, never touching stretches of occupied offsets.
@@ -94,17 +102,21 @@ struct Occupied(Vec<(u64, u64)>);
 impl Occupied {
     fn insert(&mut self, start: u64, end: u64) {
         let first = self.0.partition_point(|(_, to)| *to < start);
-        let last = first + self.0[first..].partition_point(|(from, _)| *from <= end);
+        let last = first + gallop(&self.0[first..], |(from, _)| *from <= end);
         let merged =
             self.0[first..last].iter().fold((start, end), |(low, high), (from, to)| (low.min(*from), high.max(*to)));
         self.0.splice(first..last, [merged]);
     }
+}
 
-    /// Where the stretch ends that stands in the way of `[at, at + len)`, if one does. `from` is where the search last stood: it only goes up.
-    fn in_the_way(&self, from: &mut usize, at: u64, len: u64) -> Option<u64> {
-        *from += self.0[*from..].partition_point(|(_, to)| *to <= at);
-        self.0.get(*from).filter(|(start, _)| *start < at.saturating_add(len)).map(|(_, end)| *end)
+/// How many stretches from the first on are so, found in few looks where they are few.
+fn gallop(stretches: &[(u64, u64)], is_so: impl Fn(&(u64, u64)) -> bool) -> usize {
+    let mut step = 1;
+    while step <= stretches.len() && is_so(&stretches[step - 1]) {
+        step *= 2;
     }
+    let known = step / 2;
+    known + stretches[known..stretches.len().min(step)].partition_point(is_so)
 }
 
 struct Tree {
@@ -117,11 +129,7 @@ struct Tree {
 impl Tree {
     fn new(sections: usize) -> Tree {
         let leaves = sections.max(1).next_power_of_two();
-        Tree {
-            leaves,
-            covering: vec![Occupied::default(); 2 * leaves],
-            touching: vec![Occupied::default(); 2 * leaves],
-        }
+        Tree { leaves, covering: vec![Occupied::default(); leaves], touching: vec![Occupied::default(); 2 * leaves] }
     }
 
     /// The nodes that together cover exactly `[start, end)`.
@@ -141,7 +149,7 @@ impl Tree {
         }
     }
 
-    fn place(&mut self, sections: &[(usize, usize)], len: u64) -> Option<u64> {
+    fn place(&mut self, sections: &[(usize, usize)], len: u64, steps: &mut u64) -> Result<u64, Stopped> {
         let mut nodes = Vec::new();
         for (start, end) in sections {
             self.canonical(*start, *end, &mut nodes);
@@ -152,35 +160,41 @@ impl Tree {
             .collect();
         ancestors.sort_unstable();
         ancestors.dedup();
-        let offset = self.lowest_free(&nodes, &ancestors, len)?;
-        let end = offset.checked_add(len)?;
+        let offset = self.lowest_free(&nodes, &ancestors, len, steps)?;
+        let end = offset + len;
         for node in &nodes {
-            self.covering[*node].insert(offset, end);
+            if let Some(covering) = self.covering.get_mut(*node) {
+                covering.insert(offset, end);
+            }
+        }
+        for node in nodes.iter().chain(&ancestors) {
             self.touching[*node].insert(offset, end);
         }
-        for node in &ancestors {
-            self.touching[*node].insert(offset, end);
-        }
-        Some(offset)
+        Ok(offset)
     }
 
-    fn lowest_free(&self, nodes: &[usize], ancestors: &[usize], len: u64) -> Option<u64> {
+    fn lowest_free(&self, nodes: &[usize], ancestors: &[usize], len: u64, steps: &mut u64) -> Result<u64, Stopped> {
         let touching = nodes.iter().map(|node| &self.touching[*node]);
         let covering = ancestors.iter().map(|node| &self.covering[*node]);
-        let mut sets: Vec<(&Occupied, usize)> =
-            touching.chain(covering).filter(|set| !set.0.is_empty()).map(|set| (set, 0)).collect();
-        let mut at = 0;
-        loop {
-            let mut moved = false;
-            for (set, from) in &mut sets {
-                while let Some(end) = set.in_the_way(from, at, len) {
-                    at = end;
-                    moved = true;
-                }
+        // What is left of every set above the cursor.
+        let mut sets: Vec<&[(u64, u64)]> =
+            touching.chain(covering).map(|set| &set.0[..]).filter(|set| !set.is_empty()).collect();
+        let mut lowest: BinaryHeap<_> = sets.iter().enumerate().map(|(at, set)| Reverse((set[0].0, at))).collect();
+        let mut offset = 0_u64;
+        while let Some(mut next) = lowest.peek_mut() {
+            let Reverse((start, at)) = *next;
+            if start >= offset.checked_add(len).ok_or(Stopped::TooLarge)? {
+                break;
             }
-            if !moved {
-                return at.checked_add(len).map(|_| at);
+            *steps = steps.checked_sub(1).ok_or(Stopped::NoUse)?;
+            let set = &mut sets[at];
+            offset = offset.max(set[0].1);
+            *set = &set[gallop(set, |(_, end)| *end <= offset)..];
+            match set.first() {
+                Some((start, _)) => *next = Reverse((*start, at)),
+                None => drop(PeekMut::pop(next)),
             }
         }
+        offset.checked_add(len).map(|_| offset).ok_or(Stopped::TooLarge)
     }
 }

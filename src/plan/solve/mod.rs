@@ -2,7 +2,10 @@
 //!
 //! Deterministic: the same problem gives the same plan, byte for byte.
 
+mod best_fit;
 mod first_fit;
+mod one_pass;
+mod sections;
 
 use std::collections::BTreeMap;
 
@@ -10,6 +13,9 @@ use super::{Buffer, PlanError, Problem};
 use crate::ids::StreamId;
 use crate::units::{Bytes, PlanOffset};
 
+use one_pass::OnePass;
+
+pub use best_fit::Small;
 pub use first_fit::Order;
 
 /// An offset for every buffer.
@@ -25,52 +31,142 @@ pub struct Solution {
     pub work_units: u64,
 }
 
-/// Tries the greedy orders one after the other until one meets the lower bound, and takes the best.
+/// A way to find offsets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Solver {
+    /// Each to the lowest offset that is free for its whole life.
+    FirstFit(Order),
+    /// Each to the smallest extent that is free when it comes.
+    BestFit(Small),
+}
+
+impl Solver {
+    /// All of them, in the order in which they are tried.
+    pub const ALL: [Solver; 9] = [
+        Solver::FirstFit(Order::SizeThenStart),
+        Solver::FirstFit(Order::LongThenSize),
+        Solver::FirstFit(Order::Area),
+        Solver::FirstFit(Order::SizeThenEnd),
+        Solver::FirstFit(Order::Start),
+        Solver::BestFit(Small::Nothing),
+        Solver::BestFit(Small::Below256Kib),
+        Solver::BestFit(Small::Below1Mib),
+        Solver::BestFit(Small::Below2Mib),
+    ];
+
+    /// Its name in plans and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Solver::FirstFit(order) => order.name(),
+            Solver::BestFit(small) => small.name(),
+        }
+    }
+}
+
+/// Steps of first fit in all orders together: some two seconds. Training takes ten to thirty for each buffer in the first order, which meets the bound there; what is stopped
+/// has tens of thousands of sizes and lifetimes with nothing in common, and there best fit is as good.
+const FIRST_FIT_STEPS_MAX: u64 = 1 << 24;
+
+/// What a solver may do, and what it did.
+struct Effort {
+    /// Steps of first fit that are left.
+    steps: u64,
+    /// Offsets from here on are of no use: there is a plan that ends here.
+    top: u64,
+    /// Buffers that were placed.
+    placed: u64,
+}
+
+/// Why a solver has no answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stopped {
+    /// Offsets pass any address space.
+    TooLarge,
+    /// It used up its steps, or cannot be the best any more.
+    NoUse,
+}
+
+/// Tries the solvers one after the other until one meets the lower bound, and takes the best.
 ///
 /// Each stream has its own part of the pool: bytes that one stream has freed are not another's without an event, which a plan cannot
 /// promise.
 pub fn solve(problem: &Problem) -> Result<Solution, PlanError> {
+    solve_within(problem, FIRST_FIT_STEPS_MAX)
+}
+
+fn solve_within(problem: &Problem, steps: u64) -> Result<Solution, PlanError> {
     let bound = super::lower_bound(problem);
+    let parts = parts(problem);
+    let mut effort = Effort { steps, top: u64::MAX, placed: 0 };
     let mut best: Option<Solution> = None;
-    let mut work_units = 0;
-    for order in Order::ALL {
-        let solution = solve_in(problem, order)?;
-        work_units += solution.work_units;
-        let is_better = best.as_ref().is_none_or(|best| solution.peak < best.peak);
-        if is_better {
-            best = Some(solution);
+    for solver in Solver::ALL {
+        effort.top = best.as_ref().map_or(u64::MAX, |best| best.peak.get());
+        match place(problem, &parts, solver, &mut effort) {
+            Ok(solution) if best.as_ref().is_none_or(|best| solution.peak < best.peak) => best = Some(solution),
+            Err(Stopped::TooLarge) if best.is_none() => return Err(PlanError::TooLarge),
+            Ok(_) | Err(_) => {}
         }
         if best.as_ref().is_some_and(|best| best.peak <= bound) {
             break;
         }
     }
-    best.map(|best| Solution { work_units, ..best }).ok_or(PlanError::NothingStatic)
+    best.map(|best| Solution { work_units: effort.placed, ..best }).ok_or(PlanError::NothingStatic)
 }
 
-/// First fit in one order.
-pub fn solve_in(problem: &Problem, order: Order) -> Result<Solution, PlanError> {
+/// The answer of one solver, however long it takes.
+pub fn solve_in(problem: &Problem, solver: Solver) -> Result<Solution, PlanError> {
+    let mut effort = Effort { steps: u64::MAX, top: u64::MAX, placed: 0 };
+    place(problem, &parts(problem), solver, &mut effort).map_err(|_| PlanError::TooLarge)
+}
+
+/// The buffers of one stream.
+struct Part<'a> {
+    /// Where they are in the problem.
+    members: Vec<usize>,
+    buffers: Vec<&'a Buffer>,
+    one_pass: OnePass,
+}
+
+fn parts(problem: &Problem) -> Vec<Part<'_>> {
     let mut by_stream: BTreeMap<StreamId, Vec<usize>> = BTreeMap::new();
     for (at, buffer) in problem.buffers.iter().enumerate() {
         by_stream.entry(buffer.stream).or_default().push(at);
     }
+    let part = |members: Vec<usize>| {
+        let buffers: Vec<&Buffer> = members.iter().map(|at| &problem.buffers[*at]).collect();
+        Part { one_pass: OnePass::of(&buffers), members, buffers }
+    };
+    by_stream.into_values().map(part).collect()
+}
+
+fn place(problem: &Problem, parts: &[Part], solver: Solver, effort: &mut Effort) -> Result<Solution, Stopped> {
     let mut offsets = vec![PlanOffset::new(0); problem.buffers.len()];
     let mut base = 0_u64;
-    for members in by_stream.into_values() {
-        let buffers: Vec<&Buffer> = members.iter().map(|at| &problem.buffers[*at]).collect();
-        let placed = first_fit::place(&buffers, order).ok_or(PlanError::TooLarge)?;
-        let mut top = base;
+    let top = effort.top;
+    for Part { members, buffers, one_pass } in parts {
+        effort.top = top.saturating_sub(base);
+        let placed = match solver {
+            Solver::FirstFit(order) => first_fit::place(buffers, one_pass, order, effort)?,
+            Solver::BestFit(small) => {
+                let lens = buffers.iter().map(|buffer| buffer.len.get());
+                effort.placed += buffers.len() as u64;
+                best_fit::place(&one_pass.lifetimes.iter().copied().zip(lens).collect::<Vec<_>>(), small)?
+            }
+        };
+        let mut end = base;
         for (at, offset) in members.iter().zip(placed) {
-            let offset = base.checked_add(offset).ok_or(PlanError::TooLarge)?;
-            let end = offset.checked_add(problem.buffers[*at].len.get()).ok_or(PlanError::TooLarge)?;
-            top = top.max(end);
+            let offset = base.checked_add(offset).ok_or(Stopped::TooLarge)?;
+            end = end.max(offset.checked_add(problem.buffers[*at].len.get()).ok_or(Stopped::TooLarge)?);
             offsets[*at] = PlanOffset::new(offset);
         }
-        base = top;
+        base = end;
     }
     let peak = Bytes::new(base);
     if peak > Bytes::MAX {
-        return Err(PlanError::TooLarge);
+        return Err(Stopped::TooLarge);
     }
-    let work_units = problem.buffers.len() as u64;
-    Ok(Solution { offsets, peak, solver: order.name(), work_units })
+    Ok(Solution { offsets, peak, solver: solver.name(), work_units: effort.placed })
 }
+
+#[cfg(test)]
+mod tests;

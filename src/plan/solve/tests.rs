@@ -1,0 +1,154 @@
+//! Each part of the solvers against the slow way to say the same.
+
+use super::super::lower_bound;
+use super::super::tests::{random_job, random_problem};
+use super::best_fit;
+use super::sections::Sections;
+use super::*;
+use crate::rng::Rng;
+use crate::units::Lifetime;
+
+const ORDERS: [Order; 5] = [Order::SizeThenStart, Order::LongThenSize, Order::Area, Order::SizeThenEnd, Order::Start];
+
+/// Problems of all kinds: those that repeat, and those that only look like it.
+fn problems() -> impl Iterator<Item = (u64, Problem)> {
+    (0..300).map(|seed| {
+        let mut rng = Rng::new(seed);
+        let count = 1 + rng.index(50);
+        let problem = if seed % 3 == 0 { random_problem(&mut rng, count) } else { random_job(&mut rng, count) };
+        (seed, problem)
+    })
+}
+
+fn live_together(one: &Buffer, other: &Buffer) -> bool {
+    one.lifetimes().any(|one| other.lifetimes().any(|other| one.overlaps(other)))
+}
+
+#[test]
+fn one_pass_has_every_pair_in_each_others_way_and_where_it_is_exact_no_other() {
+    let (mut exact, mut of_jobs) = (0, 0);
+    for (seed, problem) in problems() {
+        let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
+        let OnePass { lifetimes, is_exact } = OnePass::of(&buffers);
+        for (at, one) in buffers.iter().enumerate() {
+            for (other_at, other) in buffers.iter().enumerate() {
+                let overlap = lifetimes[at].overlaps(lifetimes[other_at]);
+                assert!(overlap || !live_together(one, other), "seed {seed}: {at} and {other_at} are live together");
+                assert!(!is_exact || overlap == live_together(one, other), "seed {seed}: {at} and {other_at} are not");
+            }
+        }
+        let has_cycle = buffers.iter().any(|buffer| buffer.again.is_some());
+        exact += u32::from(is_exact && has_cycle);
+        of_jobs += u32::from(has_cycle);
+    }
+    assert!(exact > 30 && exact + 30 < of_jobs, "{exact} of {of_jobs} are exact");
+}
+
+#[test]
+fn lifetimes_overlap_where_they_share_a_section() {
+    for (seed, problem) in problems() {
+        let lifetimes: Vec<Lifetime> = problem.buffers.iter().map(|buffer| buffer.lifetime).collect();
+        let sections = Sections::of(lifetimes.iter().copied());
+        for one in &lifetimes {
+            let (start, end) = sections.of_lifetime(*one);
+            assert!(start < end && end <= sections.count(), "seed {seed}");
+            for other in &lifetimes {
+                let (other_start, other_end) = sections.of_lifetime(*other);
+                let share = start < other_end && other_start < end;
+                assert_eq!(share, one.overlaps(*other), "seed {seed}: {one:?}, {other:?}");
+            }
+        }
+    }
+}
+
+/// The lowest offset above all that are in the way, said the slow way.
+fn slow_first_fit(buffers: &[&Buffer], order: Order) -> Vec<u64> {
+    let mut offsets = vec![0; buffers.len()];
+    let mut placed: Vec<usize> = Vec::new();
+    for at in order.sorted(buffers) {
+        let end = |of: usize, offset: u64| offset + buffers[of].len.get();
+        let in_the_way = |offset: u64| {
+            let clash = |other: usize| {
+                live_together(buffers[at], buffers[other])
+                    && offsets[other] < end(at, offset)
+                    && offset < end(other, offsets[other])
+            };
+            placed.iter().copied().find(|other| clash(*other))
+        };
+        let mut offset = 0;
+        while let Some(other) = in_the_way(offset) {
+            offset = end(other, offsets[other]);
+        }
+        offsets[at] = offset;
+        placed.push(at);
+    }
+    offsets
+}
+
+#[test]
+fn first_fit_takes_the_lowest_free_offset() {
+    for (seed, problem) in problems() {
+        let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
+        let one_pass = OnePass::of(&buffers);
+        for order in ORDERS {
+            let mut effort = Effort { steps: u64::MAX, top: u64::MAX, placed: 0 };
+            let placed = first_fit::place(&buffers, &one_pass, order, &mut effort);
+            assert_eq!(placed, Ok(slow_first_fit(&buffers, order)), "seed {seed}, {order:?}");
+            assert_eq!(effort.placed, buffers.len() as u64);
+        }
+    }
+}
+
+#[test]
+fn best_fit_takes_the_smallest_extent_that_is_large_enough() {
+    let life = Lifetime::new;
+    // Ten units, of which [1, 4) and [6, 8) are free from tick 2 on.
+    let rows = [(life(0, 9), 1), (life(0, 2), 3), (life(0, 9), 2), (life(0, 2), 2), (life(0, 5), 2)];
+    let later = [(life(3, 9), 2), (life(4, 9), 2), (life(4, 9), 1), (life(4, 9), 1), (life(6, 9), 3)];
+    let buffers: Vec<_> = rows.into_iter().chain(later).collect();
+    let offsets = best_fit::place(&buffers, Small::Nothing).unwrap();
+    // The last one begins in what is free right below the top.
+    assert_eq!(offsets, [0, 1, 4, 6, 8, 6, 1, 3, 10, 11]);
+}
+
+#[test]
+fn small_buffers_lie_above_the_others() {
+    let (small, large) = (Bytes::mib(1).get() - 512, Bytes::mib(1).get());
+    let life = Lifetime::new;
+    let buffers = [(life(0, 1), large), (life(0, 9), small), (life(1, 9), large), (life(2, 9), small)];
+    let together = best_fit::place(&buffers, Small::Nothing).unwrap();
+    assert_eq!(together, [0, large, 0, large + small]);
+    let apart = best_fit::place(&buffers, Small::Below1Mib).unwrap();
+    assert_eq!(apart, [0, large, 0, large + small]);
+    let buffers = [(life(0, 9), small), (life(0, 1), large), (life(1, 9), small), (life(2, 9), large)];
+    assert_eq!(best_fit::place(&buffers, Small::Nothing).unwrap(), [0, small, small, 2 * small]);
+    assert_eq!(best_fit::place(&buffers, Small::Below1Mib).unwrap(), [large, 0, large + small, 0]);
+}
+
+#[test]
+fn the_answer_is_the_best_of_all_solvers_and_the_same_each_time() {
+    for (seed, problem) in problems() {
+        let found = solve(&problem).unwrap();
+        let least = Solver::ALL.into_iter().map(|solver| solve_in(&problem, solver).unwrap().peak).min();
+        assert_eq!(Some(found.peak), least, "seed {seed}");
+        assert!(found.peak >= lower_bound(&problem), "seed {seed}");
+        assert_eq!(solve(&problem), Ok(found), "seed {seed}");
+    }
+}
+
+#[test]
+fn first_fit_without_steps_leaves_the_answer_to_best_fit() {
+    let mut stopped = 0;
+    for (seed, problem) in problems() {
+        let found = solve_within(&problem, 0).unwrap();
+        assert!(found.peak >= lower_bound(&problem), "seed {seed}");
+        if found.solver.starts_with("best-fit") {
+            let placed = found.offsets.iter().zip(&problem.buffers);
+            let peak = placed.map(|(offset, buffer)| offset.get() + buffer.len.get()).max();
+            assert_eq!(peak, Some(found.peak.get()), "seed {seed}");
+            stopped += 1;
+        }
+    }
+    // A step is taken as soon as anything is in the way.
+    assert!(stopped > 200, "{stopped}");
+}
