@@ -89,6 +89,13 @@ fn constants_are_those_of_the_vendors() {
         Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as i32
     );
     assert_eq!(
+        [table::cuda_attribute::GENERATION_MAJOR, table::cuda_attribute::GENERATION_MINOR],
+        [
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as i32,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as i32
+        ]
+    );
+    assert_eq!(
         table::hip_attribute::VIRTUAL_MEMORY,
         hip::hipDeviceAttribute_t::hipDeviceAttributeVirtualMemoryManagementSupported as i32
     );

@@ -322,6 +322,7 @@ impl Driver for HostDriver {
             rdma: false,
             fabric: false,
             mps: false,
+            maps_when_quiet: false,
         })
     }
 

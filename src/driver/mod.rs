@@ -171,6 +171,8 @@ pub struct Capabilities {
     pub fabric: bool,
     /// Processes share the device through MPS: a fatal fault of one takes all down, and limits may count what was created, so here the daemon, rather than what is used.
     pub mps: bool,
+    /// Kernels that run may fault when memory is mapped, wherever it is: who maps waits for them first.
+    pub maps_when_quiet: bool,
 }
 
 /// A device's memory at one moment.

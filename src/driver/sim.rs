@@ -239,6 +239,7 @@ impl Driver for SimDriver {
             rdma: false,
             fabric: false,
             mps: false,
+            maps_when_quiet: false,
         })
     }
 

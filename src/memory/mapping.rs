@@ -45,6 +45,12 @@ impl Mapping {
         let mut mapping =
             Mapping { reservation: Reservation::new(device, len)?, slots: Vec::with_capacity(chunks.len()) };
         let mut at = mapping.span().start();
+        if device.capabilities().maps_when_quiet {
+            device
+                .driver()
+                .synchronize(device.id())
+                .map_err(MemoryError::of("wait for what runs before mapping", len))?;
+        }
         for chunk in chunks {
             // An early return drops `mapping`, which unmaps the slots until here and gives the addresses back.
             device.driver().map(at, chunk.handle()).map_err(MemoryError::of("map a chunk of", chunk.len()))?;

@@ -1,15 +1,16 @@
 //! What only the drivers for GPUs meet, on pretended machines: devices that go, tables that are full, libraries that hang or lie, parts of GPUs, other vendors' habits.
 
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit};
 use stitchd::driver::gpu::{GpuDriver, GpuKind};
 use stitchd::driver::{Access, Cause, Driver, DriverError, Handle, Rank};
 use stitchd::error::{ErrorKind, chain};
-use stitchd::ids::{DeviceId, StreamId};
+use stitchd::ids::{ChunkId, DeviceId, StreamId};
 use stitchd::limits;
+use stitchd::memory::{Chunk, Device, Mapping};
 use stitchd::units::{AddressSpan, Bytes, DeviceAddress, Place as _, Span};
 
 use crate::alone::{alone, forked};
@@ -428,6 +429,35 @@ fn a_read_waits_for_a_busy_stream_to_its_end() {
             drop(busy);
             assert_eq!(answers.recv().unwrap(), 6);
         });
+    }
+}
+
+#[test]
+fn where_what_runs_does_not_bear_it_memory_is_mapped_when_nothing_runs() {
+    for (more, is_volta) in [("volta = 1", true), ("", false)] {
+        let machine = Machine::new(GpuKind::Cuda, &conf(more));
+        let driver = Arc::new(open(&machine, GpuKind::Cuda));
+        let device = Device::open(Arc::clone(&driver) as Arc<dyn Driver>, FIRST).unwrap();
+        assert_eq!(device.capabilities().maps_when_quiet, is_volta);
+        let chunk = Arc::new(Chunk::create(&device, ChunkId(1), GRANULE).unwrap());
+        let stalls = Stalls::of(&machine);
+        let stream = driver.create_stream(FIRST).unwrap();
+        let busy = stalls.stall(FIRST, stream);
+        let (answer, answers) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| answer.send(Mapping::stitch(&[Arc::clone(&chunk)])).unwrap());
+            let early = answers.recv_timeout(Duration::from_millis(if is_volta { 30 } else { 20_000 }));
+            assert_eq!(early.is_err(), is_volta, "mapped under what runs, or not at all");
+            // What is mapped is unmapped when nothing runs, everywhere.
+            drop(busy);
+            drop(early.unwrap_or_else(|_| answers.recv().unwrap()).unwrap());
+        });
+        driver.synchronize(FIRST).unwrap();
+        // Whoever does not wait breaks what runs.
+        let _busy = stalls.stall(FIRST, stream);
+        let there = driver.reserve(FIRST, GRANULE, GRANULE).unwrap();
+        let mapped = driver.map(there, driver.create(FIRST, GRANULE).unwrap());
+        assert_eq!(mapped.is_err(), is_volta, "{mapped:?}");
     }
 }
 

@@ -54,6 +54,7 @@ pub(super) const CUDA: Vendor = Vendor {
     rdma_attribute: Some(cuda_attribute::RDMA),
     fabric_attribute: Some(cuda_attribute::FABRIC),
     mps_attribute: Some(cuda_attribute::MPS),
+    generation_attributes: Some([cuda_attribute::GENERATION_MAJOR, cuda_attribute::GENERATION_MINOR]),
     version_min: 11_020,
     imports_by_number_from: 0,
     nvml: Some("libnvidia-ml.so.1"),

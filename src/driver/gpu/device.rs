@@ -18,6 +18,7 @@ pub(super) struct Gpu {
     /// Chunks ask for FABRIC handles beside descriptors, until the library refuses one for it.
     fabric: AtomicBool,
     pub(super) mps: bool,
+    pub(super) maps_when_quiet: bool,
     /// Who may use its memory: itself, and the devices that reach it.
     reachable_from: Vec<i32>,
     /// Those of them that are gone since.
@@ -84,6 +85,8 @@ impl Gpu {
         let also_has = |attribute: Option<i32>| {
             attribute.is_some_and(|attribute| table.device_attribute(attribute, native).is_ok_and(|value| value != 0))
         };
+        let said = |attribute: i32| table.device_attribute(attribute, native).ok();
+        let generation = vendor.generation_attributes.and_then(|[major, minor]| Some([said(major)?, said(minor)?]));
         let properties = Properties {
             kind: table::ALLOCATION_PINNED,
             handle_types: table::HANDLE_POSIX_FD,
@@ -113,6 +116,8 @@ impl Gpu {
             properties,
             fabric: AtomicBool::new(also_has(vendor.fabric_attribute)),
             mps: also_has(vendor.mps_attribute),
+            // Volta is from 7.0 on, and Turing from 7.5.
+            maps_when_quiet: matches!(generation, Some([7, 0..5])),
             reachable_from: natives.iter().copied().filter(reaches).collect(),
             gone: Mutex::default(),
             turn: Mutex::new(()),

@@ -54,6 +54,7 @@ pub(super) const HIP: Vendor = Vendor {
     rdma_attribute: None,
     fabric_attribute: None,
     mps_attribute: None,
+    generation_attributes: None,
     version_min: 60_000_000,
     imports_by_number_from: 70_100_000,
     // One call over several mappings makes a later hipMemAddressFree fail (ROCR issue 285).

@@ -28,8 +28,8 @@
 //! * NVIDIA's drivers up to 525 are slow with chunks that can be passed as descriptors (PyTorch issue 130890): all of these can, so on those every call is dear, and `stitchd selftest --costs` shows it.
 //! * Exports and imports wait for each other, on all devices of a machine: NVIDIA's kernel module does one at a time. A chunk is exported once; imports take fewer, larger chunks rather than more threads.
 //! * Another process's descriptor can be taken by its number (`pidfd_getfd`) only with the right to trace that process, which containers do not give each other: descriptors come over sockets.
-//! * On Volta kernels have faulted when anything was remapped while they ran, at whatever addresses (kvcached issue 465). Unmapping is behind a synchronize, but mapping is not, and nothing keeps other
-//!   threads from queueing meanwhile: for such devices there is no answer here yet.
+//! * On Volta kernels have faulted when anything was remapped while they ran, at whatever addresses (kvcached issue 465). There what runs is waited for before memory is mapped, too
+//!   ([`crate::driver::Capabilities::maps_when_quiet`]); what other threads of the process queue meanwhile nobody can hold back.
 //! * Importing is not owning: each import is released by itself, and its handle is another number.
 //! * A copy from addresses that are not mapped breaks a process's context for good: the books are asked first.
 //! * A forked child is refused everything with "not initialized": it must become another program first.
@@ -100,6 +100,8 @@ struct Vendor {
     fabric_attribute: Option<i32>,
     /// The attribute that says whether the device is shared through MPS.
     mps_attribute: Option<i32>,
+    /// The attributes that say of which generation the device is, where some generations are to be treated apart.
+    generation_attributes: Option<[i32; 2]>,
     /// The oldest version that works.
     version_min: i32,
     /// The first version whose import takes a descriptor's number; those before take a pointer to it. The wrong one crashes.
@@ -541,6 +543,7 @@ impl Driver for GpuDriver {
             rdma: gpu.properties().rdma != 0,
             fabric: gpu.has_fabric(),
             mps: gpu.mps,
+            maps_when_quiet: gpu.maps_when_quiet,
         })
     }
 

@@ -91,6 +91,10 @@ pub mod cuda_attribute {
     pub const FABRIC: i32 = 128;
     /// It is shared through MPS (newer, too).
     pub const MPS: i32 = 133;
+    /// Its generation, as in 7.5: what stands before the point.
+    pub const GENERATION_MAJOR: i32 = 75;
+    /// What stands behind it.
+    pub const GENERATION_MINOR: i32 = 76;
 }
 
 /// What a device can do, in HIP's numbers.

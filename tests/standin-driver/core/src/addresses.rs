@@ -173,6 +173,9 @@ impl Process {
         if state.addresses.mappings.len() >= self.machine().conf.mappings {
             return Err(code::OUT_OF_MEMORY);
         }
+        if self.machine().conf.volta && !state.streams.is_idle(chunk.home) {
+            return state.used(Err(code::ILLEGAL_ADDRESS));
+        }
         let granularity = self.machine().conf.granularity_of(chunk.home);
         let mapped = match (offset, flags) {
             (0, 0) => state.addresses.map(at, len, &chunk, granularity),

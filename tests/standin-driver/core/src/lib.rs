@@ -27,6 +27,7 @@
 //! | `fabric` | 1: the device says that it has FABRIC handles; chunks that ask for them are noted in `fabric-made`, a line each | 0 |
 //! | `imex` | 0: processes may not use the channels that such handles take: a create that asks for one fails with code 800, and is noted in `fabric-refused` | 1 |
 //! | `mps` | 1: the devices are shared through MPS | 0 |
+//! | `volta` | 1: the devices are of generation 7.0, else 9.0, and what runs on one while anything is mapped there faults | 0 |
 //! | `mig` | 1: each device is a part of a GPU, and the management library knows it by its `MIG-` name only | 0 |
 //! | `nvml` | 0: the management library does not start, as in a container without it: nobody tells how much memory is free | 1 |
 //! | `one_uuid` | 1: all devices say that they have the uuid of the first, as boards without a number of their own may | 0 |

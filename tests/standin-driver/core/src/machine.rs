@@ -50,6 +50,11 @@ impl Machine {
         (self.conf.rdma, self.conf.fabric, self.conf.mps)
     }
 
+    /// The devices' generation, as in 9.0.
+    pub fn generation(&self) -> (i32, i32) {
+        (if self.conf.volta { 7 } else { 9 }, 0)
+    }
+
     pub(crate) fn has(&self, quirk: Quirk) -> bool {
         self.conf.quirks.contains(&quirk)
     }

@@ -73,14 +73,17 @@ pub unsafe extern "C" fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: c_int) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int {
     let (rdma, fabric, mps) = driver().machine().features();
-    let has = match attribute {
-        102 | 103 => true,
-        110 => rdma,
-        128 => fabric,
-        133 => mps,
-        _ => false,
+    let generation = driver().machine().generation();
+    let said = match attribute {
+        75 => generation.0,
+        76 => generation.1,
+        102 | 103 => 1,
+        110 => c_int::from(rdma),
+        128 => c_int::from(fabric),
+        133 => c_int::from(mps),
+        _ => 0,
     };
-    answer(driver().device(device).map(|_| c_int::from(has)), put(value))
+    answer(driver().device(device).map(|_| said), put(value))
 }
 
 #[unsafe(no_mangle)]
