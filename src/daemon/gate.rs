@@ -44,6 +44,14 @@ impl<S> Gate<S> {
     pub(super) fn new(large: S, small: S, connections: Arc<Connections>) -> Gate<S> {
         Gate { large, small, connections, places: Arc::new(Semaphore::new(limits::PLANS_AT_ONCE_MAX)) }
     }
+
+    /// Before one whose calls bring nothing large.
+    pub(super) fn of(service: S, connections: Arc<Connections>) -> Gate<S>
+    where
+        S: Clone,
+    {
+        Gate::new(service.clone(), service, connections)
+    }
 }
 
 impl<S: NamedService> NamedService for Gate<S> {
@@ -148,6 +156,7 @@ impl http_body::Body for UntilRead {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Waker;
 
     use http_body::Body as _;
@@ -194,26 +203,33 @@ mod tests {
         assert_eq!(turn.available_permits(), 1);
     }
 
-    /// Answers at once, whatever it is asked.
-    #[derive(Clone)]
-    struct Answers;
+    /// Counts what it is asked, and answers at once or never.
+    #[derive(Clone, Default)]
+    struct Asked {
+        count: Arc<AtomicUsize>,
+        is_silent: bool,
+    }
 
-    impl Service<http::Request<Body>> for Answers {
+    impl Service<http::Request<Body>> for Asked {
         type Response = http::Response<Body>;
         type Error = std::convert::Infallible;
-        type Future = std::future::Ready<Result<http::Response<Body>, std::convert::Infallible>>;
+        type Future = Answer;
 
         fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
             Poll::Ready(Ok(()))
         }
 
-        fn call(&mut self, _: http::Request<Body>) -> Self::Future {
+        fn call(&mut self, _: http::Request<Body>) -> Answer {
+            self.count.fetch_add(1, Ordering::Relaxed);
+            if self.is_silent {
+                return Box::pin(std::future::pending());
+            }
             let reply = Reply(vec![Frame::data(Bytes::from_static(b"reply"))]);
-            std::future::ready(Ok(http::Response::new(Body::new(reply))))
+            Box::pin(std::future::ready(Ok(http::Response::new(Body::new(reply)))))
         }
     }
 
-    impl NamedService for Answers {
+    impl NamedService for Asked {
         const NAME: &'static str = "stitchd.v1.Plans";
     }
 
@@ -240,7 +256,7 @@ mod tests {
     fn who_does_not_read_a_large_reply_gets_no_second_one_and_the_others_get_theirs() {
         let connections = Connections::new(1024, 1024);
         let _seats = [1, 2].map(|number| connections.enter(&process(number)).unwrap());
-        let mut gate = Gate::new(Answers, Answers, Arc::clone(&connections));
+        let mut gate = Gate::of(Asked::default(), Arc::clone(&connections));
         let mut ask = |call: &str, number| gate.call(request(call, number));
         let unread = poll(&mut ask("Status", 1)).expect("it is the first");
         let mut second = ask("Status", 1);
@@ -255,37 +271,15 @@ mod tests {
         assert!(poll(&mut second).is_some());
     }
 
-    /// Counts those that it was given, and answers nobody.
-    #[derive(Clone)]
-    struct Reads(Arc<std::sync::atomic::AtomicUsize>);
-
-    impl Service<http::Request<Body>> for Reads {
-        type Response = http::Response<Body>;
-        type Error = std::convert::Infallible;
-        type Future = std::future::Pending<Result<http::Response<Body>, std::convert::Infallible>>;
-
-        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn call(&mut self, _: http::Request<Body>) -> Self::Future {
-            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            std::future::pending()
-        }
-    }
-
-    impl NamedService for Reads {
-        const NAME: &'static str = "stitchd.v1.Plans";
-    }
-
     #[tokio::test]
     async fn plans_come_one_at_a_time_from_a_process_and_a_few_at_a_time_from_all() {
         let connections = Connections::new(1024, 1024);
         let processes = limits::PLANS_AT_ONCE_MAX as u64 + 1;
         let _seats: Vec<_> = (0..processes).map(|number| connections.enter(&process(number)).unwrap()).collect();
-        let reading = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-        let read = || reading.load(std::sync::atomic::Ordering::Relaxed);
-        let mut gate = Gate::new(Reads(Arc::clone(&reading)), Reads(Arc::default()), Arc::clone(&connections));
+        let (reads, small) = (Asked { is_silent: true, ..Asked::default() }, Asked::default());
+        let reading = Arc::clone(&reads.count);
+        let read = || reading.load(Ordering::Relaxed);
+        let mut gate = Gate::new(reads, small, Arc::clone(&connections));
         let (mut first, mut again) = (gate.call(request("Put", 0)), gate.call(request("Put", 0)));
         assert!(poll(&mut first).is_none() && poll(&mut again).is_none());
         assert_eq!(read(), 1, "one of a process");

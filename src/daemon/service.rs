@@ -55,11 +55,10 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
     const SMALL: usize = limits::GRPC_SMALL_MESSAGE_LEN_MAX;
     let plans = Gate::new(plans(limits::GRPC_MESSAGE_LEN_MAX), plans(SMALL), Arc::clone(&daemon.connections));
     let admin = AdminServer::new(service.clone()).max_decoding_message_size(SMALL);
-    let admin = Gate::new(admin.clone(), admin, Arc::clone(&daemon.connections));
+    let admin = Gate::of(admin, Arc::clone(&daemon.connections));
     let leases = LeasesServer::new(service.clone()).max_decoding_message_size(limits::GRPC_LEASE_MESSAGE_LEN_MAX);
-    let leases = Gate::new(leases.clone(), leases, Arc::clone(&daemon.connections));
-    let reflection = reflection.max_decoding_message_size(SMALL);
-    let reflection = Gate::new(reflection.clone(), reflection, Arc::clone(&daemon.connections));
+    let leases = Gate::of(leases, Arc::clone(&daemon.connections));
+    let reflection = Gate::of(reflection.max_decoding_message_size(SMALL), Arc::clone(&daemon.connections));
     let incoming = accept(Arc::clone(&daemon.connections), listener);
     tonic::transport::Server::builder()
         .max_concurrent_streams(limits::GRPC_STREAMS_MAX)

@@ -64,6 +64,8 @@ pub struct Script {
     pub slots: u32,
     /// Allocations.
     pub requests: u64,
+    /// Requests for nothing, which are left out.
+    pub empty: u64,
     /// Iterations that it begins; at least one.
     pub iterations: u32,
     /// The trace says of this device when bytes can be used again: a free alone does not give them back.
@@ -147,7 +149,8 @@ impl Script {
                     let Some(slot) = slots.of(event.id) else { continue };
                     script.steps.push(Step::RecordStream { slot, stream: event.stream });
                 }
-                EventKind::Alloc | EventKind::Enter | EventKind::Exit | EventKind::Mark => {}
+                EventKind::Alloc => script.empty += 1,
+                EventKind::Enter | EventKind::Exit | EventKind::Mark => {}
             }
         }
         script.slots = slots.count;

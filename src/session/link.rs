@@ -137,7 +137,7 @@ impl Link {
                     }
                     outcome = self.take_batch(&batch, fds, is_cut, leased);
                     // The daemon sends the rest of what it has leased all the same; left there, it would be nobody's for a while.
-                    let is_lost = outcome == Err(ChannelError::DescriptorsLost.into());
+                    let is_lost = matches!(outcome, Err(SessionError::Channel(ChannelError::DescriptorsLost)));
                     if batch.is_last || outcome.is_err() && !is_lost {
                         return outcome;
                     }

@@ -77,15 +77,25 @@ impl Node {
         session
     }
 
+    /// In a thread of its own.
+    fn dies(&self, session: SessionId) -> JoinHandle<Bytes> {
+        let steward = Arc::clone(&self.steward);
+        thread::spawn(move || steward.end(session, EndReason::Died).unwrap())
+    }
+
+    fn check_what_exists_is_idle(&self) {
+        let view = self.steward.devices().remove(0);
+        assert_eq!(Bytes::new(self.sim.counts().0 as u64 * CHUNK.get()), view.bytes.idle);
+        assert_eq!(view.available(), TOTAL);
+    }
+
     /// Everybody has ended: nothing is asked for, nothing is leased, and what exists is idle. The next one can have it all.
     fn check_nothing_is_left(&self) {
         self.settle();
         self.steward.tick();
         self.settle();
         assert_eq!((self.steward.request_count(), self.steward.sessions().len()), (0, 0));
-        let view = self.steward.devices().remove(0);
-        assert_eq!(Bytes::new(self.sim.counts().0 as u64 * CHUNK.get()), view.bytes.idle);
-        assert_eq!(view.available(), TOTAL);
+        self.check_what_exists_is_idle();
         let next = self.holder();
         self.steward.end(next, EndReason::Died).unwrap();
         self.settle();
@@ -134,10 +144,7 @@ fn a_lease_that_waits_for_one_who_ends_while_its_own_session_ends_is_answered_on
         let (holds, waits) = (node.holder(), node.session());
         let answers = Answers::default();
         node.steward.acquire(Node::ask(waits), note(&answers)).unwrap();
-        let ends = {
-            let steward = Arc::clone(&node.steward);
-            thread::spawn(move || steward.end(holds, EndReason::Died).unwrap())
-        };
+        let ends = node.dies(holds);
         node.steward.end(waits, EndReason::Closed).unwrap();
         ends.join().unwrap();
         node.check_nothing_is_left();
@@ -152,10 +159,7 @@ fn a_lease_that_is_given_up_while_it_comes_is_whole_or_nothing() {
         let (holds, waits) = (node.holder(), node.session());
         let answers = Answers::default();
         let request = node.steward.acquire(Node::ask(waits), note(&answers)).unwrap();
-        let ends = {
-            let steward = Arc::clone(&node.steward);
-            thread::spawn(move || steward.end(holds, EndReason::Died).unwrap())
-        };
+        let ends = node.dies(holds);
         // As a connection does that breaks: nobody waits any more; what came is given back.
         node.steward.cancel(request);
         ends.join().unwrap();
@@ -180,10 +184,7 @@ fn a_lease_that_is_asked_for_or_waits_while_the_daemon_shuts_down_is_whole_or_re
             let (steward, note) = (Arc::clone(&node.steward), note(&answers));
             thread::spawn(move || steward.acquire(Node::ask(waits), note).unwrap())
         };
-        let ends = {
-            let steward = Arc::clone(&node.steward);
-            thread::spawn(move || steward.end(holds, EndReason::Died).unwrap())
-        };
+        let ends = node.dies(holds);
         node.steward.close();
         asks.join().unwrap();
         ends.join().unwrap();
@@ -197,8 +198,6 @@ fn a_lease_that_is_asked_for_or_waits_while_the_daemon_shuts_down_is_whole_or_re
         node.steward.end(waits, EndReason::Closed).unwrap();
         node.settle();
         // Chunks that were made for a request that was refused lie idle.
-        let view = node.steward.devices().remove(0);
-        assert_eq!(Bytes::new(node.sim.counts().0 as u64 * CHUNK.get()), view.bytes.idle);
-        assert_eq!(view.available(), TOTAL);
+        node.check_what_exists_is_idle();
     });
 }

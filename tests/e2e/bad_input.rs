@@ -373,6 +373,12 @@ fn expect_batch(channel: &FdChannel, request: u64, count: usize) -> Vec<u64> {
     }
 }
 
+/// An ack for request 1, whose batch nobody has read: no lie that shows, for the answer to a release (of another thread, say) lies behind the batch.
+fn ack_behind_an_answer(channel: &FdChannel) {
+    raw::send(channel, client_frame::What::Release(v1::Release { request: 2, chunk_ids: vec![7777] }));
+    raw::send(channel, client_frame::What::Ack(v1::Ack { request: 1 }));
+}
+
 #[test]
 fn an_ack_for_what_was_not_read_ends_the_connection_and_the_others_lease() {
     let daemon = TestDaemon::start(64);
@@ -410,13 +416,11 @@ fn an_answer_that_waits_behind_a_batch_makes_no_liar_of_who_has_read_it() {
     let grpc = Grpc::connect(&daemon);
     let (session, channel) = raw::link(&daemon, &grpc, "busy");
     acquire_unread(&channel, 1, raw::want(&session, 4));
-    // Of another thread, say; the answer lies behind the batch, and nobody reads it before the next acquire.
-    raw::send(&channel, client_frame::What::Release(v1::Release { request: 2, chunk_ids: vec![77] }));
-    raw::send(&channel, client_frame::What::Ack(v1::Ack { request: 1 }));
+    ack_behind_an_answer(&channel);
     raw::send(&channel, client_frame::What::Acquire(v1::Acquire { request: 3, want: Some(raw::want(&session, 2)) }));
     daemon.wait_for_device("leased_bytes", 6 * MIB);
     expect_batch(&channel, 1, 2);
-    raw::expect_refusal(&channel, v1::ErrorKind::Invalid, "chunk 77");
+    raw::expect_refusal(&channel, v1::ErrorKind::Invalid, "chunk 7777");
     expect_batch(&channel, 3, 1);
     raw::send(&channel, client_frame::What::Ack(v1::Ack { request: 3 }));
     assert_eq!(raw::acquire(&channel, 4, raw::want(&session, 2)).unwrap().len(), 1);
@@ -428,9 +432,8 @@ fn of_a_lease_whose_rest_cannot_be_sent_in_time_only_the_rest_is_taken_back() {
     let grpc = Grpc::connect(&daemon);
     let (session, channel) = raw::link(&daemon, &grpc, "says that it reads");
     acquire_unread(&channel, 1, raw::want(&session, 600));
-    // An answer behind the first batch, so that the ack is no lie that shows; and the next one in line for the same memory.
-    raw::send(&channel, client_frame::What::Release(v1::Release { request: 2, chunk_ids: vec![7777] }));
-    raw::send(&channel, client_frame::What::Ack(v1::Ack { request: 1 }));
+    ack_behind_an_answer(&channel);
+    // The next one in line for the same memory.
     raw::send(&channel, client_frame::What::Acquire(v1::Acquire { request: 3, want: Some(raw::want(&session, 80)) }));
     daemon.wait_for_device("leased_bytes", (253 + 40) * 2 * MIB);
     let first = expect_batch(&channel, 1, 253);

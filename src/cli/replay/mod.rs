@@ -26,8 +26,8 @@ use crate::replay::script::Script;
 use crate::replay::{Job, Least, PoolName, PoolRun, Record, Setup, Watch};
 use crate::replay::{lacks, min_capacity, perturb, recorded, repeat, replay};
 use crate::runtime::RuntimeConfig;
+use crate::trace::Trace;
 use crate::trace::import::snapshot::AllocatorSettings;
-use crate::trace::{Event, EventKind, Trace};
 use crate::units::Bytes;
 use sweep::Sweep;
 
@@ -163,13 +163,10 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
     if script.requests == 0 {
         return Err(Failure::Usage(format!("{}: only nothing is asked for", args.file.display())));
     }
-    let asks_nothing =
-        |event: &&Event| event.device == device && event.kind == EventKind::Alloc && event.bytes.is_zero();
-    let empty = trace.events.iter().filter(asks_nothing).count() as u64;
-    if empty > 0 {
+    if script.empty > 0 {
         notes.push(format!(
             "not replayed, as no allocator does anything for it: {} of no bytes",
-            counted(empty, "request")
+            counted(script.empty, "request")
         ));
     }
     let job = Job { trace, profile: &profile, script: &script, plan: plan.as_ref() };
@@ -249,10 +246,12 @@ fn follow(settings: &AllocatorSettings, conf: &mut Conf) -> Vec<String> {
         notes.push("the job that was recorded had expandable segments".to_owned());
     }
     // What the environment said, and over it what the allocator made of that.
-    let (text, made) = (settings.text.clone(), settings.options());
-    let is_said = made.is_empty() || text.split(',').any(|option| option == made);
-    let options: Vec<String> = [text, if is_said { String::new() } else { made }].into();
-    let options = options.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(",");
+    let (mut options, made) = (settings.text.clone(), settings.options());
+    if options.is_empty() {
+        options = made;
+    } else if !made.is_empty() && !options.split(',').any(|option| option == made) {
+        options = format!("{options},{made}");
+    }
     let before = conf.clone();
     let (followed, refused) = before.clone().and_what_it_knows(&options);
     *conf = Conf { expandable_segments: before.expandable_segments, ..followed };
