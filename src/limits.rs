@@ -96,6 +96,8 @@ pub const ACQUIRES_QUEUED_MAX: usize = 16;
 pub const LINK_TICKET_MS_MAX: u64 = 150_000;
 /// Milliseconds that a ticket for the chunks of a lease is good for.
 pub const TICKET_MS_MAX: u64 = 10_000;
+/// Addresses of one range of the packed pool: more than any device has memory, so that it never has to begin another.
+pub const PACKED_RANGE_LEN: Bytes = Bytes::gib(512);
 /// Smallest size that the stitching pool serves; below it the small pool does.
 pub const STITCH_LEN_MIN: Bytes = Bytes::mib(2);
 /// Alignment of every allocation, and the unit that sizes are rounded to below [`STITCH_LEN_MIN`]: what PyTorch's

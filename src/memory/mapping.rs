@@ -14,7 +14,8 @@ use crate::units::{AddressSpan, Bytes, DeviceAddress, Place, Span};
 ///   chunks         chunk 17      chunk 4           –            chunk 90
 /// ```
 ///
-/// Slots can be taken out one run at a time, which leaves holes; addresses stay where they are. Dropping the mapping unmaps what is left and
+/// Slots can be taken out one run at a time, which leaves holes, and chunks of the same size put into holes; addresses stay where they are. A mapping that is made empty ([`Mapping::empty`]) has a hole for
+/// every granule. Dropping the mapping unmaps what is left and
 /// gives the addresses back. Before anything is unmapped the device is synchronised, because drivers do not do that
 /// reliably themselves. That is the device that owns the chunks, and no other: a peer that reaches them may have work queued, for which nobody waits here. Whoever has a peer use an
 /// allocation waits for that before it frees it.
@@ -45,12 +46,7 @@ impl Mapping {
         let mut mapping =
             Mapping { reservation: Reservation::new(device, len)?, slots: Vec::with_capacity(chunks.len()) };
         let mut at = mapping.span().start();
-        if device.capabilities().maps_when_quiet {
-            device
-                .driver()
-                .synchronize(device.id())
-                .map_err(MemoryError::of("wait for what runs before mapping", len))?;
-        }
+        wait_where_needed(device, len)?;
         for chunk in chunks {
             // An early return drops `mapping`, which unmaps the slots until here and gives the addresses back.
             device.driver().map(at, chunk.handle()).map_err(MemoryError::of("map a chunk of", chunk.len()))?;
@@ -64,6 +60,48 @@ impl Mapping {
             .set_access(mapping.span(), device.id(), Access::ReadWrite)
             .map_err(MemoryError::of("set access to", len))?;
         Ok(mapping)
+    }
+
+    /// Addresses for `len` bytes with no slots yet: [`Mapping::put`] makes them, one behind the other.
+    pub fn empty(device: &Arc<Device>, len: Bytes) -> Result<Mapping, MemoryError> {
+        Ok(Mapping { reservation: Reservation::new(device, len)?, slots: Vec::new() })
+    }
+
+    /// Maps chunks into slots that were taken, or behind the last, from slot `first` on, with read and write access. All are of the size of the slots, and they fit the addresses. On failure nothing has
+    /// changed, but for chunks that could not be unmapped again: those are stuck.
+    pub fn put(&mut self, first: usize, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
+        let slots = first..first + chunks.len();
+        let count = self.slots.len();
+        for chunk in chunks.iter().skip(self.slots.len() - first) {
+            let start = self.slots.last().map_or(self.span().start(), |last| {
+                last.start.checked_add(last.len).expect("it lies in the reservation")
+            });
+            let ends = start.checked_add(chunk.len()).is_some_and(|end| end <= self.span().end());
+            assert!(ends, "the slots fit the reservation");
+            self.slots.push(Slot { start, len: chunk.len(), chunk: None });
+        }
+        let fits = |(slot, chunk): (&Slot, &Arc<Chunk>)| slot.chunk.is_none() && slot.len == chunk.len();
+        assert!(self.slots[slots.clone()].iter().zip(chunks).all(fits), "chunks go into holes of their size");
+        self.fill(slots.clone(), chunks).inspect_err(|_| {
+            let done = slots.clone().take_while(|slot| self.slots[*slot].chunk.is_some()).count();
+            self.take_back(first..first + done);
+            self.slots.truncate(count);
+        })
+    }
+
+    /// Maps chunks into slots that have none, and lets them be used.
+    fn fill(&mut self, slots: Range<usize>, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
+        let device = Arc::clone(self.device());
+        let run = self.run(slots.clone());
+        wait_where_needed(&device, run.len())?;
+        for (slot, chunk) in slots.zip(chunks) {
+            let mapped = device.driver().map(self.slots[slot].start, chunk.handle());
+            mapped.map_err(MemoryError::of("map a chunk of", chunk.len()))?;
+            device.note_mapped(1);
+            self.slots[slot].chunk = Some(Arc::clone(chunk));
+        }
+        let allowed = device.driver().set_access(run, device.id(), Access::ReadWrite);
+        allowed.map_err(MemoryError::of("set access to", run.len()))
     }
 
     /// The addresses, holes included.
@@ -112,6 +150,23 @@ impl Mapping {
         Span::new(start, len).expect("a run lies in the reservation")
     }
 
+    /// Unmaps a run of slots, none of them taken, for whom no failure may stop: what may still be visible is never released, so that nobody else gets it from us.
+    fn take_back(&mut self, slots: Range<usize>) {
+        if slots.is_empty() {
+            return;
+        }
+        let run = self.run(slots.clone());
+        let unmapped = self.unmap(run, slots.len());
+        let chunks: Vec<Arc<Chunk>> = self.slots[slots].iter_mut().filter_map(|slot| slot.chunk.take()).collect();
+        if let Err(error) = unmapped {
+            self.device().note_quarantined(run.len(), &error);
+            for chunk in chunks {
+                chunk.note_stuck();
+                std::mem::forget(chunk);
+            }
+        }
+    }
+
     /// Unmaps a run of so many slots.
     fn unmap(&self, span: AddressSpan, slots: usize) -> Result<(), DriverError> {
         self.device().driver().synchronize(self.device().id())?;
@@ -119,6 +174,15 @@ impl Mapping {
         self.device().note_unmapped(slots);
         Ok(())
     }
+}
+
+/// Some devices take memory only while nothing runs.
+fn wait_where_needed(device: &Arc<Device>, len: Bytes) -> Result<(), MemoryError> {
+    if device.capabilities().maps_when_quiet {
+        let waited = device.driver().synchronize(device.id());
+        waited.map_err(MemoryError::of("wait for what runs before mapping", len))?;
+    }
+    Ok(())
 }
 
 impl Drop for Mapping {
@@ -131,15 +195,7 @@ impl Drop for Mapping {
                 at += 1;
                 continue;
             }
-            let run = self.run(at..at + len);
-            if let Err(error) = self.unmap(run, len) {
-                self.device().note_quarantined(run.len(), &error);
-                // The chunks may still be visible: never release them, so that nobody else gets them from us.
-                for chunk in self.slots[at..at + len].iter_mut().filter_map(|slot| slot.chunk.take()) {
-                    chunk.note_stuck();
-                    std::mem::forget(chunk);
-                }
-            }
+            self.take_back(at..at + len);
             at += len;
         }
     }

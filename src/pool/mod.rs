@@ -9,6 +9,7 @@
 //! Invariant of every pool, and of all together: two live allocations never share a byte.
 
 mod address_map;
+pub mod packed;
 pub mod planned;
 pub mod small;
 pub mod stitching;

@@ -1,0 +1,375 @@
+//! The packed pool: what a plan does not serve, of any size, side by side in units of 512 bytes.
+//!
+//! Each stream has a range of addresses that grows at its end, chunk by chunk. A request takes the shortest free stretch that has room for it, so sizes that change at every
+//! step leave no more than what lies between two of them; whole chunks matter at the edges alone. Before a range grows by new chunks, those that lie idle in its gaps,
+//! or in another stream's range, can move: they leave their place, and the place stays as a hole of addresses that may be filled again.
+//!
+//! Not for: jobs without a plan, which the stitching pool serves, or getting memory, which is the runtime's ([`PackedPool::lacks`], [`PackedPool::grow`]).
+//!
+//! ## Streams
+//!
+//! A range is one stream's, and its bytes are used by nobody else. What moves is unmapped first, and unmapping waits for the device.
+//!
+//! Invariant: live allocations, free stretches and holes of a range lie side by side and cover it up to its end, and no chunk is in two slots.
+
+mod extents;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use self::extents::Extents;
+use super::AddressMap;
+use crate::ids::StreamId;
+use crate::limits;
+use crate::memory::{Chunk, Device, Mapping, MemoryError};
+use crate::units::{Bytes, DeviceAddress, Place as _};
+
+const UNIT: u64 = limits::ALLOCATION_ALIGNMENT.get();
+
+/// The packed pool of one device.
+#[derive(Debug)]
+pub struct PackedPool {
+    device: Arc<Device>,
+    granule: Bytes,
+    ranges: Vec<Range>,
+    live: AddressMap<Live>,
+    held: Bytes,
+    live_units: u64,
+}
+
+#[derive(Debug)]
+struct Range {
+    stream: StreamId,
+    mapping: Mapping,
+    free: Extents,
+    /// Slots without a chunk below the last that has one: the first of each run, and how many.
+    holes: BTreeMap<usize, usize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    bytes: Bytes,
+    range: u32,
+}
+
+/// Where a range would grow for a request, and by how much.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Growth {
+    /// None: a range that does not exist yet.
+    range: Option<usize>,
+    first: usize,
+    slots: usize,
+}
+
+/// What the pool holds now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PackedUse {
+    /// Bytes of all its chunks.
+    pub held: Bytes,
+    /// Bytes of live allocations, rounded to the unit.
+    pub live: Bytes,
+    /// The longest free stretch.
+    pub largest_contiguous: Bytes,
+    /// Bytes of chunks of which nothing is live.
+    pub idle_chunks: Bytes,
+}
+
+impl PackedPool {
+    /// An empty pool whose chunks will be of `granule` bytes, a power of two.
+    pub fn new(device: Arc<Device>, granule: Bytes) -> PackedPool {
+        PackedPool {
+            device,
+            granule,
+            ranges: Vec::new(),
+            live: AddressMap::default(),
+            held: Bytes::ZERO,
+            live_units: 0,
+        }
+    }
+
+    fn units_of(bytes: Bytes) -> u64 {
+        bytes.get().max(1).div_ceil(UNIT)
+    }
+
+    fn units_per_slot(&self) -> u64 {
+        self.granule.get() / UNIT
+    }
+
+    /// Serves a request from what is free, if there is room.
+    pub fn alloc(&mut self, bytes: Bytes, stream: StreamId) -> Option<DeviceAddress> {
+        let units = PackedPool::units_of(bytes);
+        let of_stream = self.ranges.iter().enumerate().filter(|(_, range)| range.stream == stream);
+        let fits = of_stream.filter_map(|(at, range)| range.free.best_fit(units).map(|(len, start)| (len, at, start)));
+        let (_, at, start) = fits.min()?;
+        let range = &mut self.ranges[at];
+        range.free.take(start, units);
+        self.live_units += units;
+        let address = range.mapping.span().start().checked_add(Bytes::new(start * UNIT))?;
+        self.live.insert(address, Live { bytes, range: at as u32 });
+        Some(address)
+    }
+
+    /// Takes an allocation back, and says how many bytes had been asked for. `None` if it is not one of this pool's.
+    #[inline]
+    pub fn free(&mut self, address: DeviceAddress) -> Option<Bytes> {
+        let Live { bytes, range } = self.live.remove(&address)?;
+        let units = PackedPool::units_of(bytes);
+        let range = &mut self.ranges[range as usize];
+        let start = address.checked_distance(range.mapping.span().start()).expect("it was served from this range");
+        range.free.give(start.get() / UNIT, units);
+        self.live_units -= units;
+        Some(bytes)
+    }
+
+    /// Bytes that a live allocation occupies.
+    pub fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
+        self.live.get(&address).map(|live| Bytes::new(PackedPool::units_of(live.bytes) * UNIT))
+    }
+
+    /// The chunks of the range that a live allocation lies in: where each is, and the chunk.
+    pub fn chunks_at(&self, address: DeviceAddress) -> Vec<(DeviceAddress, Arc<Chunk>)> {
+        let Some((live, len)) = self.live.get(&address).zip(self.len_of(address)) else { return Vec::new() };
+        let mapping = &self.ranges[live.range as usize].mapping;
+        let Some(start) = address.checked_distance(mapping.span().start()) else { return Vec::new() };
+        let slots = start.get() / self.granule.get()..(start.get() + len.get()).div_ceil(self.granule.get());
+        let slot =
+            |slot: u64| Some((mapping.slot_span(slot as usize).start(), Arc::clone(mapping.chunk(slot as usize)?)));
+        slots.filter_map(slot).collect()
+    }
+
+    /// Bytes of new chunks that a request would take.
+    pub fn lacks(&self, bytes: Bytes, stream: StreamId) -> Option<Bytes> {
+        let growth = self.growth(PackedPool::units_of(bytes), stream);
+        self.granule.checked_mul(growth.slots as u64)
+    }
+
+    /// The place that takes the fewest chunks: a hole that free stretches or the end of a range lie beside.
+    fn growth(&self, units: u64, stream: StreamId) -> Growth {
+        let per_slot = self.units_per_slot();
+        let slots_for = |units: u64| units.div_ceil(per_slot) as usize;
+        let mut best = Growth { range: None, first: 0, slots: slots_for(units) };
+        for (at, range) in self.ranges.iter().enumerate().filter(|(_, range)| range.stream == stream) {
+            let before = |slot: usize| {
+                let edge = slot as u64 * per_slot;
+                range.free.ending_at(edge).map_or(0, |start| edge - start)
+            };
+            let holes = range.holes.iter().filter_map(|(first, count)| {
+                let lacks = slots_for(units.saturating_sub(before(*first)));
+                let after = range.free.len_at((*first + *count) as u64 * per_slot).unwrap_or(0);
+                let whole = before(*first) + *count as u64 * per_slot + after;
+                let slots = if lacks <= *count { lacks } else { *count };
+                (whole >= units).then_some(Growth { range: Some(at), first: *first, slots })
+            });
+            let end = range.mapping.slot_count();
+            let room = range.mapping.span().len().get() / self.granule.get();
+            let at_end = Growth { range: Some(at), first: end, slots: slots_for(units.saturating_sub(before(end))) };
+            let at_end = Some(at_end).filter(|growth| end + growth.slots <= room as usize);
+            best = holes
+                .chain(at_end)
+                .chain([best])
+                .min_by_key(|growth| (growth.slots, growth.range.is_none()))
+                .unwrap_or(best);
+        }
+        best
+    }
+
+    /// Maps chunks where a request for `bytes` takes the fewest; more than that lie at the end. On error nothing has changed, and the chunks are still the caller's.
+    pub fn grow(&mut self, chunks: &[Arc<Chunk>], bytes: Bytes, stream: StreamId) -> Result<(), MemoryError> {
+        assert!(chunks.iter().all(|chunk| chunk.len() == self.granule), "the pool is made of chunks of one size");
+        let growth = self.growth(PackedPool::units_of(bytes), stream);
+        let range = match growth.range {
+            Some(range) => range,
+            None => self.add_range(chunks.len(), stream)?,
+        };
+        let (here, rest) = chunks.split_at(growth.slots.min(chunks.len()));
+        self.put(range, growth.first, here)?;
+        if rest.is_empty() {
+            return Ok(());
+        }
+        let room = self.ranges[range].mapping.span().len().get() / self.granule.get();
+        let end = self.ranges[range].mapping.slot_count();
+        let put = if end + rest.len() <= room as usize {
+            self.put(range, end, rest)
+        } else {
+            self.add_range(rest.len(), stream).and_then(|range| self.put(range, 0, rest))
+        };
+        put.inspect_err(|_| drop(self.take_out(range, growth.first, here.len())))
+    }
+
+    /// Addresses for a stream: as many as any device has memory, or, where those cannot be had, as many as are needed.
+    fn add_range(&mut self, slots: usize, stream: StreamId) -> Result<usize, MemoryError> {
+        let needed = self.granule.checked_mul(slots as u64).ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
+        let generous = limits::PACKED_RANGE_LEN.max(needed);
+        let mapping = Mapping::empty(&self.device, generous).or_else(|_| Mapping::empty(&self.device, needed))?;
+        self.ranges.push(Range { stream, mapping, free: Extents::default(), holes: BTreeMap::new() });
+        Ok(self.ranges.len() - 1)
+    }
+
+    fn put(&mut self, range: usize, first: usize, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        let per_slot = self.units_per_slot();
+        let range = &mut self.ranges[range];
+        range.mapping.put(first, chunks)?;
+        if let Some(count) = range.holes.remove(&first)
+            && count > chunks.len()
+        {
+            range.holes.insert(first + chunks.len(), count - chunks.len());
+        }
+        range.free.give(first as u64 * per_slot, chunks.len() as u64 * per_slot);
+        self.held += Bytes::new(chunks.len() as u64 * self.granule.get());
+        Ok(())
+    }
+
+    /// Runs of whole slots of which nothing is live: range, first slot, count.
+    fn idle_runs(&self) -> impl Iterator<Item = (usize, usize, usize)> + '_ {
+        let per_slot = self.units_per_slot();
+        self.ranges.iter().enumerate().flat_map(move |(at, range)| {
+            range.free.iter().filter_map(move |(start, len)| {
+                let (first, end) = (start.div_ceil(per_slot), (start + len) / per_slot);
+                (first < end).then(|| (at, first as usize, (end - first) as usize))
+            })
+        })
+    }
+
+    /// Takes chunks of which nothing is live out of their places, the shortest runs first, until they hold `wanted` bytes or none is left; the chunks are the caller's. What cannot be unmapped stays.
+    ///
+    /// Where memory stays with its addresses nothing leaves: it would be nobody's until the whole range goes.
+    pub fn trim(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let runs = self.idle_runs().collect();
+        self.take_runs(runs, wanted)
+    }
+
+    /// The same for a request that the pool grows for: what lies beside the place where it does stays.
+    pub fn gather(&mut self, bytes: Bytes, stream: StreamId, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let growth = self.growth(PackedPool::units_of(bytes), stream);
+        let after = growth.range.and_then(|range| self.ranges[range].holes.get(&growth.first)).unwrap_or(&0);
+        let edges = growth.first..=growth.first + after;
+        let is_beside = |(range, first, count): &(usize, usize, usize)| {
+            growth.range == Some(*range) && (edges.contains(first) || edges.contains(&(first + count)))
+        };
+        let runs = self.idle_runs().filter(|run| !is_beside(run)).collect();
+        self.take_runs(runs, wanted)
+    }
+
+    fn take_runs(&mut self, mut runs: Vec<(usize, usize, usize)>, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let mut chunks = Vec::new();
+        if self.device.capabilities().memory_stays_with_addresses {
+            return chunks;
+        }
+        let mut left = wanted.get().div_ceil(self.granule.get()) as usize;
+        runs.sort_unstable_by_key(|(range, first, count)| (*count, *range, *first));
+        for (range, first, count) in runs {
+            // From the end: what is left stays beside what is in use.
+            let taken = count.min(left);
+            if taken == 0 {
+                break;
+            }
+            if let Ok(out) = self.take_out(range, first + count - taken, taken) {
+                left -= taken;
+                chunks.extend(out);
+            }
+        }
+        chunks
+    }
+
+    fn take_out(&mut self, range: usize, first: usize, count: usize) -> Result<Vec<Arc<Chunk>>, MemoryError> {
+        let per_slot = self.units_per_slot();
+        let range = &mut self.ranges[range];
+        let chunks = range.mapping.take(first..first + count)?;
+        range.free.take(first as u64 * per_slot, count as u64 * per_slot);
+        self.held -= Bytes::new(count as u64 * self.granule.get());
+        let (mut from, mut holes) = (first, count);
+        if let Some((before, len)) = range.holes.range(..first).next_back().map(|(before, len)| (*before, *len))
+            && before + len == first
+        {
+            range.holes.remove(&before);
+            (from, holes) = (before, holes + len);
+        }
+        if let Some(len) = range.holes.remove(&(first + count)) {
+            holes += len;
+        }
+        range.holes.insert(from, holes);
+        Ok(chunks)
+    }
+
+    /// Every chunk that the pool has, live ones included, for the end of its life: all mappings go.
+    pub fn take_all(&mut self) -> Vec<Arc<Chunk>> {
+        self.live.clear();
+        (self.held, self.live_units) = (Bytes::ZERO, 0);
+        let ranges = std::mem::take(&mut self.ranges);
+        let slots = ranges.iter().flat_map(|range| (0..range.mapping.slot_count()).map(move |slot| (range, slot)));
+        let chunks = slots.filter_map(|(range, slot)| range.mapping.chunk(slot).cloned()).collect();
+        drop(ranges);
+        chunks
+    }
+
+    /// Bytes of all its chunks.
+    pub fn held(&self) -> Bytes {
+        self.held
+    }
+
+    /// Bytes that serve nobody.
+    pub fn free_bytes(&self) -> Bytes {
+        self.held - Bytes::new(self.live_units * UNIT)
+    }
+
+    /// Live allocations.
+    pub fn live_allocations(&self) -> u64 {
+        self.live.len() as u64
+    }
+
+    /// What the pool holds now. Walks over all that is free.
+    pub fn usage(&self) -> PackedUse {
+        let longest = self.ranges.iter().map(|range| range.free.longest()).max().unwrap_or(0);
+        let idle: usize = self.idle_runs().map(|(_, _, count)| count).sum();
+        PackedUse {
+            held: self.held,
+            live: Bytes::new(self.live_units * UNIT),
+            largest_contiguous: Bytes::new(longest * UNIT),
+            idle_chunks: Bytes::new(idle as u64 * self.granule.get()),
+        }
+    }
+
+    /// Says what is wrong with the pool; nothing, unless this module has a bug. Takes time proportional to everything there is.
+    pub fn invariants(&self) -> Result<(), String> {
+        let mut held = 0;
+        for (at, range) in self.ranges.iter().enumerate() {
+            range.free.invariants()?;
+            let per_slot = self.units_per_slot();
+            let base = range.mapping.span().start();
+            let live = self.live.iter().filter(|(_, live)| live.range as usize == at).map(|(address, live)| {
+                let start = address.checked_distance(base).map_or(0, Bytes::get) / UNIT;
+                (start, PackedPool::units_of(live.bytes))
+            });
+            let holes = range.holes.iter().map(|(first, count)| (*first as u64 * per_slot, *count as u64 * per_slot));
+            let mut all: Vec<(u64, u64)> = live.chain(range.free.iter()).chain(holes).collect();
+            all.sort_unstable();
+            let mut end = 0;
+            for (start, len) in all {
+                if start != end {
+                    return Err(format!(
+                        "range {at}: something is missing or there twice at unit {end}, where {start} is next"
+                    ));
+                }
+                end = start + len;
+            }
+            if end != range.mapping.slot_count() as u64 * per_slot {
+                return Err(format!("range {at} ends at unit {end} and has {} slots", range.mapping.slot_count()));
+            }
+            for slot in 0..range.mapping.slot_count() {
+                let is_hole = range.holes.range(..=slot).next_back().is_some_and(|(first, count)| slot < first + count);
+                if is_hole == range.mapping.chunk(slot).is_some() {
+                    return Err(format!("range {at}: slot {slot} is a hole or not, and its chunk says otherwise"));
+                }
+                held += u64::from(!is_hole);
+            }
+        }
+        let held = Bytes::new(held * self.granule.get());
+        if held == self.held { Ok(()) } else { Err(format!("{} are counted and {held} are held", self.held)) }
+    }
+}
+
+#[cfg(test)]
+mod tests;
