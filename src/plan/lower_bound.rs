@@ -1,13 +1,18 @@
 //! The bytes below which no plan can go.
 
-use super::Problem;
+use super::{Buffer, Problem};
 use crate::ids::StreamId;
 use crate::units::{Bytes, Tick};
 
 /// The largest sum of live sizes at any tick, for each stream on its own, summed over the streams: bytes are not shared between streams.
 pub fn lower_bound(problem: &Problem) -> Bytes {
+    bound_of(problem, |_| true)
+}
+
+/// The same for some of the buffers.
+pub(super) fn bound_of(problem: &Problem, is_one: impl Fn(&Buffer) -> bool) -> Bytes {
     let mut changes: Vec<(StreamId, Tick, i128)> = Vec::with_capacity(4 * problem.buffers.len());
-    for buffer in &problem.buffers {
+    for buffer in problem.buffers.iter().filter(|buffer| is_one(buffer)) {
         let len = i128::from(buffer.len.get());
         for lifetime in buffer.lifetimes() {
             changes.extend([(buffer.stream, lifetime.start, len), (buffer.stream, lifetime.end, -len)]);

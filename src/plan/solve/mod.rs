@@ -89,14 +89,32 @@ enum Stopped {
 /// Tries the solvers one after the other until one meets the lower bound, and takes the best.
 ///
 /// Each stream has its own part of the pool: bytes that one stream has freed are not another's without an event, which a plan cannot
-/// promise.
+/// promise. In the plan of a job that repeats itself small buffers have a part of their own in that, where it costs next to nothing: whoever is not where and when the plan has it, because something
+/// came or did not, stands in the way of others until it goes, and a kilobyte should not do so in the middle of the gigabyte that a workspace needs.
 pub fn solve(problem: &Problem) -> Result<Solution, PlanError> {
-    solve_within(problem, FIRST_FIT_STEPS_MAX)
+    let bound = super::lower_bound(problem);
+    let most = bound.get() + bound.get() / APART_COSTS_MAX;
+    for below in APART_BELOW.into_iter().filter(|_| problem.comes_again()) {
+        let is_small = |buffer: &Buffer| buffer.len < below;
+        let bounds = [true, false].map(|small| super::bound_of(problem, |buffer| is_small(buffer) == small).get());
+        if bounds.contains(&0) || bounds[0] + bounds[1] > most {
+            continue;
+        }
+        let apart =
+            solve_within(problem, parts(problem, is_small), Bytes::new(bounds[0] + bounds[1]), FIRST_FIT_STEPS_MAX)?;
+        if apart.peak.get() <= most {
+            return Ok(apart);
+        }
+    }
+    solve_within(problem, parts(problem, |_| false), bound, FIRST_FIT_STEPS_MAX)
 }
 
-fn solve_within(problem: &Problem, steps: u64) -> Result<Solution, PlanError> {
-    let bound = super::lower_bound(problem);
-    let parts = parts(problem);
+/// Buffers below one of these sizes are placed apart from the rest: the largest of them that costs little enough.
+const APART_BELOW: [Bytes; 4] = [Bytes::kib(2049), Bytes::kib(1025), Bytes::kib(257), Bytes::kib(33)];
+/// What that may cost: one part in so many of the bound.
+const APART_COSTS_MAX: u64 = 10_000;
+
+fn solve_within(problem: &Problem, parts: Vec<Part<'_>>, bound: Bytes, steps: u64) -> Result<Solution, PlanError> {
     let mut effort = Effort { steps, top: u64::MAX, placed: 0 };
     let mut best: Option<Solution> = None;
     for solver in Solver::ALL {
@@ -116,10 +134,10 @@ fn solve_within(problem: &Problem, steps: u64) -> Result<Solution, PlanError> {
 /// The answer of one solver, however long it takes.
 pub fn solve_in(problem: &Problem, solver: Solver) -> Result<Solution, PlanError> {
     let mut effort = Effort { steps: u64::MAX, top: u64::MAX, placed: 0 };
-    place(problem, &parts(problem), solver, &mut effort).map_err(|_| PlanError::TooLarge)
+    place(problem, &parts(problem, |_| false), solver, &mut effort).map_err(|_| PlanError::TooLarge)
 }
 
-/// The buffers of one stream.
+/// The buffers of one stream, or the small ones of them, or the others.
 struct Part<'a> {
     /// Where they are in the problem.
     members: Vec<usize>,
@@ -127,10 +145,10 @@ struct Part<'a> {
     one_pass: OnePass,
 }
 
-fn parts(problem: &Problem) -> Vec<Part<'_>> {
-    let mut by_stream: BTreeMap<StreamId, Vec<usize>> = BTreeMap::new();
+fn parts(problem: &Problem, is_small: impl Fn(&Buffer) -> bool) -> Vec<Part<'_>> {
+    let mut by_stream: BTreeMap<(StreamId, bool), Vec<usize>> = BTreeMap::new();
     for (at, buffer) in problem.buffers.iter().enumerate() {
-        by_stream.entry(buffer.stream).or_default().push(at);
+        by_stream.entry((buffer.stream, is_small(buffer))).or_default().push(at);
     }
     let part = |members: Vec<usize>| {
         let buffers: Vec<&Buffer> = members.iter().map(|at| &problem.buffers[*at]).collect();
