@@ -112,7 +112,7 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
             "static_requests": plan.entries.len(),
             "dynamic_requests": plan.provenance.dynamic_requests,
             "static_pool_bytes": plan.pool_len.get(),
-            "reuse_groups": 0,
+            "reuse_groups": plan.reuse_groups(),
             "notes": imported.notes,
         }));
         return DONE;

@@ -34,19 +34,20 @@ const ACQUIRE_SECONDS: &str = "stitchd_acquire_seconds";
 /// From a round trip over a socket, tens of microseconds, to the longest wait worth looking at.
 const ACQUIRE_BUCKETS: [f64; 12] = [1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0, 10.0, 60.0];
 
-/// Pools by their label; reuse of the static pool by varying requests is not there yet and stands at zero.
-const SERVED: [(&str, Option<Counter>); 4] = [
-    ("planned", Some(Counter::RequestsPlanned)),
-    ("reuse", None),
-    ("stitching", Some(Counter::RequestsStitching)),
-    ("small", Some(Counter::RequestsSmall)),
+/// Pools by their label.
+const SERVED: [(&str, Counter); 4] = [
+    ("planned", Counter::RequestsPlanned),
+    ("reuse", Counter::RequestsReuse),
+    ("stitching", Counter::RequestsStitching),
+    ("small", Counter::RequestsSmall),
 ];
 
-const DEVIATIONS: [(&str, Counter); 4] = [
+const DEVIATIONS: [(&str, Counter); 5] = [
     ("late", Counter::DeviationsLate),
     ("blocked", Counter::DeviationsBlocked),
     ("unplanned", Counter::DeviationsUnplanned),
     ("skipped", Counter::DeviationsSkipped),
+    ("resized", Counter::DeviationsResized),
 ];
 
 impl Metrics {
@@ -184,7 +185,7 @@ impl Daemon {
                 counter!(name, vec![uuid(), Label::new(label, value)]).absolute(sum);
             };
             for (served, of) in SERVED {
-                count("stitchd_requests_total", "served", served, of.map_or(0, |of| sum[of as usize]));
+                count("stitchd_requests_total", "served", served, sum[of as usize]);
             }
             for (kind, of) in DEVIATIONS {
                 count("stitchd_plan_deviations_total", "kind", kind, sum[of as usize]);

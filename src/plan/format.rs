@@ -5,14 +5,15 @@
 //! ```
 //!
 //! The body is a row of unsigned LEB128 numbers: pool length, entries, start of the cycle, provenance (iteration, lower bound, dynamic requests, work units, length
-//! and bytes of the solver's name), then per entry bytes, offset in units of allocation, stream, context, start of its lifetime less the one before
-//! (zigzag), ticks, and 0 or 1 with the same for its second lifetime. Fixed numbers are little-endian.
+//! and bytes of the solver's name, requests that vary, those of them in the prologue), then per entry bytes, offset in units of allocation, stream, context, start of its lifetime less the one before
+//! (zigzag), ticks, and 0 or 1 with the same for its second lifetime; then per request that varies the entry that it comes before, less that of the one before, stream, context, and 0 or
+//! 1 with its interval as a lifetime. Which spaces are idle in an interval follows from the entries ([`super::ReuseSpaces`]). Fixed numbers are little-endian.
 //!
 //! A reader takes exactly what the writer gives: numbers in their shortest form, nothing left over, and a plan that passes
 //! [`super::validate`]. A version that it does not know is refused by number.
 
 use super::validate::{self, Wrong};
-use super::{Entry, Plan, Provenance};
+use super::{DynamicEntry, Entry, Plan, Provenance};
 use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
 use crate::limits;
@@ -21,7 +22,7 @@ use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
 
 const MAGIC: &[u8; 6] = b"STPLAN";
 /// The version that this build writes, and the only one it reads.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 const HEADER_LEN: usize = MAGIC.len() + 2 + 8;
 const CHECKSUM_LEN: usize = 4;
 
@@ -80,8 +81,8 @@ impl FormatError {
 
 /// The plan as bytes.
 pub fn write(plan: &Plan) -> Vec<u8> {
-    let mut body = Vec::with_capacity(plan.entries.len() * 24);
-    let Plan { pool_len, entries, cycle_start, provenance } = plan;
+    let mut body = Vec::with_capacity(plan.entries.len() * 24 + plan.dynamic.len() * 16);
+    let Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, provenance } = plan;
     for number in [
         pool_len.get(),
         entries.len() as u64,
@@ -95,6 +96,8 @@ pub fn write(plan: &Plan) -> Vec<u8> {
         put(&mut body, number);
     }
     body.extend_from_slice(provenance.solver.as_bytes());
+    put(&mut body, dynamic.len() as u64);
+    put(&mut body, *dynamic_cycle_start as u64);
     let mut before = 0;
     for entry in entries {
         put(&mut body, entry.bytes.get());
@@ -106,6 +109,18 @@ pub fn write(plan: &Plan) -> Vec<u8> {
         put(&mut body, u64::from(entry.again.is_some()));
         if let Some(again) = entry.again {
             put_lifetime(&mut body, again, before);
+        }
+    }
+    let (mut at, mut before) = (0, 0);
+    for entry in dynamic {
+        put(&mut body, u64::from(entry.before - at));
+        at = entry.before;
+        put(&mut body, entry.stream.0);
+        put(&mut body, entry.context.0);
+        put(&mut body, u64::from(entry.interval.is_some()));
+        if let Some(interval) = entry.interval {
+            put_lifetime(&mut body, interval, before);
+            before = interval.start.0;
         }
     }
     let mut bytes = Vec::with_capacity(HEADER_LEN + body.len() + CHECKSUM_LEN);
@@ -225,6 +240,10 @@ impl Reader<'_> {
             self.bytes.get(self.at..self.at + name_len).ok_or_else(|| self.error("the plan ends in the middle"))?;
         let solver = std::str::from_utf8(name).map_err(|_| self.error("a name is not UTF-8"))?.to_owned();
         self.at += name_len;
+        let dynamic_count =
+            self.bounded(limits::PLAN_ENTRIES_MAX as u64, "there are too many varying requests")? as usize;
+        let dynamic_cycle_start =
+            self.bounded(dynamic_count as u64, "the cycle begins behind the last varying request")? as usize;
         // An entry takes at least seven bytes: never reserve more than the file could fill.
         let mut entries = Vec::with_capacity(count.min(self.bytes.len() / 7));
         let mut before = 0;
@@ -233,11 +252,32 @@ impl Reader<'_> {
             before = entry.lifetime.start.0;
             entries.push(entry);
         }
+        // One of these takes at least four.
+        let mut dynamic = Vec::with_capacity(dynamic_count.min(self.bytes.len() / 4));
+        let (mut at, mut before) = (0, 0);
+        for _ in 0..dynamic_count {
+            let entry = self.dynamic_entry(at, before, count)?;
+            at = entry.before;
+            before = entry.interval.map_or(before, |interval| interval.start.0);
+            dynamic.push(entry);
+        }
         if self.at != self.bytes.len() {
             return Err(self.error("something stands behind the last entry"));
         }
         let provenance = Provenance { iteration, solver, lower_bound, dynamic_requests, work_units };
-        Ok(Plan { pool_len, entries, cycle_start, provenance })
+        Ok(Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, provenance })
+    }
+
+    fn dynamic_entry(&mut self, at: u32, before: u64, entries: usize) -> Result<DynamicEntry, FormatError> {
+        let left = (entries as u64).saturating_sub(u64::from(at));
+        let comes_before = at + self.bounded(left, "a varying request comes behind the last entry")? as u32;
+        let stream = StreamId(self.number()?);
+        let context = ContextKey(self.number()?);
+        let interval = match self.bounded(1, "neither one interval nor none")? {
+            0 => None,
+            _ => Some(self.lifetime(before)?),
+        };
+        Ok(DynamicEntry { before: comes_before, stream, context, interval })
     }
 
     fn entry(&mut self, before: u64) -> Result<Entry, FormatError> {

@@ -8,16 +8,19 @@
 //! Invariant of a [`Plan`] that this module gives: no two entries that can be live together share a byte, entries of different streams never
 //! do, and every entry lies inside the pool, aligned.
 
+mod expiry;
 pub mod format;
 mod lower_bound;
 mod problem;
-mod reuse_order;
+mod reuse;
 pub mod solve;
 pub mod validate;
 
+pub use expiry::{Expiries, NEVER};
+use lower_bound::bound_of;
 pub use lower_bound::lower_bound;
 pub use problem::{Buffer, Problem};
-pub use reuse_order::ReuseOrder;
+pub use reuse::{ReuseSpaces, span_of};
 
 use crate::ids::{PlanId, StreamId};
 use crate::limits;
@@ -25,7 +28,7 @@ use crate::trace::{ContextKey, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, PlanSpan, Span};
 
 /// Addresses for the requests of a job: those of its first iteration once, then those of one later iteration again and again.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Plan {
     /// Bytes that all entries together span: what is reserved for it.
     pub pool_len: Bytes,
@@ -33,6 +36,10 @@ pub struct Plan {
     pub entries: Vec<Entry>,
     /// Entries before this one belong to the prologue and come once; the others come again in every iteration.
     pub cycle_start: usize,
+    /// The requests that vary, in the order in which they are asked for.
+    pub dynamic: Vec<DynamicEntry>,
+    /// Those before this one belong to the prologue.
+    pub dynamic_cycle_start: usize,
     /// How it came to be.
     pub provenance: Provenance,
 }
@@ -52,6 +59,20 @@ pub struct Entry {
     pub lifetime: Lifetime,
     /// When it is live again, for what lives on into the next iteration.
     pub again: Option<Lifetime>,
+}
+
+/// A request whose size is known only when it comes: where it is expected, and for how long its bytes are needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DynamicEntry {
+    /// It comes before the entry of this number, and behind the one before that.
+    pub before: u32,
+    /// On which stream it is used.
+    pub stream: StreamId,
+    /// From where in the job it is asked for.
+    pub context: ContextKey,
+    /// From the beginning of the layer that asks for it to the end of the layer that frees it, in the time of the plan (of a cycle: in its second pass); nothing where it lives
+    /// on into another iteration.
+    pub interval: Option<Lifetime>,
 }
 
 /// How a plan came to be.
@@ -135,6 +156,8 @@ impl Plan {
             pool_len: solution.peak,
             entries: placed.map(|(buffer, offset)| buffer.placed_at(*offset)).collect(),
             cycle_start: problem.cycle_start,
+            dynamic: problem.dynamic.clone(),
+            dynamic_cycle_start: problem.dynamic_cycle_start,
             provenance: Provenance {
                 iteration,
                 solver: solution.solver.to_owned(),
@@ -145,6 +168,18 @@ impl Plan {
         };
         validate::check(&plan).map_err(|source| PlanError::Wrong { solver: solution.solver, source })?;
         Ok(plan)
+    }
+
+    /// Ticks from one pass of the cycle to the next; nothing where no entry comes again.
+    pub fn cycle_len(&self) -> Option<u64> {
+        let again = self.entries.iter().find_map(|entry| Some((entry.again?.start.0, entry.lifetime.start.0)));
+        again.and_then(|(second, first)| second.checked_sub(first))
+    }
+
+    /// HomoLayer groups (STAlloc, equation 3): different stretches of time in which requests that vary are live.
+    pub fn reuse_groups(&self) -> usize {
+        let intervals = self.dynamic.iter().filter_map(|entry| Some((entry.stream, entry.interval?)));
+        intervals.collect::<std::collections::BTreeSet<_>>().len()
     }
 
     /// The name of this plan: the same contents have the same name.

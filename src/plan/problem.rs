@@ -17,7 +17,7 @@
 
 use std::collections::HashMap;
 
-use super::{Entry, PlanError};
+use super::{DynamicEntry, Entry, PlanError};
 use crate::ids::StreamId;
 use crate::limits;
 use crate::trace::{Context, ContextKey, EventKind, Phase, Trace};
@@ -30,6 +30,10 @@ pub struct Problem {
     pub buffers: Vec<Buffer>,
     /// Buffers before this one belong to the prologue.
     pub cycle_start: usize,
+    /// Requests that vary, in the order in which they are asked for, with the buffer that each comes before.
+    pub dynamic: Vec<DynamicEntry>,
+    /// Those before this one belong to the prologue.
+    pub dynamic_cycle_start: usize,
     /// Requests that vary and were left out.
     pub dynamic_requests: u64,
 }
@@ -68,7 +72,7 @@ impl Buffer {
     }
 }
 
-/// A static allocation of the iterations that are looked at.
+/// An allocation of the iterations that are looked at.
 struct Allocation {
     bytes: Bytes,
     stream: StreamId,
@@ -78,6 +82,9 @@ struct Allocation {
     at: u64,
     /// The iteration of its free and the place there.
     freed: Option<(u32, u64)>,
+    /// From where in the job it was freed.
+    freed_from: ContextKey,
+    is_dynamic: bool,
 }
 
 impl Problem {
@@ -94,13 +101,14 @@ impl Problem {
         // A job that was seen for one iteration only: what comes before its first step is the prologue, the step itself the cycle.
         let is_first = iteration == 0;
         let iteration = iteration.max(1);
-        let Seen { allocations, lens, dynamic } = Seen::collect(trace, iteration, is_first);
+        let Seen { allocations, lens, layers } = Seen::collect(trace, iteration, is_first);
         let len = |iteration: u32| lens.get(&iteration).copied().unwrap_or(0);
         let (prologue_len, cycle_len) = (len(0), len(iteration));
-        let of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
+        let all_of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
+        let of = |iteration: u32| all_of(iteration).filter(|one| !one.is_dynamic);
         let habits = Habits::of(of(iteration - 1));
 
-        let mut problem = Problem { dynamic_requests: dynamic, ..Problem::default() };
+        let mut problem = Problem::default();
         let end = prologue_len + 2 * cycle_len;
         for one in of(0) {
             let end = match one.freed {
@@ -137,6 +145,14 @@ impl Problem {
         if problem.buffers.is_empty() {
             return Err(PlanError::NothingStatic);
         }
+        for one in all_of(0).filter(|one| one.is_dynamic) {
+            problem.expect(one, &layers, 0, 0)?;
+        }
+        problem.dynamic_cycle_start = problem.dynamic.len();
+        for one in all_of(iteration).filter(|one| one.is_dynamic) {
+            problem.expect(one, &layers, prologue_len, cycle_len)?;
+        }
+        problem.dynamic_requests += problem.dynamic.len() as u64;
         Ok(problem)
     }
 
@@ -148,6 +164,29 @@ impl Problem {
         let len = rounded(bytes).ok_or(PlanError::TooLarge)?;
         self.buffers.push(Buffer { bytes, len, stream, context, lifetime, again });
         Ok(())
+    }
+
+    /// A request that varies, of the prologue or of the cycle, which begins at `first`. What a job does again and again looks like its second pass, `cycle_len` later.
+    fn expect(&mut self, one: &Allocation, layers: &Layers, first: u64, cycle_len: u64) -> Result<(), PlanError> {
+        if self.dynamic.len() >= limits::PLAN_ENTRIES_MAX {
+            return Err(PlanError::TooManyRequests(self.dynamic.len() + 1));
+        }
+        let before = self.buffers.partition_point(|buffer| buffer.lifetime.start.0 < first + one.at);
+        let begins = first + cycle_len;
+        // Where nothing comes again there is no second pass.
+        let around = layers.around(one).filter(|_| cycle_len == 0 || self.comes_again());
+        self.dynamic.push(DynamicEntry {
+            before: before as u32,
+            stream: one.stream,
+            context: one.context,
+            interval: around.map(|(from, to)| Lifetime::new(begins + from, begins + to)),
+        });
+        Ok(())
+    }
+
+    /// It is of a job that repeats itself.
+    pub fn comes_again(&self) -> bool {
+        self.buffers.iter().any(|buffer| buffer.again.is_some())
     }
 
     /// One more than the last tick.
@@ -188,18 +227,16 @@ impl Habits {
 
 /// What a trace says up to the end of some iteration.
 struct Seen {
-    /// Those that do not vary.
     allocations: Vec<Allocation>,
     /// Events of each iteration that has any: a number in a file is no reason to count up to it.
     lens: HashMap<u32, u64>,
-    /// Requests of the first and the last iteration that vary.
-    dynamic: u64,
+    layers: Layers,
 }
 
 impl Seen {
     /// Looks at the iterations up to `last`; `is_first` counts what comes before the first step as iteration 0 and the step as 1.
     fn collect(trace: &Trace, last: u32, is_first: bool) -> Seen {
-        let mut seen = Seen { allocations: Vec::new(), lens: HashMap::new(), dynamic: 0 };
+        let mut seen = Seen { allocations: Vec::new(), lens: HashMap::new(), layers: Layers::default() };
         let mut live: HashMap<u64, usize> = HashMap::new();
         let mut keys: HashMap<Context, ContextKey> = HashMap::new();
         for event in &trace.events {
@@ -212,31 +249,57 @@ impl Seen {
                 continue;
             }
             let place = seen.lens.entry(iteration).or_default();
+            let mut key = || *keys.entry(event.context).or_insert_with(|| trace.key(&event.context));
             match event.kind {
                 // No script asks for nothing, and an entry for it would never be matched.
                 EventKind::Alloc if event.bytes == Bytes::ZERO => {}
-                EventKind::Alloc if event.is_dynamic => seen.dynamic += u64::from(iteration == 0 || iteration == last),
                 EventKind::Alloc => {
                     live.insert(event.id, seen.allocations.len());
                     seen.allocations.push(Allocation {
                         bytes: event.bytes,
                         stream: event.stream,
-                        context: *keys.entry(event.context).or_insert_with(|| trace.key(&event.context)),
+                        context: key(),
                         iteration,
                         at: *place,
                         freed: None,
+                        freed_from: ContextKey::UNKNOWN,
+                        is_dynamic: event.is_dynamic,
                     });
                 }
                 // Bytes can be used again at the later of the two.
                 EventKind::Free | EventKind::FreeCompleted => {
-                    if let Some(one) = live.get(&event.id) {
-                        seen.allocations[*one].freed = Some((iteration, *place));
+                    if let Some(one) = live.get(&event.id).and_then(|one| seen.allocations.get_mut(*one)) {
+                        one.freed = Some((iteration, *place));
+                        one.freed_from = key();
                     }
                 }
                 EventKind::RecordStream | EventKind::Enter | EventKind::Exit | EventKind::Mark => continue,
             }
+            if event.context.module != 0 {
+                seen.layers.note(iteration, key(), *place);
+            }
             *place += 1;
         }
         seen
+    }
+}
+
+/// From where to where in an iteration each layer is at work: a module in one computation phase.
+#[derive(Default)]
+struct Layers(HashMap<(u32, ContextKey), (u64, u64)>);
+
+impl Layers {
+    fn note(&mut self, iteration: u32, layer: ContextKey, place: u64) {
+        self.0.entry((iteration, layer)).or_insert((place, place)).1 = place;
+    }
+
+    /// From the beginning of the layer that asked for an allocation to the end of the one that freed it (STAlloc, section 5.2). Where it is not known which layer that was the allocation's own
+    /// places stand for it. Nothing where another iteration frees it.
+    fn around(&self, one: &Allocation) -> Option<(u64, u64)> {
+        let (_, freed) = one.freed.filter(|(iteration, _)| *iteration == one.iteration)?;
+        let layer = |key: ContextKey| self.0.get(&(one.iteration, key)).copied();
+        let from = layer(one.context).map_or(one.at, |(first, _)| first.min(one.at));
+        let to = layer(one.freed_from).map_or(freed, |(_, last)| last.max(freed));
+        Some((from, to + 1))
     }
 }

@@ -1,7 +1,9 @@
 //! Plans of small problems against brute force, of real traces against their bounds, and of broken files.
 
+use std::collections::BTreeSet;
+
 use super::solve::{Solver, solve, solve_in};
-use super::validate::{Wrong, check};
+use super::validate::{Wrong, check, check_placements};
 use super::*;
 use crate::rng::Rng;
 use crate::trace::{Context, Event, EventKind, Phase};
@@ -19,7 +21,7 @@ fn plan_of(problem: &Problem, solution: &solve::Solution) -> Plan {
         pool_len: solution.peak,
         entries: placed.map(|(buffer, offset)| buffer.placed_at(*offset)).collect(),
         cycle_start: problem.cycle_start,
-        provenance: Provenance::default(),
+        ..Plan::default()
     }
 }
 
@@ -81,7 +83,7 @@ fn every_solver_gives_a_plan_without_a_clash() {
         for solver in Solver::ALL {
             let plan = plan_of(&problem, &solve_in(&problem, solver).unwrap());
             assert!(plan.pool_len >= bound, "seed {seed}, {solver:?}: {} is below the bound {bound}", plan.pool_len);
-            assert_eq!(check(&plan), Ok(()), "seed {seed}, {solver:?}");
+            assert_eq!(check_placements(&plan), Ok(()), "seed {seed}, {solver:?}");
             for (at, one) in plan.entries.iter().enumerate() {
                 assert!(!plan.entries[..at].iter().any(|other| clash(one, other)), "seed {seed}, {solver:?}");
             }
@@ -103,7 +105,8 @@ fn the_validator_agrees_with_comparing_all_pairs() {
         plan.entries[moved].offset = PlanOffset::new(rng.below(room.get() / 512 + 1) * 512);
         let clashes =
             plan.entries.iter().enumerate().any(|(at, one)| plan.entries[..at].iter().any(|two| clash(one, two)));
-        assert_eq!(check(&plan).is_err(), clashes, "seed {seed}: {:?}", check(&plan));
+        let answer = check_placements(&plan);
+        assert_eq!(answer.is_err(), clashes, "seed {seed}: {answer:?}");
         if clashes { wrong += 1 } else { right += 1 }
     }
     assert!(right > 100 && wrong > 100, "{right} right, {wrong} wrong");
@@ -220,25 +223,104 @@ fn a_job_in_which_everything_varies_has_no_plan() {
     assert_eq!(Plan::from_trace(&trace, 1), Err(PlanError::NothingStatic));
 }
 
+/// Jobs with their plans, entries in the order in which they are asked for.
+fn random_plans() -> impl Iterator<Item = (u64, Rng, Plan)> {
+    (0..300).map(|seed| {
+        let mut rng = Rng::new(seed);
+        let count = 1 + rng.index(40);
+        let mut problem = random_job(&mut rng, count);
+        problem.buffers.sort_by_key(|buffer| buffer.lifetime.start);
+        problem.cycle_start = problem.buffers.partition_point(|buffer| buffer.lifetime.start < Tick(10));
+        problem.buffers.iter_mut().for_each(|buffer| buffer.stream = StreamId(rng.below(8) / 7));
+        let plan = plan_of(&problem, &solve(&problem).unwrap());
+        assert_eq!(check(&plan), Ok(()), "seed {seed}");
+        (seed, rng, plan)
+    })
+}
+
 #[test]
-fn predecessors_are_the_last_holders_of_each_byte() {
-    let entry = |offset, bytes| Entry {
-        bytes: Bytes::new(bytes),
-        offset: PlanOffset::new(offset),
-        stream: StreamId(0),
-        context: ContextKey::UNKNOWN,
-        lifetime: Lifetime::new(0, 1),
-        again: None,
+fn who_is_not_expired_is_who_the_plan_has_live() {
+    let mut expired = 0;
+    for (seed, _, plan) in random_plans() {
+        let expiries = Expiries::of(&plan);
+        let (count, cycle_len) = (plan.entries.len(), plan.cycle_len().unwrap_or(0));
+        let cycle = plan.cycle_start..count;
+        let passes = if cycle_len == 0 { 1 } else { 4 };
+        let mut kept: BTreeSet<u32> = BTreeSet::new();
+        for pass in 0..passes {
+            let first = if pass == 0 { 0 } else { cycle.start };
+            for entry in first..count {
+                // Later passes look like the second.
+                let now = Tick(plan.entries[entry].lifetime.start.0 + cycle_len * pass.min(1));
+                for gone in expiries.before(entry as u32) {
+                    expired += u64::from(kept.remove(gone));
+                }
+                for one in &kept {
+                    let lives = plan.entries[*one as usize].lifetimes().any(|life| life.start <= now && now < life.end);
+                    assert!(lives, "seed {seed}, pass {pass}: {one} is gone when {entry} comes");
+                }
+                if cycle_len > 0 && !plan.entries[entry].lifetimes().any(|life| life.end.0 >= 70) {
+                    assert_ne!(expiries.death(entry as u32), NEVER, "seed {seed}: {entry}");
+                }
+                kept.insert(entry as u32);
+            }
+        }
+    }
+    assert!(expired > 5000, "{expired}");
+}
+
+/// What nobody of a stream has in the interval nor, where the plan has a second pass, in the pass before: unit by unit.
+fn slow_spaces(plan: &Plan, varies: &DynamicEntry) -> Vec<bool> {
+    let interval = varies.interval.unwrap();
+    let before = plan.cycle_len().filter(|_| interval.start.0 >= 40);
+    let times = [Some(interval), before.map(|len| Lifetime::new(interval.start.0 - len, interval.end.0 - len))];
+    let of_stream = || plan.entries.iter().filter(|entry| entry.stream == varies.stream).map(Entry::span);
+    let part = of_stream().map(|span| span.start()).min()..of_stream().map(|span| span.end()).max();
+    let is_idle = |unit: u64| {
+        let at = PlanOffset::new(unit * 512);
+        let has = |entry: &Entry| {
+            let lives = |time: Lifetime| entry.lifetimes().any(|life| life.overlaps(time));
+            entry.span().contains(at) && times.into_iter().flatten().any(lives)
+        };
+        part.contains(&Some(at)) && !plan.entries.iter().any(has)
     };
-    // Offsets in units of 512:  0: [0,4)   1: [0,2)   2: [1,4)   3: [0,1)
-    let entries = vec![entry(0, 2048), entry(0, 1024), entry(512, 1536), entry(0, 512)];
-    let plan = Plan { pool_len: Bytes::kib(2), entries, cycle_start: 1, provenance: Provenance::default() };
-    let order = ReuseOrder::of(&plan);
-    // In a later pass entry 1 comes after 3 (its first unit) and 2 (its second).
-    assert_eq!(order.predecessors(0), [0u32; 0]);
-    assert_eq!(order.predecessors(1), [0, 2, 3]);
-    assert_eq!(order.predecessors(2), [0, 1, 2].into_iter().filter(|n| *n != 2).collect::<Vec<u32>>());
-    assert_eq!(order.predecessors(3), [1]);
+    (0..plan.pool_len.get() / 512).map(is_idle).collect()
+}
+
+#[test]
+fn spaces_are_what_nobody_has_over_the_interval() {
+    let (mut idle, mut none) = (0, 0);
+    for (seed, mut rng, mut plan) in random_plans().filter(|(.., plan)| plan.cycle_len().is_some()) {
+        plan.dynamic_cycle_start = 3;
+        for number in 0..8 {
+            let start = if number < 3 { rng.below(9) } else { 40 + rng.below(25) };
+            let len = 1 + if number < 3 { 0 } else { rng.below(8) };
+            let interval = Lifetime::new(start, (start + len).min(70));
+            let first = if number < 3 { 0 } else { 30 };
+            let before = plan.entries.partition_point(|entry| entry.lifetime.start.0 + first < start) as u32;
+            let stream = plan.entries[rng.index(plan.entries.len())].stream;
+            plan.dynamic.push(DynamicEntry { before, stream, context: ContextKey(1), interval: Some(interval) });
+        }
+        plan.dynamic[..3].sort_by_key(|entry| entry.before);
+        plan.dynamic[3..].sort_by_key(|entry| entry.before);
+        if check(&plan).is_err() {
+            continue;
+        }
+        let spaces = ReuseSpaces::of(&plan);
+        for (number, varies) in plan.dynamic.iter().enumerate() {
+            let group = spaces.group(number as u32).unwrap();
+            let mut found = vec![false; (plan.pool_len.get() / 512) as usize];
+            for (start, len) in spaces.spaces(group, 1) {
+                found[*start as usize..(start + len) as usize].fill(true);
+            }
+            let slow = slow_spaces(&plan, varies);
+            assert_eq!(found, slow, "seed {seed}: {varies:?}");
+            let lens: Vec<u32> = spaces.spaces(group, 3).iter().map(|(_, len)| *len).collect();
+            assert!(lens.is_sorted() && lens.iter().all(|len| *len >= 3), "seed {seed}");
+            if slow.contains(&true) { idle += 1 } else { none += 1 }
+        }
+    }
+    assert!(idle > 300 && none > 20, "{idle}, {none}");
 }
 
 #[test]
@@ -267,8 +349,8 @@ fn a_broken_plan_file_is_refused_wherever_it_is_broken() {
     longer.push(0);
     assert!(matches!(format::read(&longer), Err(format::FormatError::Length { .. })));
     let mut newer = bytes;
-    newer[6] = 2;
-    assert_eq!(format::read(&newer), Err(format::FormatError::Version { found: 2 }));
+    newer[6] = 3;
+    assert_eq!(format::read(&newer), Err(format::FormatError::Version { found: 3 }));
 }
 
 /// With its checksum made right again, a body that says something impossible is refused for that.

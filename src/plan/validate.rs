@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::expiry::Times;
 use super::{Entry, Plan, problem::rounded};
 use crate::limits;
 use crate::units::{Bytes, Lifetime, Place, Tick};
@@ -63,6 +64,20 @@ pub enum Wrong {
         /// Where.
         offset: u64,
     },
+    /// The entries are not in the order in which they are asked for, or not all of them come again after the same time.
+    #[error("entry {entry} is asked for at tick {tick}, out of turn")]
+    Order {
+        /// Which.
+        entry: usize,
+        /// When.
+        tick: u64,
+    },
+    /// A request that varies is expected at an impossible place or time.
+    #[error("varying request {number} is expected at an impossible place or time")]
+    Dynamic {
+        /// Which.
+        number: usize,
+    },
     /// The cycle does not begin inside the plan.
     #[error("the cycle begins at entry {start} of {count}")]
     Cycle {
@@ -75,6 +90,13 @@ pub enum Wrong {
 
 /// Says the first thing that is wrong, if anything is.
 pub fn check(plan: &Plan) -> Result<(), Wrong> {
+    check_placements(plan)?;
+    check_order(plan)?;
+    check_dynamic(plan)
+}
+
+/// Says the first thing that is wrong with where the entries are, and when.
+pub fn check_placements(plan: &Plan) -> Result<(), Wrong> {
     if plan.cycle_start > plan.entries.len() {
         return Err(Wrong::Cycle { start: plan.cycle_start, count: plan.entries.len() });
     }
@@ -83,6 +105,54 @@ pub fn check(plan: &Plan) -> Result<(), Wrong> {
     }
     check_streams(plan)?;
     check_overlaps(plan)
+}
+
+/// Entries stand in the order in which they are asked for, and the second pass of the cycle begins behind the first, the same time later for each.
+fn check_order(plan: &Plan) -> Result<(), Wrong> {
+    let out_of_turn = |entry: usize| Wrong::Order { entry, tick: plan.entries[entry].lifetime.start.0 };
+    let starts: Vec<Tick> = plan.entries.iter().map(|entry| entry.lifetime.start).collect();
+    if let Some(at) = starts.windows(2).position(|pair| pair[0] > pair[1]) {
+        return Err(out_of_turn(at + 1));
+    }
+    if let Some(entry) = plan.entries[..plan.cycle_start].iter().position(|entry| entry.again.is_some()) {
+        return Err(out_of_turn(entry));
+    }
+    let Some(of_first) = starts.get(plan.cycle_start) else { return Ok(()) };
+    let Some(cycle_len) = plan.cycle_len() else { return Ok(()) };
+    for (number, entry) in plan.entries.iter().enumerate().skip(plan.cycle_start) {
+        let comes_later =
+            entry.again.is_some_and(|again| again.start.0.checked_sub(cycle_len) != Some(entry.lifetime.start.0));
+        if comes_later || entry.lifetime.start.0 - of_first.0 >= cycle_len {
+            return Err(out_of_turn(number));
+        }
+    }
+    Ok(())
+}
+
+/// Requests that vary stand in order, too, and their intervals lie in the prologue or in the second pass.
+fn check_dynamic(plan: &Plan) -> Result<(), Wrong> {
+    let times = Times::of(plan);
+    let mut last = 0;
+    for (number, entry) in plan.dynamic.iter().enumerate() {
+        let of_cycle = number >= plan.dynamic_cycle_start;
+        let before = entry.before as usize;
+        let is_in_order = before >= last
+            && before <= plan.entries.len()
+            && (of_cycle == (before >= plan.cycle_start) || before == plan.cycle_start);
+        let is_in_time = |interval: Lifetime| {
+            let (first, behind) = (times.position(interval.start), times.position(interval.end));
+            let fits = if of_cycle { times.is_second_pass(first) } else { behind <= plan.cycle_start };
+            interval.start < interval.end && fits
+        };
+        if !is_in_order || !entry.interval.is_none_or(is_in_time) {
+            return Err(Wrong::Dynamic { number });
+        }
+        last = before;
+    }
+    if plan.dynamic_cycle_start > plan.dynamic.len() {
+        return Err(Wrong::Dynamic { number: plan.dynamic_cycle_start });
+    }
+    Ok(())
 }
 
 fn check_entry(plan: &Plan, entry: usize, of: &Entry) -> Result<(), Wrong> {

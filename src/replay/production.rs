@@ -193,7 +193,7 @@ impl Allocator for Production {
             lease_rpcs: self.source.rpcs.load(Ordering::Relaxed),
             served: ServedBytes {
                 planned: stats.served.planned_bytes,
-                reuse: Bytes::ZERO,
+                reuse: stats.served.reuse_bytes,
                 stitching: stats.served.stitching_bytes,
                 small: stats.served.small_bytes,
             },

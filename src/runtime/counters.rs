@@ -26,13 +26,13 @@ macro_rules! counters {
 counters! {
     /// Requests served at the address of the plan.
     RequestsPlanned = 0, "requests_planned";
-    /// Requests served by the stitching pool.
+    /// Requests served by the stitching pool, or packed beside a plan.
     RequestsStitching = 1, "requests_stitching";
     /// Requests served by the small pool.
     RequestsSmall = 2, "requests_small";
     /// Bytes of planned requests, as asked for.
     BytesPlanned = 3, "bytes_planned";
-    /// Bytes of requests to the stitching pool.
+    /// Bytes of those.
     BytesStitching = 4, "bytes_stitching";
     /// Bytes of requests to the small pool.
     BytesSmall = 5, "bytes_small";
@@ -68,6 +68,12 @@ counters! {
     AddressBytes = 20, "address_bytes";
     /// Driver calls that have not come back for longer than they should take, now.
     OverdueCalls = 21, "overdue_calls";
+    /// Requests served in a space that the plan leaves idle.
+    RequestsReuse = 22, "requests_reuse";
+    /// Bytes of those.
+    BytesReuse = 23, "bytes_reuse";
+    /// Planned requests of another size.
+    DeviationsResized = 24, "deviations_resized";
 }
 
 const _: () = assert!(Counter::ALL.len() <= COUNTERS_MAX);

@@ -15,20 +15,35 @@ use crate::pool::stitching::{Effort, StitchAllocation, Stitched};
 use crate::units::{Bytes, DeviceAddress, Span};
 
 /// After a refusal the source is left alone for so long: a job under pressure stitches what it has instead of asking again and again.
-const REFUSAL_HOLDS: Duration = Duration::from_millis(20);
+pub(super) const REFUSAL_HOLDS: Duration = Duration::from_millis(20);
 
 /// Rounds of growing and trying again. Another thread may take what was just brought, but not for ever.
-const ROUNDS_MAX: usize = 64;
+pub(super) const ROUNDS_MAX: usize = 64;
 
 impl Runtime {
     #[cold]
     pub(super) fn alloc_slow(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        let served =
-            if SmallPool::serves(request.bytes) { self.serve_small(request) } else { self.serve_block(request) };
+        let served = self.serve_beside_plan(request);
         if served.is_err() {
             // Under the lock, as every figure: of two threads that fail at once one would go uncounted.
             let _pools = self.lock();
             self.counters.add(Counter::Failures, 1);
+        }
+        served
+    }
+
+    /// With a plan what it does not serve is packed; where there is no memory for that, or no plan, blocks are stitched.
+    fn serve_beside_plan(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
+        let has_plan = self.lock().planned.is_some();
+        if has_plan && let Some(address) = self.serve_packed(request)? {
+            return Ok(address);
+        }
+        let served =
+            if SmallPool::serves(request.bytes) { self.serve_small(request) } else { self.serve_block(request) };
+        if has_plan && served.is_err() {
+            // Streams were waited for.
+            let mut pools = self.lock();
+            return self.alloc_packed(&mut pools, request).map_or(served, Ok);
         }
         served
     }
@@ -158,7 +173,7 @@ impl Runtime {
     }
 
     /// Growing comes before stitching within the soft budget and while little is idle, unless the source has just refused.
-    fn may_grow(&self, pools: &Pools, len: Bytes) -> bool {
+    pub(super) fn may_grow(&self, pools: &Pools, len: Bytes) -> bool {
         let Some(after) = pools.held().checked_add(len) else { return false };
         let slack = u128::from(after.get()) * u128::from(self.config.slack_per_mille) / 1000;
         let is_wanted = after <= self.config.soft_budget || u128::from(pools.idle().get()) <= slack;
@@ -212,7 +227,7 @@ impl Runtime {
     }
 
     /// Chunks of at least `len` bytes together, in as many leases as that takes: all of them, or none and why.
-    fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
+    pub(super) fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
         let granule = self.config.granule;
         let most = granule.checked_mul(limits::ACQUIRE_CHUNKS_MAX).unwrap_or(Bytes::LARGEST);
         let (mut chunks, mut left) = (Vec::new(), len);
@@ -235,7 +250,7 @@ impl Runtime {
     fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {
         let pools = self.lock();
         let live = Bytes::new(self.counters.get(Counter::LiveBytes));
-        let stitchable = pools.stitching.idle_bytes();
+        let stitchable = pools.stitchable();
         AllocError::OutOfMemory { requested, held: pools.held(), live, stitchable, source }
     }
 }

@@ -71,6 +71,7 @@ impl Pools {
                 let slot = |slot| Some((mapping.slot_span(slot).start(), Arc::clone(mapping.chunk(slot)?)));
                 slots.filter_map(slot).collect()
             }
+            _ if self.packed.len_of(address).is_some() => self.packed.chunks_at(address),
             _ => self.stitching.chunks_at(address),
         };
         let part = |(start, chunk): (DeviceAddress, Arc<Chunk>)| {

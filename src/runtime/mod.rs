@@ -15,6 +15,7 @@ mod deferred;
 mod grow;
 mod lock;
 mod manifest;
+mod overflow;
 mod source;
 
 use std::collections::BTreeSet;
@@ -32,6 +33,7 @@ use crate::ids::{PlanId, StreamId};
 use crate::ladder::Shape;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::plan::Plan;
+use crate::pool::packed::PackedPool;
 use crate::pool::planned::{InstallError, PlannedCounts, PlannedPool, Served};
 use crate::pool::small::SmallPool;
 use crate::pool::stitching::{StitchConfig, StitchCounts, StitchUse, StitchingPool};
@@ -82,6 +84,8 @@ pub struct Runtime {
 #[derive(Debug)]
 struct Pools {
     planned: Option<Installed>,
+    /// What an installed plan does not serve.
+    packed: PackedPool,
     stitching: StitchingPool,
     small: SmallPool,
     /// Live allocations that other streams use, too.
@@ -235,12 +239,16 @@ pub struct RuntimeStats {
 pub struct ServedCounts {
     /// At the address of the plan.
     pub planned: u64,
-    /// By the stitching pool.
+    /// In a space that the plan leaves idle.
+    pub reuse: u64,
+    /// By the packed pool and the stitching pool.
     pub stitching: u64,
     /// By the small pool.
     pub small: u64,
     /// Bytes of each, as asked for.
     pub planned_bytes: Bytes,
+    /// See above.
+    pub reuse_bytes: Bytes,
     /// See above.
     pub stitching_bytes: Bytes,
     /// See above.
@@ -258,6 +266,7 @@ impl Runtime {
     ) -> Runtime {
         let pools = Pools {
             planned: None,
+            packed: PackedPool::new(Arc::clone(&device), config.granule),
             stitching: StitchingPool::new(Arc::clone(&device), config.granule, config.stitch),
             small: SmallPool::default(),
             recorded: AddressMap::default(),
@@ -380,7 +389,9 @@ impl Runtime {
         let chunks = {
             let mut pools = self.lock();
             pools.empty_small_slabs();
-            let chunks = pools.stitching.trim(wanted);
+            let mut chunks = pools.stitching.trim(wanted);
+            let found = chunks.iter().map(|chunk| chunk.len()).sum();
+            chunks.extend(pools.packed.trim(wanted.saturating_sub(found)));
             self.note_held(&pools);
             chunks
         };
@@ -420,9 +431,11 @@ impl Runtime {
             live_allocations: pools.live_allocations(),
             served: ServedCounts {
                 planned: count(Counter::RequestsPlanned),
+                reuse: count(Counter::RequestsReuse),
                 stitching: count(Counter::RequestsStitching),
                 small: count(Counter::RequestsSmall),
                 planned_bytes: bytes(Counter::BytesPlanned),
+                reuse_bytes: bytes(Counter::BytesReuse),
                 stitching_bytes: bytes(Counter::BytesStitching),
                 small_bytes: bytes(Counter::BytesSmall),
             },
@@ -439,6 +452,7 @@ impl Runtime {
         if let Some(installed) = &pools.planned {
             installed.pool.invariants()?;
         }
+        pools.packed.invariants()?;
         pools.stitching.invariants()?;
         pools.small.invariants()
     }
@@ -469,7 +483,8 @@ impl Runtime {
         let held = pools.held();
         self.counters.set(Counter::HeldBytes, held.get());
         self.counters.raise(Counter::PeakHeldBytes, held.get());
-        self.counters.set(Counter::StitchableBytes, pools.stitching.idle_bytes().get());
+        self.counters
+            .set(Counter::StitchableBytes, pools.stitching.idle_bytes().get() + pools.packed.free_bytes().get());
         let (mappings, addresses) = self.device.mapped();
         self.counters.set(Counter::Mappings, mappings);
         self.counters.set(Counter::AddressBytes, addresses.get());
@@ -481,6 +496,7 @@ impl Runtime {
         self.counters.set(Counter::DeviationsBlocked, planned.blocked);
         self.counters.set(Counter::DeviationsUnplanned, planned.unplanned);
         self.counters.set(Counter::DeviationsSkipped, planned.skipped);
+        self.counters.set(Counter::DeviationsResized, planned.resized);
         self.counters.set(Counter::StitchedBytes, pools.stitching.counts().stitched_bytes.get());
     }
 }
@@ -495,6 +511,7 @@ impl Drop for Runtime {
             let count = installed.mapping.slot_count();
             chunks.extend((0..count).filter_map(|slot| installed.mapping.chunk(slot).cloned()));
         }
+        chunks.extend(pools.packed.take_all());
         chunks.extend(pools.stitching.take_all());
         self.give_back(chunks);
     }
@@ -503,10 +520,19 @@ impl Drop for Runtime {
 impl Pools {
     #[inline]
     fn alloc(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
-        if let Some(installed) = &mut self.planned
-            && let Served::At(address) = installed.pool.alloc(request)
-        {
-            counters.served(Counter::RequestsPlanned, Counter::BytesPlanned, request.bytes);
+        if let Some(installed) = &mut self.planned {
+            let (address, requests, bytes) = match installed.pool.alloc(request) {
+                Served::At(address) => (address, Counter::RequestsPlanned, Counter::BytesPlanned),
+                Served::Reused(address) => (address, Counter::RequestsReuse, Counter::BytesReuse),
+                not_here => match self.packed.alloc(request.bytes, request.stream) {
+                    Some(address) => (address, Counter::RequestsStitching, Counter::BytesStitching),
+                    None if not_here == Served::Unknown => {
+                        (installed.pool.alloc_anywhere(request)?, Counter::RequestsReuse, Counter::BytesReuse)
+                    }
+                    None => return None,
+                },
+            };
+            counters.served(requests, bytes, request.bytes);
             return Some(address);
         }
         let (address, requests, bytes) = if SmallPool::serves(request.bytes) {
@@ -523,6 +549,7 @@ impl Pools {
     #[inline]
     fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: Counters) -> Result<(), NotLive> {
         let planned = self.planned.as_mut().and_then(|installed| installed.pool.free(address));
+        let planned = planned.or_else(|| self.packed.free(address));
         let bytes = match planned.or_else(|| self.stitching.free(address, stream)) {
             Some(bytes) => bytes,
             None => self.free_small(address, stream).ok_or(NotLive(address))?,
@@ -548,6 +575,7 @@ impl Pools {
 
     fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
         let planned = self.planned.as_ref().and_then(|installed| installed.pool.len_of(address));
+        let planned = planned.or_else(|| self.packed.len_of(address));
         planned.or_else(|| self.stitching.len_of(address)).or_else(|| self.small.len_of(address))
     }
 
@@ -555,19 +583,24 @@ impl Pools {
         self.len_of(address).is_some()
     }
 
-    /// Bytes that serve nobody now: idle blocks of the stitching pool. The static pool is as large as its plan needs it.
+    /// Bytes that serve nobody now: idle blocks of the stitching pool, and what is free in the packed one. The static pool is as large as its plan needs it.
     fn idle(&self) -> Bytes {
-        self.stitching.held() - self.stitching.live_bytes()
+        self.stitching.held() - self.stitching.live_bytes() + self.packed.free_bytes()
+    }
+
+    /// Idle bytes that can be put together elsewhere: whole chunks.
+    fn stitchable(&self) -> Bytes {
+        self.stitching.idle_bytes() + self.packed.usage().idle_chunks
     }
 
     fn held(&self) -> Bytes {
         let planned = self.planned.as_ref().map_or(Bytes::ZERO, |installed| installed.mapping.span().len());
-        planned + self.stitching.held()
+        planned + self.packed.held() + self.stitching.held()
     }
 
     fn live_allocations(&self) -> u64 {
         let planned = self.planned.as_ref().map_or(0, |installed| installed.pool.live_allocations());
-        planned + self.stitching.live_allocations() + self.small.live_allocations()
+        planned + self.packed.live_allocations() + self.stitching.live_allocations() + self.small.live_allocations()
     }
 }
 

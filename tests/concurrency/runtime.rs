@@ -11,7 +11,7 @@ use stitchd::driver::sim::{SimDriver, SimOptions};
 use stitchd::ids::{DeviceId, StreamId};
 use stitchd::ladder::Ladder;
 use stitchd::memory::{Chunk, Device};
-use stitchd::plan::{Entry, Plan, Provenance};
+use stitchd::plan::{Entry, Plan};
 use stitchd::pool::Request;
 use stitchd::runtime::{
     AllocError, ChunkSource, Counter, Counters, PlanInstallError, Runtime, RuntimeConfig, SourceError, Want,
@@ -208,7 +208,7 @@ fn plan() -> Plan {
         lifetime: Lifetime::new(0, 1),
         again: None,
     };
-    Plan { pool_len: Bytes::mib(3), entries: vec![entry], cycle_start: 0, provenance: Provenance::default() }
+    Plan { pool_len: Bytes::mib(3), entries: vec![entry], ..Plan::default() }
 }
 
 #[test]

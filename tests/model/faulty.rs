@@ -17,7 +17,7 @@ use stitchd::ids::{ChunkId, DeviceId, SessionId, StreamId};
 use stitchd::ladder::Ladder;
 use stitchd::ledger::{EndReason, Holder};
 use stitchd::memory::{Chunk, Device, Quarantine};
-use stitchd::plan::{Entry, Plan, Provenance};
+use stitchd::plan::{Entry, Plan};
 use stitchd::pool::Request;
 use stitchd::pool::stitching::StitchConfig;
 use stitchd::runtime::{ChunkSource, Counters, Runtime, RuntimeConfig, SourceError, Want};
@@ -270,7 +270,7 @@ fn plan() -> Plan {
         lifetime: Lifetime::new(0, 1),
         again: None,
     };
-    Plan { pool_len: Bytes::kib(3_000), entries: vec![entry], cycle_start: 0, provenance: Provenance::default() }
+    Plan { pool_len: Bytes::kib(3_000), entries: vec![entry], ..Plan::default() }
 }
 
 /// Everything that a runtime does to a device, once. Where nothing has failed yet it is looked at that it was done.

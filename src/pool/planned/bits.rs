@@ -26,6 +26,15 @@ impl Bits {
         self.0[at as usize / 64] &= !(1 << (at % 64));
     }
 
+    /// Those that are set.
+    pub(super) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().zip(0..).flat_map(|(word, number): (&u64, u32)| {
+            let rest = |word: &u64| Some(word & (word - 1)).filter(|rest| *rest != 0);
+            let words = std::iter::successors(Some(*word).filter(|word| *word != 0), rest);
+            words.map(move |word| number * 64 + word.trailing_zeros())
+        })
+    }
+
     /// One of these, not none, is set.
     pub(super) fn any_of(&self, stretch: Range<u32>) -> bool {
         let (first, last) = (stretch.start / 64, (stretch.end - 1) / 64);
@@ -51,6 +60,7 @@ mod tests {
         bits.set(70);
         bits.clear(70);
         assert!((0..COUNT).all(|at| bits.is_set(at) == set.contains(&at)));
+        assert_eq!(bits.iter().collect::<Vec<_>>(), set);
         for start in 0..COUNT {
             for end in start + 1..=COUNT {
                 assert_eq!(bits.any_of(start..end), (start..end).any(|at| bits.is_set(at)), "{start}..{end}");

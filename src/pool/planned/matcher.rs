@@ -74,7 +74,7 @@ impl Matcher {
     }
 
     /// The entry behind `entry`. Without a cycle the plan is over behind its last one.
-    fn next(&self, entry: u32) -> u32 {
+    pub(super) fn next(&self, entry: u32) -> u32 {
         behind(entry, self.count, self.cycle_start)
     }
 

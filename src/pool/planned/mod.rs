@@ -7,29 +7,34 @@
 //!
 //! Live allocations of the pool are of two kinds.
 //!
-//! * *Orderly* ones were served at the cursor, and nothing that overlaps them has been passed by the cursor since. For these a bit
-//!   per entry is enough: whoever is orderly and overlaps the entry at the cursor must be a predecessor of it ([`ReuseOrder`]), as nothing that
-//!   overlaps it came in between, and of those there are 1.4 in the mean.
+//! * *Orderly* ones were served at the cursor, and the plan has them live where the cursor stands. A bit per entry says so. When the cursor comes to an entry, those that the plan
+//!   has gone by then are looked at ([`Expiries`]; about one for each entry) and whoever is still there is a tenant from then on. What is orderly then is live at that moment of the plan together with
+//!   the entry, and two entries that are live together share no byte: that is what the validator has checked.
 //! * *Tenants* ([`tenants`]) are all others: served out of order, freed later than the plan says, or unknown to the plan. Their spans are kept
-//!   exactly, with a count per 2 MiB so that the exact look-up is rare.
+//!   exactly, with a bit per 2 MiB so that the exact look-up is rare.
 //!
-//! So an entry is free when none of its predecessors is orderly and no tenant overlaps it. When the cursor passes an entry, whether it was served, refused or never
-//! asked for, the orderly ones that overlap it become tenants first. That is the whole argument why two live allocations never overlap,
-//! whatever the plan says and however late a free comes; [`PlannedPool::invariants`] checks it.
+//! So an entry is free when no tenant overlaps it, and a space that the plan leaves idle over the layers of a request that varies ([`crate::plan::ReuseSpaces`]) is free when no tenant does. That is the
+//! whole argument why two live allocations never overlap, whatever the plan says and however late a free comes; [`PlannedPool::invariants`] checks it. A plan that does not pass the validator is not
+//! served from.
 
 mod bits;
+mod dynamic;
 mod matcher;
+mod relocate;
 mod tenants;
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use self::bits::Bits;
+use self::dynamic::Dynamic;
 use self::matcher::Matcher;
 use self::tenants::Tenants;
 use super::Request;
 use crate::ids::StreamId;
 use crate::limits;
-use crate::plan::{Plan, ReuseOrder};
+use crate::plan::validate::{self, Wrong};
+use crate::plan::{self, Entry, Expiries, Plan};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place, PlanOffset, PlanSpan, Span};
 
 /// The planned pool of one device.
@@ -38,7 +43,8 @@ pub struct PlannedPool {
     span: AddressSpan,
     entries: Box<[Planned]>,
     cycle_start: u32,
-    order: ReuseOrder,
+    expiries: Expiries,
+    dynamic: Dynamic,
     /// Entries whose allocation is live and orderly.
     orderly: Bits,
     places: Places,
@@ -66,22 +72,30 @@ pub struct PlannedCounts {
     pub skipped: u64,
     /// Times that the cursor was set anew, far away.
     pub resynchronised: u64,
+    /// Requests for an entry with another size.
+    pub resized: u64,
+    /// Requests served where the plan has nobody for as long as they live: those that vary, and those whose place was taken or had not room for them.
+    pub reused: u64,
 }
 
 impl PlannedCounts {
     /// Requests that the plan did not serve although it might have, and entries that nobody asked for.
     pub fn deviations(&self) -> u64 {
-        self.late + self.blocked + self.unplanned + self.skipped
+        self.late + self.blocked + self.unplanned + self.skipped + self.resized
     }
 }
 
 /// What the pool does with a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Served {
-    /// It is served here.
+    /// It is served here, for an entry of the plan.
     At(DeviceAddress),
+    /// It is served here, in a space that the plan leaves idle.
+    Reused(DeviceAddress),
     /// Another pool must serve it.
     Elsewhere,
+    /// The plan does not know it. Another pool should serve it, and if none has room [`PlannedPool::alloc_anywhere`] may.
+    Unknown,
 }
 
 /// An entry as the matcher and the guard need it: half a cache line, and all of it in that line.
@@ -94,8 +108,8 @@ struct Planned {
     offset: u32,
     /// Index into [`Streams`].
     stream: u32,
-    /// Where its predecessors begin and end in the list of the [`ReuseOrder`].
-    predecessors: (u32, u32),
+    /// Where those that the plan has gone before it begin and end in the list of the [`Expiries`].
+    expired: (u32, u32),
 }
 
 const _: () = assert!(size_of::<Planned>() == 32);
@@ -173,19 +187,26 @@ impl Places {
 /// Which stream of this process each stream of the plan is. Raw stream handles differ between runs, so they are bound when they are first
 /// seen; the default stream is always itself.
 #[derive(Debug)]
-struct Streams(Vec<(StreamId, Option<StreamId>)>);
+struct Streams(Vec<Stream>);
+
+#[derive(Debug)]
+struct Stream {
+    bound: Option<StreamId>,
+    /// The bytes of the pool that its entries have.
+    part: Range<u64>,
+}
 
 impl Streams {
     fn agree(&self, planned: u32, asked: StreamId) -> bool {
-        match self.0[planned as usize].1 {
+        match self.0[planned as usize].bound {
             Some(bound) => bound == asked,
-            None => asked != StreamId::DEFAULT && !self.0.iter().any(|(_, bound)| *bound == Some(asked)),
+            None => asked != StreamId::DEFAULT && !self.0.iter().any(|stream| stream.bound == Some(asked)),
         }
     }
 
     #[inline]
     fn bind(&mut self, planned: u32, asked: StreamId) {
-        let bound = &mut self.0[planned as usize].1;
+        let bound = &mut self.0[planned as usize].bound;
         if bound.is_none() {
             *bound = Some(asked);
         }
@@ -193,7 +214,7 @@ impl Streams {
 }
 
 /// A plan that this pool cannot serve.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum InstallError {
     /// The addresses are fewer than the plan needs.
     #[error("the plan needs {needed} and got {given}")]
@@ -206,6 +227,9 @@ pub enum InstallError {
     /// The pool is larger than offsets of 32 bits reach, in units of allocation.
     #[error("a planned pool of {0} is too large")]
     TooLarge(Bytes),
+    /// It contradicts itself.
+    #[error("the plan contradicts itself")]
+    Wrong(#[from] Wrong),
 }
 
 impl PlannedPool {
@@ -218,11 +242,24 @@ impl PlannedPool {
         if plan.pool_len.get() / unit >= u64::from(NO_KEY) {
             return Err(InstallError::TooLarge(plan.pool_len));
         }
+        validate::check(plan)?;
         let units = |offset: PlanOffset| (offset.get() / unit) as u32;
         let places = Places::new(plan.entries.iter().map(|entry| units(entry.offset)));
         let mut streams = Streams(Vec::new());
         let mut stream_of: HashMap<StreamId, u32> = HashMap::new();
-        let order = ReuseOrder::of(plan);
+        let mut number = |stream: StreamId| {
+            *stream_of.entry(stream).or_insert_with(|| {
+                let bound = (stream == StreamId::DEFAULT).then_some(StreamId::DEFAULT);
+                let spans = plan.entries.iter().filter(|entry| entry.stream == stream).map(Entry::span);
+                let part = spans.fold(0..0, |part: Range<u64>, span| {
+                    let (start, end) = (span.start().get(), span.end().get());
+                    if part.is_empty() { start..end } else { part.start.min(start)..part.end.max(end) }
+                });
+                streams.0.push(Stream { bound, part });
+                streams.0.len() as u32 - 1
+            })
+        };
+        let expiries = Expiries::of(plan);
         let entries = plan
             .entries
             .iter()
@@ -231,19 +268,17 @@ impl PlannedPool {
                 bytes: entry.bytes,
                 context: entry.context.0,
                 offset: units(entry.offset),
-                stream: *stream_of.entry(entry.stream).or_insert_with(|| {
-                    let bound = (entry.stream == StreamId::DEFAULT).then_some(StreamId::DEFAULT);
-                    streams.0.push((entry.stream, bound));
-                    streams.0.len() as u32 - 1
-                }),
-                predecessors: order.predecessor_bounds(at),
+                stream: number(entry.stream),
+                expired: expiries.bounds(at),
             })
             .collect::<Box<[_]>>();
+        let dynamic = Dynamic::new(plan, number);
         Ok(PlannedPool {
             span,
             orderly: Bits::new(entries.len()),
             cycle_start: plan.cycle_start as u32,
-            order,
+            expiries,
+            dynamic,
             places,
             tenants: Tenants::new(span.len()),
             matcher: Matcher::new(&entries, plan.cycle_start as u32),
@@ -261,7 +296,7 @@ impl PlannedPool {
 
     /// What it has served.
     pub fn counts(&self) -> PlannedCounts {
-        let passed_unserved = self.counts.skipped + self.blocked_at_cursor;
+        let passed_unserved = self.counts.skipped + self.counts.resized + self.blocked_at_cursor;
         PlannedCounts { hits: self.matcher.passed() - passed_unserved, ..self.counts }
     }
 
@@ -275,7 +310,7 @@ impl PlannedPool {
     #[inline]
     pub fn alloc(&mut self, request: &Request) -> Served {
         if request.is_dynamic {
-            return Served::Elsewhere;
+            return self.alloc_dynamic(request);
         }
         let cursor = self.matcher.cursor();
         if (cursor as usize) < self.entries.len() && self.agrees(cursor, request) {
@@ -297,15 +332,14 @@ impl PlannedPool {
     #[inline]
     fn serve_in_order(&mut self, entry: u32, request: &Request) -> Served {
         let planned = self.entries[entry as usize];
+        self.expire(&planned);
         let place = self.places.of(planned.offset);
-        let is_free = !self.has_orderly_predecessor(&planned)
-            && self.places.at(place) == Occupant::Nobody
+        let is_free = self.places.at(place) == Occupant::Nobody
             && (self.tenants.is_empty() || self.tenants.is_clear(self.offsets_of(entry)));
         if !is_free {
-            self.pass(entry);
             self.counts.blocked += 1;
             self.blocked_at_cursor += 1;
-            return Served::Elsewhere;
+            return self.relocate(entry, request);
         }
         self.places.set(place, Occupant::Entry(entry));
         self.orderly.set(entry);
@@ -313,9 +347,22 @@ impl PlannedPool {
         Served::At(self.address(planned.offset))
     }
 
+    /// The cursor comes to an entry: whoever the plan has gone by then, and is still there, is a tenant from now on.
     #[inline]
-    fn has_orderly_predecessor(&self, planned: &Planned) -> bool {
-        self.order.predecessors_in(planned.predecessors).iter().any(|entry| self.orderly.is_set(*entry))
+    fn expire(&mut self, planned: &Planned) {
+        if self.expiries.within(planned.expired).iter().any(|entry| self.orderly.is_set(*entry)) {
+            self.make_tenants(planned.expired);
+        }
+    }
+
+    #[cold]
+    fn make_tenants(&mut self, (start, end): (u32, u32)) {
+        for at in start..end {
+            let [entry] = *self.expiries.within((at, at + 1)) else { continue };
+            if self.orderly.is_set(entry) {
+                self.make_tenant(entry);
+            }
+        }
     }
 
     /// Where it is kept who has the entry's offset.
@@ -339,6 +386,9 @@ impl PlannedPool {
     /// A request that does not agree with the entry at the cursor: one that was skipped before, one ahead, or one that the plan does not have.
     #[cold]
     fn alloc_elsewhere_in_the_plan(&mut self, request: &Request) -> Served {
+        if let Some(served) = self.alloc_unlike_before(request) {
+            return served;
+        }
         self.matcher.note(request);
         if let Some(entry) = self.matcher.find_missed(|entry| self.agrees(entry, request)) {
             self.matcher.forget_missed(entry);
@@ -349,13 +399,65 @@ impl PlannedPool {
             .look_ahead(request)
             .find(|entry| self.agrees(*entry, request))
             .or_else(|| self.matcher.find_again(|entry, asked| self.agrees(entry, asked)));
-        let Some(entry) = found else {
-            self.counts.unplanned += 1;
-            return Served::Elsewhere;
-        };
+        let Some(entry) = found else { return self.serve_unfound(request) };
         self.skip_to(entry);
         self.matcher.step();
         self.serve_in_order(entry, request)
+    }
+
+    /// A request that nothing near the cursor agrees with. If it comes from where the entry at the cursor does, and is about as large, it is that one with another size; whether it was, the next ones tell.
+    fn serve_unfound(&mut self, request: &Request) -> Served {
+        let entry = self.matcher.cursor();
+        let is_resized = self.entries.get(entry as usize).is_some_and(|planned| {
+            request.context.0 != 0
+                && planned.context == request.context.0
+                && planned.bytes.get().max(request.bytes.get()) / 2 <= planned.bytes.get().min(request.bytes.get())
+                && self.streams.agree(planned.stream, request.stream)
+        });
+        if !is_resized {
+            self.counts.unplanned += 1;
+            return Served::Unknown;
+        }
+        self.counts.resized += 1;
+        self.matcher.skip();
+        let planned = self.entries[entry as usize];
+        self.expire(&planned);
+        let (span, is_smaller) = (self.offsets_of(entry), request.bytes < planned.bytes);
+        let is_free = self.places.at(self.places.of(planned.offset)) == Occupant::Nobody && self.tenants.is_clear(span);
+        if !is_smaller || !is_free {
+            return self.relocate(entry, request);
+        }
+        let len = request.bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT);
+        let span = len.and_then(|len| Span::new(span.start(), len)).expect("it is less than the entry's");
+        self.serve_tenant(span, request, planned.stream)
+    }
+
+    /// The entry's place cannot be had, and for as long as it lives some other can.
+    #[cold]
+    fn relocate(&mut self, entry: u32, request: &Request) -> Served {
+        let stream = self.entries[entry as usize].stream;
+        self.find_room(entry, request).map_or(Served::Elsewhere, |span| self.serve_tenant(span, request, stream))
+    }
+
+    /// Serves a request that the plan does not know where the plan sends nobody for as long as can be: it may be gone by then, and if it is not, what is in its way goes elsewhere in turn.
+    #[cold]
+    pub fn alloc_anywhere(&mut self, request: &Request) -> Option<DeviceAddress> {
+        let of_plan = (0..self.streams.0.len() as u32)
+            .find(|stream| self.streams.0[*stream as usize].bound == Some(request.stream))?;
+        let span = self.longest_room(of_plan, request)?;
+        match self.serve_tenant(span, request, of_plan) {
+            Served::Reused(address) => Some(address),
+            _ => None,
+        }
+    }
+
+    /// Serves a request where no entry has it.
+    fn serve_tenant(&mut self, span: PlanSpan, request: &Request, stream: u32) -> Served {
+        self.settle(span, request.bytes);
+        self.streams.bind(stream, request.stream);
+        self.counts.reused += 1;
+        let start = Bytes::new(span.start().get());
+        Served::Reused(self.span.start().checked_add(start).expect("every offset lies in the pool"))
     }
 
     /// Moves the cursor to `entry` over all that lies between.
@@ -364,24 +466,11 @@ impl PlannedPool {
         while self.matcher.cursor() != entry {
             let over = self.matcher.cursor();
             self.matcher.skip();
-            self.pass(over);
+            self.expire(&self.entries[over as usize].clone());
             skipped += 1;
         }
         self.counts.skipped += skipped;
         self.counts.resynchronised += u64::from(skipped > matcher::WINDOW as u64);
-    }
-
-    /// The cursor goes over `entry` without an orderly allocation there: whoever is orderly and overlaps it becomes a tenant.
-    fn pass(&mut self, entry: u32) {
-        if self.orderly.is_set(entry) {
-            self.make_tenant(entry);
-        }
-        for at in 0..self.order.predecessors(entry).len() {
-            let predecessor = self.order.predecessors(entry)[at];
-            if self.orderly.is_set(predecessor) {
-                self.make_tenant(predecessor);
-            }
-        }
     }
 
     fn make_tenant(&mut self, entry: u32) {
@@ -394,13 +483,13 @@ impl PlannedPool {
     fn serve_late(&mut self, entry: u32, request: &Request) -> Served {
         let span = self.offsets_of(entry);
         let planned = self.entries[entry as usize];
-        // Whoever was orderly and overlapped the entry when it was passed is a tenant since; whoever came after lies between it and the cursor.
+        // Whoever came before the entry and is orderly now was live together with it; whoever came after lies between it and the cursor.
         let overlaps_since =
             self.matcher.since(entry).any(|other| self.orderly.is_set(other) && self.offsets_of(other).overlaps(span));
         let place = self.places.of(planned.offset);
         if overlaps_since || self.places.at(place) != Occupant::Nobody || !self.tenants.is_clear(span) {
             self.counts.blocked += 1;
-            return Served::Elsewhere;
+            return self.relocate(entry, request);
         }
         self.places.set(place, Occupant::Tenant);
         self.tenants.insert(span, request.bytes);
@@ -427,7 +516,8 @@ impl PlannedPool {
     #[inline]
     pub fn free(&mut self, address: DeviceAddress) -> Option<Bytes> {
         let offset = self.offset_of(address)?;
-        let place = self.places.find(offset)?;
+        // At an offset that no entry has only a tenant can be.
+        let Some(place) = self.places.find(offset) else { return self.free_tenant(offset) };
         let bytes = match self.places.at(place) {
             Occupant::Nobody => return None,
             Occupant::Entry(entry) => {
@@ -438,6 +528,11 @@ impl PlannedPool {
         };
         self.places.set(place, Occupant::Nobody);
         Some(bytes)
+    }
+
+    fn free_tenant(&mut self, offset: u32) -> Option<Bytes> {
+        let start = self.plan_offset(offset);
+        self.tenants.len_at(start).map(|_| self.tenants.remove(start))
     }
 
     fn plan_offset(&self, units: u32) -> PlanOffset {
@@ -455,7 +550,8 @@ impl PlannedPool {
     /// Bytes that an allocation at `address` has, if it is a live one of this pool's.
     pub fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
         let offset = self.offset_of(address)?;
-        match self.places.at(self.places.find(offset)?) {
+        let Some(place) = self.places.find(offset) else { return self.tenants.len_at(self.plan_offset(offset)) };
+        match self.places.at(place) {
             Occupant::Nobody => None,
             Occupant::Entry(entry) => Some(self.offsets_of(entry).len()),
             Occupant::Tenant => self.tenants.len_at(self.plan_offset(offset)),
@@ -469,11 +565,19 @@ impl PlannedPool {
         if !self.span.contains_span(span) || span.is_empty() || !self.is_free_now(offsets) {
             return false;
         }
-        self.tenants.insert(offsets, offsets.len());
-        if let Some(place) = self.offset_of(span.start()).and_then(|offset| self.places.find(offset)) {
+        self.settle(offsets, offsets.len());
+        true
+    }
+
+    /// A tenant comes, whom no entry stands for.
+    fn settle(&mut self, offsets: PlanSpan, bytes: Bytes) {
+        self.tenants.insert(offsets, bytes);
+        // Whom the plan does not know may begin anywhere.
+        let (start, unit) = (offsets.start().get(), limits::ALLOCATION_ALIGNMENT.get());
+        let offset = start.is_multiple_of(unit).then_some((start / unit) as u32);
+        if let Some(place) = offset.and_then(|offset| self.places.find(offset)) {
             self.places.set(place, Occupant::Tenant);
         }
-        true
     }
 
     /// Takes back what [`PlannedPool::occupy`] gave.
@@ -481,12 +585,55 @@ impl PlannedPool {
         if self.free(address).is_some() {
             return true;
         }
-        let Some(start) = address.checked_distance(self.span.start()) else { return false };
-        let gone = self.tenants.len_at(PlanOffset::new(start.get())).is_some();
-        if gone {
-            self.tenants.remove(PlanOffset::new(start.get()));
+        let start = address.checked_distance(self.span.start()).map(|start| PlanOffset::new(start.get()));
+        let gone = start.filter(|start| self.tenants.len_at(*start).is_some());
+        gone.map(|start| self.tenants.remove(start)).is_some()
+    }
+
+    /// A request of a module whose sizes vary: in a space that the plan leaves idle for as long as it lives, if one is free.
+    #[inline]
+    fn alloc_dynamic(&mut self, request: &Request) -> Served {
+        if self.dynamic.is_empty() {
+            return Served::Elsewhere;
         }
-        gone
+        let streams = &self.streams;
+        let found = self.dynamic.find(request, self.matcher.cursor(), |stream| streams.agree(stream, request.stream));
+        found.and_then(|number| self.reuse(number, request)).unwrap_or(Served::Elsewhere)
+    }
+
+    /// A request that the entry at the cursor is not: one that the plan expects right here, without knowing its size. Nobody has said that it would vary.
+    fn alloc_unlike_before(&mut self, request: &Request) -> Option<Served> {
+        if self.dynamic.is_empty() {
+            return None;
+        }
+        let streams = &self.streams;
+        let number =
+            self.dynamic.find_at(request, self.matcher.cursor(), |stream| streams.agree(stream, request.stream))?;
+        Some(self.reuse(number, request).unwrap_or(Served::Elsewhere))
+    }
+
+    /// Serves a request that varies in the first of its spaces, the shortest first, that has room for it now (STAlloc, equation 7): best fit, but for spaces of which a part is taken.
+    fn reuse(&mut self, number: u32, request: &Request) -> Option<Served> {
+        let cursor = self.matcher.cursor();
+        let group = self.dynamic.spaces.group(number)?;
+        let (first, last) = group.cursor;
+        let is_in_time =
+            (first..=last).contains(&cursor) || last as usize == self.entries.len() && cursor == self.cycle_start;
+        let len = request.bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT)?;
+        let units = u32::try_from(len.get() / limits::ALLOCATION_ALIGNMENT.get()).ok()?;
+        let spaces = self.dynamic.spaces.spaces(group, units).iter().filter(|_| is_in_time);
+        // The plan has these gone when the next entry comes, and nobody has looked since whether they are.
+        let expired = self.entries.get(cursor as usize).map_or((0, 0), |next| next.expired);
+        let is_free = |span: PlanSpan| {
+            let lingers = |entry: &u32| self.orderly.is_set(*entry) && self.offsets_of(*entry).overlaps(span);
+            !self.expiries.within(expired).iter().any(lingers)
+        };
+        let gap = |space: &(u32, u32)| {
+            let start = self.tenants.gap(plan::span_of(*space), len)?;
+            Span::new(start, len).filter(|span| is_free(*span))
+        };
+        let span = spaces.copied().find_map(|space| gap(&space))?;
+        Some(self.serve_tenant(span, request, self.dynamic.stream(number)))
     }
 
     /// Nobody is there, looked up the slow way: over every live allocation.
@@ -498,6 +645,7 @@ impl PlannedPool {
 
     /// An iteration ends: the next request is the first of the cycle.
     pub fn mark_iteration(&mut self) {
+        self.dynamic.begin_cycle();
         if self.matcher.at_cycle_start() || self.cycle_start as usize >= self.entries.len() {
             return;
         }
@@ -518,16 +666,14 @@ impl PlannedPool {
                 return Err(format!("entry {entry} is orderly or not, and its place says otherwise"));
             }
         }
-        // What makes the bits enough: whoever is orderly and overlaps the entry at the cursor is its predecessor, or itself.
+        // What makes the bits enough: whoever is orderly and overlaps the entry at the cursor is gone by the plan when that comes, or is itself.
         let cursor = self.matcher.cursor();
         if (cursor as usize) < self.entries.len() {
             let span = self.offsets_of(cursor);
             for entry in orderly {
-                let is_known = entry == cursor || self.order.predecessors(cursor).contains(&entry);
+                let is_known = entry == cursor || self.expiries.before(cursor).contains(&entry);
                 if self.offsets_of(entry).overlaps(span) && !is_known {
-                    return Err(format!(
-                        "entry {entry} is live, overlaps entry {cursor}, and is none of its predecessors"
-                    ));
+                    return Err(format!("entry {entry} is live and overlaps entry {cursor}, and the plan has both"));
                 }
             }
         }

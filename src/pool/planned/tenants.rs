@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::bits::Bits;
+use crate::limits;
 use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 
 /// Bytes in one cell.
@@ -39,6 +40,31 @@ impl Tenants {
         let (start, end) = (span.start().get(), span.end().get());
         let before = self.spans.range(..=start).next_back();
         before.is_none_or(|(_, (reach, _))| *reach <= start) && self.spans.range(start..end).next().is_none()
+    }
+
+    /// Where in `space`, which is aligned, the smallest stretch begins that nobody has and that is at least `len` long from an aligned place on.
+    pub(super) fn gap(&self, space: PlanSpan, len: Bytes) -> Option<PlanOffset> {
+        if !self.busy.any_of(cells(space)) {
+            return (space.len() >= len).then(|| space.start());
+        }
+        let (mut at, end) = (space.start().get(), space.end().get());
+        if let Some((_, (reach, _))) = self.spans.range(..=at).next_back() {
+            at = at.max(*reach);
+        }
+        let mut best: Option<(u64, u64)> = None;
+        let mut look = |from: u64, to: u64| {
+            if let Some(room) = to.checked_sub(from).filter(|room| *room >= len.get()) {
+                best = Some(best.map_or((room, from), |best| best.min((room, from))));
+            }
+        };
+        let unit = limits::ALLOCATION_ALIGNMENT.get();
+        at = at.next_multiple_of(unit);
+        for (start, (reach, _)) in self.spans.range(at.min(end)..end) {
+            look(at, *start);
+            at = reach.next_multiple_of(unit);
+        }
+        look(at, end);
+        best.map(|(_, start)| PlanOffset::new(start))
     }
 
     pub(super) fn insert(&mut self, span: PlanSpan, bytes: Bytes) {
@@ -95,6 +121,22 @@ mod tests {
     use super::*;
     use crate::rng::Rng;
 
+    /// Where the smallest stretch of `space` begins that nobody has, said the slow way.
+    fn slow_gap(list: &[PlanSpan], space: PlanSpan) -> Option<u64> {
+        let mut inside: Vec<(u64, u64)> = list.iter().map(|span| (span.start().get(), span.end().get())).collect();
+        inside.push((space.end().get(), u64::MAX));
+        inside.sort_unstable();
+        let (mut at, mut gaps) = (space.start().get(), Vec::new());
+        for (start, end) in inside {
+            let to = start.min(space.end().get());
+            if to > at {
+                gaps.push((to - at, at));
+            }
+            at = at.max(end);
+        }
+        gaps.into_iter().min().map(|(_, start)| start)
+    }
+
     #[test]
     fn look_ups_agree_with_a_plain_list() {
         let mut rng = Rng::new(1);
@@ -108,6 +150,9 @@ mod tests {
             let span = Span::new(PlanOffset::new(start), Bytes::new(len)).unwrap();
             let expected = !list.iter().any(|other| other.overlaps(span));
             assert_eq!(tenants.is_clear(span), expected, "{span}");
+            let gap = tenants.gap(span, Bytes::new(512));
+            assert_eq!(gap.is_some(), slow_gap(&list, span).is_some(), "{span}");
+            assert_eq!(gap.map(PlanOffset::get), slow_gap(&list, span), "{span}");
             if expected {
                 clear += 1;
                 tenants.insert(span, span.len());

@@ -1,30 +1,56 @@
 //! One behaviour each; long random runs with everything that can go wrong are in `tests/model`.
 
 use super::*;
-use crate::plan::{Entry, Provenance};
+use crate::plan::{DynamicEntry, Provenance};
 use crate::trace::ContextKey;
 use crate::units::Lifetime;
 
 const BASE: u64 = 0x10_0000_0000;
 const UNIT: u64 = 512;
 
-/// A plan of entries with `(units, offset in units)`; its lifetimes are not looked at by the pool.
+/// A plan of entries with `(units, offset in units)`, of which each is asked for every other tick. What an entry of the cycle lies over is gone when that comes; the prologue stays.
 fn plan(entries: &[(u64, u64)], cycle_start: usize) -> Plan {
-    let entry = |(at, (units, offset)): (usize, &(u64, u64))| Entry {
-        bytes: Bytes::new(units * UNIT),
-        offset: PlanOffset::new(offset * UNIT),
-        stream: StreamId(0),
-        context: ContextKey(1 + 2 * at as u64),
-        lifetime: Lifetime::new(0, 1),
-        again: None,
+    let count = entries.len();
+    let has_cycle = cycle_start < count;
+    let cycle_ticks = 2 * (count - cycle_start) as u64;
+    let end = 2 * cycle_start as u64 + 2 * cycle_ticks;
+    let overlap = |one: usize, other: usize| {
+        let ((len, start), (other_len, other_start)) = (entries[one], entries[other]);
+        start < other_start + other_len && other_start < start + len
+    };
+    let entry = |(at, (units, offset)): (usize, &(u64, u64))| {
+        let start = 2 * at as u64;
+        let next = (at + 1..count).find(|next| overlap(at, *next)).map(|next| 2 * next as u64);
+        let lifetime = match next {
+            Some(next) => Lifetime::new(start, next),
+            None if at < cycle_start => Lifetime::new(start, end),
+            None => Lifetime::new(start, 2 * cycle_start as u64 + cycle_ticks),
+        };
+        let again = Lifetime::new(lifetime.start.0 + cycle_ticks, lifetime.end.0 + cycle_ticks);
+        Entry {
+            bytes: Bytes::new(units * UNIT),
+            offset: PlanOffset::new(offset * UNIT),
+            stream: StreamId(0),
+            context: ContextKey(1 + 2 * at as u64),
+            lifetime,
+            again: Some(again).filter(|_| has_cycle && at >= cycle_start),
+        }
     };
     let pool_len = entries.iter().map(|(units, offset)| (units + offset) * UNIT).max().unwrap();
     Plan {
         pool_len: Bytes::new(pool_len),
         entries: entries.iter().enumerate().map(entry).collect(),
         cycle_start,
+        dynamic: Vec::new(),
+        dynamic_cycle_start: 0,
         provenance: Provenance::default(),
     }
+}
+
+/// What is asked for before entry `before` and varies, live in `[from, to)`.
+fn varies(before: u32, context: u64, from: u64, to: u64) -> DynamicEntry {
+    let interval = Some(Lifetime::new(from, to));
+    DynamicEntry { before, stream: StreamId(0), context: ContextKey(context), interval }
 }
 
 struct Bench {
@@ -38,6 +64,20 @@ impl Bench {
         Bench { pool: PlannedPool::new(&plan, span).unwrap() }
     }
 
+    fn with_dynamic(entries: &[(u64, u64)], cycle_start: usize, dynamic: &[DynamicEntry]) -> Bench {
+        let plan = Plan { dynamic: dynamic.to_vec(), ..plan(entries, cycle_start) };
+        let span = Span::new(DeviceAddress::new(BASE), plan.pool_len).unwrap();
+        Bench { pool: PlannedPool::new(&plan, span).unwrap() }
+    }
+
+    /// The same for one that its module says will vary, or that only comes from where the plan knows it to.
+    fn ask_varying(&mut self, units: u64, context: u64, is_dynamic: bool) -> Served {
+        let request = Request { context: ContextKey(context), is_dynamic, ..Request::of(Bytes::new(units * UNIT)) };
+        let served = self.pool.alloc(&request);
+        self.pool.invariants().unwrap();
+        served
+    }
+
     /// The offset in units at which a request for `units` is served.
     fn ask(&mut self, units: u64) -> Option<u64> {
         self.ask_on(units, StreamId(0))
@@ -48,8 +88,8 @@ impl Bench {
         let served = self.pool.alloc(&request);
         self.pool.invariants().unwrap();
         match served {
-            Served::At(address) => Some((address.get() - BASE) / UNIT),
-            Served::Elsewhere => None,
+            Served::At(address) | Served::Reused(address) => Some((address.get() - BASE) / UNIT),
+            Served::Elsewhere | Served::Unknown => None,
         }
     }
 
@@ -225,4 +265,147 @@ fn a_pool_that_is_too_small_for_its_plan_is_refused() {
     let plan = plan(JOB, 1);
     let span = Span::new(DeviceAddress::new(BASE), Bytes::new(UNIT)).unwrap();
     assert!(matches!(PlannedPool::new(&plan, span), Err(InstallError::TooSmall { .. })));
+}
+
+/// Weights, then in each iteration a workspace of eight units, two of four that follow it, and one of two at the end.
+const LAYERS: &[(u64, u64)] = &[(4, 0), (8, 4), (4, 4), (4, 8), (2, 12)];
+/// Between the workspace and the end of the iteration.
+const EXPERT: u64 = 77;
+
+fn at(offset: u64) -> Served {
+    Served::Reused(DeviceAddress::new(BASE + offset * UNIT))
+}
+
+/// In the second pass, which begins at tick 10, the workspace is there from 10, its heirs from 12 and 14, the last from 16; all are gone at 18.
+fn experts() -> [DynamicEntry; 2] {
+    [varies(2, EXPERT, 11, 12), varies(4, EXPERT + 2, 16, 18)]
+}
+
+#[test]
+fn what_varies_is_served_where_the_plan_leaves_room_for_as_long_as_it_lives() {
+    let mut bench = Bench::with_dynamic(LAYERS, 1, &experts());
+    bench.ask(4);
+    for pass in 0..3 {
+        bench.ask(8);
+        // While the workspace is there only what is behind it is free, and two units of that are nobody's.
+        let behind = bench.ask_varying(2, EXPERT, true);
+        assert_eq!(behind, at(12), "pass {pass}");
+        assert!(bench.free(12));
+        assert!(bench.free(4));
+        assert_eq!((bench.ask(4), bench.ask(4)), (Some(4), Some(8)));
+        // Where the last one comes is not idle over the second expert's life.
+        assert_eq!(bench.ask_varying(1, EXPERT + 2, true), Served::Elsewhere);
+        assert_eq!(bench.ask(2), Some(12));
+        [4, 8, 12].into_iter().for_each(|offset| assert!(bench.free(offset)));
+        bench.pool.mark_iteration();
+    }
+    assert_eq!((bench.pool.counts().reused, bench.pool.counts().deviations()), (3, 0));
+}
+
+#[test]
+fn what_varies_keeps_away_from_whoever_is_late_and_from_each_other() {
+    let mut bench = Bench::with_dynamic(LAYERS, 1, &[varies(2, EXPERT, 12, 14), varies(2, EXPERT, 12, 14)]);
+    bench.ask(4);
+    bench.ask(8);
+    // The plan has the workspace gone now, and room from 8 to 14 in its place; it is still there.
+    assert_eq!(bench.ask_varying(4, EXPERT, true), Served::Elsewhere);
+    bench.pool.mark_iteration();
+    assert!(bench.free(4));
+    bench.ask(8);
+    assert!(bench.free(4));
+    assert_eq!(bench.ask_varying(3, EXPERT, true), at(8));
+    assert_eq!(bench.ask_varying(3, EXPERT, true), at(11));
+    // Who comes there by the plan goes elsewhere while they are there.
+    assert_eq!((bench.ask(4), bench.ask(4)), (Some(4), None));
+    assert!(bench.free(8) && bench.free(11));
+    assert_eq!(bench.ask(2), Some(12));
+}
+
+#[test]
+fn what_varies_is_known_by_its_place_where_nobody_says_so() {
+    let mut bench = Bench::with_dynamic(LAYERS, 1, &experts());
+    bench.ask(4);
+    // Not yet: it comes behind the workspace.
+    assert_eq!(bench.ask_varying(2, EXPERT, false), Served::Unknown);
+    bench.ask(8);
+    assert_eq!(bench.ask_varying(2, 0, false), at(12));
+    bench.free(12);
+    assert_eq!(bench.ask_varying(2, EXPERT, false), Served::Unknown, "it comes once");
+    bench.pool.mark_iteration();
+    bench.free(4);
+    bench.ask(8);
+    assert_eq!(bench.ask_varying(2, EXPERT, false), at(12));
+}
+
+#[test]
+fn a_request_of_another_size_has_its_entrys_place_or_room_for_as_long() {
+    // In units of 512: weights, a workspace of 512 KiB, and behind it in time and place two halves.
+    let entries = [(8, 0), (1024, 8), (512, 8), (512, 520), (8, 8), (1024, 1032)];
+    let mut bench = Bench::new(&entries, 1);
+    let resized = |bench: &mut Bench, entry: u64, units| bench.ask_varying(units, 1 + 2 * entry, false);
+    bench.ask(8);
+    assert_eq!(resized(&mut bench, 1, 700), at(8));
+    assert!(bench.free(8));
+    assert_eq!(
+        resized(&mut bench, 2, 600),
+        at(1032),
+        "its place has not room for it, and it is gone before the last comes"
+    );
+    assert_eq!(bench.ask(512), Some(520));
+    // More than twice as large is another request.
+    assert_eq!(resized(&mut bench, 4, 17), Served::Unknown);
+    assert_eq!(bench.ask(8), Some(8));
+    assert!(bench.free(1032));
+    assert_eq!(bench.ask(1024), Some(1032));
+    assert_eq!(bench.pool.counts().resized, 2);
+    assert_eq!(bench.pool.counts().deviations(), 3);
+}
+
+#[test]
+fn whose_place_is_taken_goes_where_nobody_comes_before_it_is_gone() {
+    let entries = [(8, 0), (1024, 8), (1024, 1032), (1024, 8), (8, 0)];
+    let mut bench = Bench::new(&entries, 1);
+    bench.ask(8);
+    bench.ask(1024);
+    // The first is late: its heir's place is taken, and the only other room is the second's, who is there.
+    assert_eq!(bench.ask(1024), Some(1032));
+    assert_eq!(bench.ask(1024), None);
+    assert!(bench.free(1032) && bench.free(8));
+    bench.pool.mark_iteration();
+    bench.ask(1024);
+    assert_eq!(bench.ask(1024), Some(1032));
+    assert!(bench.free(1032));
+    assert_eq!(bench.ask(1024), Some(1032), "the second is gone, and does not come before this one goes");
+    assert_eq!((bench.pool.counts().blocked, bench.pool.counts().reused), (2, 1));
+}
+
+#[test]
+fn what_the_plan_does_not_know_goes_where_nobody_comes_for_long_if_it_must() {
+    let mut entries = vec![(8, 0), (1024, 8)];
+    entries.extend((0..200).map(|n| (1, 1032 + n)));
+    let mut bench = Bench::new(&entries, 1);
+    bench.ask(8);
+    bench.ask(1024);
+    bench.free(8);
+    let request = Request { context: ContextKey(9999), ..Request::of(Bytes::new(600 * UNIT)) };
+    assert_eq!(bench.pool.alloc(&request), Served::Unknown);
+    assert_eq!(bench.pool.alloc_anywhere(&request), Some(DeviceAddress::new(BASE + 8 * UNIT)));
+    bench.pool.invariants().unwrap();
+    let small = Request { bytes: Bytes::new(UNIT), ..request };
+    assert_eq!(bench.pool.alloc_anywhere(&small), None, "elsewhere it costs less than it might here");
+    let elsewhere = Request { stream: StreamId(5), ..request };
+    assert_eq!(bench.pool.alloc_anywhere(&elsewhere), None, "bytes are one stream's");
+    assert!(bench.free(8));
+    // Near the end of the iteration the workspace comes again soon.
+    assert!((0..199).all(|n| bench.ask(1) == Some(1032 + n)));
+    assert_eq!(bench.pool.alloc_anywhere(&request), None);
+}
+
+#[test]
+fn a_plan_that_contradicts_itself_is_not_served_from() {
+    let mut plan = plan(JOB, 1);
+    plan.entries[2].lifetime = plan.entries[1].lifetime;
+    plan.entries[2].again = plan.entries[1].again;
+    let span = Span::new(DeviceAddress::new(BASE), plan.pool_len).unwrap();
+    assert!(matches!(PlannedPool::new(&plan, span), Err(InstallError::Wrong(_))));
 }

@@ -1,7 +1,7 @@
 //! Plan files. Few changes survive their checksum, so the body of an input is also read with the header and the checksum that it should have.
 
 use stitchd::ids::StreamId;
-use stitchd::plan::{Entry, Plan, Provenance, ReuseOrder, format};
+use stitchd::plan::{DynamicEntry, Entry, Expiries, Plan, Provenance, ReuseSpaces, format, span_of};
 use stitchd::pool::Request;
 use stitchd::pool::planned::{PlannedPool, Served};
 use stitchd::trace::ContextKey;
@@ -24,10 +24,16 @@ fn check(bytes: &[u8]) {
     let Ok(plan) = format::read(bytes) else { return };
     // A plan has one form: its name is a checksum of it.
     assert_eq!(format::write(&plan), bytes);
-    let order = ReuseOrder::of(&plan);
+    let expiries = Expiries::of(&plan);
     let count = plan.entries.len() as u32;
-    assert!((0..count).all(|entry| order.predecessors(entry).iter().all(|other| *other < count && *other != entry)));
+    assert!((0..count).all(|entry| expiries.before(entry).iter().all(|other| *other < count)));
     if plan.pool_len <= POOL_MAX {
+        let spaces = ReuseSpaces::of(&plan);
+        for number in 0..plan.dynamic.len() as u32 {
+            let Some(group) = spaces.group(number) else { continue };
+            let ends = spaces.spaces(group, 1).iter().map(|space| span_of(*space).end().get());
+            assert!(ends.max().unwrap_or(0) <= plan.pool_len.get());
+        }
         serve(&plan);
     }
 }
@@ -40,12 +46,24 @@ fn serve(plan: &Plan) {
         let mut live: Vec<DeviceAddress> = Vec::new();
         for entry in &plan.entries {
             let request = Request { context: entry.context, ..Request::of(entry.bytes) };
-            if let Served::At(address) = pool.alloc(&Request { stream: entry.stream, ..request }) {
+            let served = pool.alloc(&Request { stream: entry.stream, ..request });
+            if let Served::At(address) | Served::Reused(address) = served {
                 assert!(span.contains(address));
                 live.push(address);
             }
             if frees && let Some(address) = live.pop() {
                 pool.free(address).expect("it is live");
+            }
+        }
+        for entry in &plan.dynamic {
+            let request = Request {
+                context: entry.context,
+                stream: entry.stream,
+                is_dynamic: true,
+                ..Request::of(Bytes::kib(1))
+            };
+            if let Served::Reused(address) = pool.alloc(&request) {
+                live.push(address);
             }
         }
         pool.invariants().expect("served as planned");
@@ -77,6 +95,10 @@ fn entry(bytes: u64, offset: u64, stream: u64, lifetime: Lifetime) -> Entry {
     }
 }
 
+fn varies(before: u32, interval: Option<Lifetime>) -> DynamicEntry {
+    DynamicEntry { before, stream: StreamId(0), context: ContextKey(77), interval }
+}
+
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let provenance =
         Provenance { iteration: 1, solver: "by hand".into(), lower_bound: Bytes::new(2048), ..Provenance::default() };
@@ -87,11 +109,18 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let entries = [&two_streams[..], &[again], &same_place].concat();
     let far = vec![entry(u64::MAX >> 2, 0, u64::MAX, Lifetime::new(u64::MAX - 2, u64::MAX))];
     let plans = [
-        Plan { pool_len: Bytes::new(5120), entries, cycle_start: 2, provenance: provenance.clone() },
-        Plan { pool_len: Bytes::gib(1), entries: Vec::new(), cycle_start: 0, provenance: Provenance::default() },
-        Plan { pool_len: Bytes::MAX, entries: far, cycle_start: 1, provenance },
+        Plan {
+            pool_len: Bytes::new(5120),
+            entries,
+            cycle_start: 2,
+            dynamic: vec![varies(1, Some(Lifetime::new(0, 1))), varies(3, None), varies(4, Some(Lifetime::new(8, 9)))],
+            dynamic_cycle_start: 1,
+            provenance: provenance.clone(),
+        },
+        Plan { pool_len: Bytes::gib(1), ..Plan::default() },
+        Plan { pool_len: Bytes::MAX, entries: far, cycle_start: 1, provenance, ..Plan::default() },
     ];
     let mut seeds: Vec<_> = plans.iter().map(format::write).collect();
-    seeds.extend([b"STPLAN".to_vec(), b"STPLAN\x02\x00".to_vec()]);
+    seeds.extend([b"STPLAN".to_vec(), b"STPLAN\x03\x00".to_vec()]);
     seeds
 }

@@ -1,0 +1,116 @@
+//! When the plan has each entry gone: what must have been freed before an entry is asked for.
+//!
+//! The runtime keeps one promise by this: an allocation that it believes to be where and when the plan has it is one that the plan has live at the cursor. Whoever outlives
+//! its entry is told apart as soon as the cursor comes to the next request behind that end. So an entry whose turn it is can only meet those, and a space that the
+//! plan leaves idle is idle but for those.
+
+use super::Plan;
+use crate::units::Tick;
+
+/// For every entry the entries whose lifetimes end between it and the one asked for before it, over the prologue, the first pass of the cycle and every later one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Expiries {
+    /// Where those of each entry begin; one more at the end.
+    starts: Vec<u32>,
+    entries: Vec<u32>,
+    deaths: Vec<u32>,
+}
+
+/// What the plan has live for good.
+pub const NEVER: u32 = u32::MAX;
+
+impl Expiries {
+    /// Finds them for every entry of a plan.
+    pub fn of(plan: &Plan) -> Expiries {
+        let times = Times::of(plan);
+        let end = times.end;
+        let mut pairs = Vec::with_capacity(plan.entries.len() * 2);
+        for (entry, of) in plan.entries.iter().enumerate() {
+            // What the plan has live at its end is live for good, or it is gone in a pass that looks like the one before.
+            let ends = of.lifetimes().map(|lifetime| lifetime.end).filter(|tick| *tick < end);
+            // Behind the last entry of a plan without a cycle nobody is asked for.
+            let before = ends.map(|tick| times.entry_at(times.position(tick)));
+            pairs.extend(before.filter(|next| (*next as usize) < plan.entries.len()).map(|next| (next, entry as u32)));
+        }
+        pairs.sort_unstable();
+        pairs.dedup();
+        let mut starts = Vec::with_capacity(plan.entries.len() + 1);
+        let mut at = 0;
+        for entry in 0..plan.entries.len() as u32 {
+            starts.push(at as u32);
+            at += pairs[at..].iter().take_while(|(of, _)| *of == entry).count();
+        }
+        starts.push(at as u32);
+        let mut deaths = vec![NEVER; plan.entries.len()];
+        pairs.iter().for_each(|(next, gone)| deaths[*gone as usize] = *next);
+        Expiries { starts, entries: pairs.into_iter().map(|(_, gone)| gone).collect(), deaths }
+    }
+
+    /// The first entry that is asked for when this one is gone, or [`NEVER`].
+    pub fn death(&self, entry: u32) -> u32 {
+        self.deaths[entry as usize]
+    }
+
+    /// The entries that are gone when this one is asked for, and were not at the one before.
+    pub fn before(&self, entry: u32) -> &[u32] {
+        self.within(self.bounds(entry))
+    }
+
+    /// Where they begin and end in the list of all, for whoever keeps that with the entry.
+    pub fn bounds(&self, entry: u32) -> (u32, u32) {
+        (self.starts[entry as usize], self.starts[entry as usize + 1])
+    }
+
+    /// The entries between such bounds.
+    #[inline]
+    pub fn within(&self, (start, end): (u32, u32)) -> &[u32] {
+        &self.entries[start as usize..end as usize]
+    }
+}
+
+/// When the entries of a plan are asked for: a position is a place in the row of prologue, first pass and second pass of the cycle.
+#[derive(Debug)]
+pub(super) struct Times {
+    starts: Vec<Tick>,
+    count: usize,
+    cycle_start: usize,
+    /// One more than the last tick.
+    pub(super) end: Tick,
+}
+
+impl Times {
+    pub(super) fn of(plan: &Plan) -> Times {
+        let count = plan.entries.len();
+        let mut starts: Vec<Tick> = plan.entries.iter().map(|entry| entry.lifetime.start).collect();
+        if let Some(cycle_len) = plan.cycle_len() {
+            starts.extend(
+                plan.entries[plan.cycle_start..]
+                    .iter()
+                    .map(|entry| Tick(entry.lifetime.start.0.saturating_add(cycle_len))),
+            );
+        }
+        let ends = plan.entries.iter().flat_map(super::Entry::lifetimes).map(|lifetime| lifetime.end);
+        Times { starts, count, cycle_start: plan.cycle_start, end: ends.max().unwrap_or_default() }
+    }
+
+    /// The first position that is not before `tick`.
+    pub(super) fn position(&self, tick: Tick) -> usize {
+        self.starts.partition_point(|start| *start < tick)
+    }
+
+    /// The entry that is asked for at a position: behind the second pass the cycle begins again.
+    pub(super) fn entry_at(&self, position: usize) -> u32 {
+        let entry = self.next_at(position);
+        if entry == self.count && self.cycle_start < self.count { self.cycle_start as u32 } else { entry as u32 }
+    }
+
+    /// The same, where the end of a pass is behind its last entry.
+    pub(super) fn next_at(&self, position: usize) -> usize {
+        if position < self.count { position } else { self.cycle_start + (position - self.count) }
+    }
+
+    /// The position is one of the second pass, or its end.
+    pub(super) fn is_second_pass(&self, position: usize) -> bool {
+        self.starts.len() > self.count && position >= self.count
+    }
+}

@@ -1,0 +1,188 @@
+//! Dynamic Reusable Space: what of the static pool is idle while a request that varies is live (STAlloc, section 5.2).
+//!
+//! Requests that are live over the same layers are a HomoLayer group (equation 3). The spaces of a group are the bytes of its stream's part of the pool that no entry
+//! has at any time of the group's interval (equations 4 to 6). They are found by one sweep over time: what is idle when an interval begins, less what comes before it ends.
+//!
+//! Not for: what is idle at run time, which the planned pool looks at when such a request comes (equation 7).
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::expiry::Times;
+use super::{Entry, Plan};
+use crate::ids::StreamId;
+use crate::limits;
+use crate::units::{Lifetime, PlanOffset, PlanSpan, Span, Tick};
+
+/// The spaces of every request of a plan that varies.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ReuseSpaces {
+    groups: Vec<Group>,
+    /// The group of each [`super::DynamicEntry`].
+    group_of: Vec<Option<u32>>,
+    /// Start and length in units of allocation; of each group together, the shortest first.
+    spaces: Vec<(u32, u32)>,
+}
+
+/// Requests that are live over the same layers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// The entries that can be next while its spaces are idle: from the first up to and with the last, which is the number of entries where that is the end of a pass.
+    pub cursor: (u32, u32),
+    /// Where its spaces begin and end in the list of all.
+    spaces: (u32, u32),
+}
+
+impl ReuseSpaces {
+    /// Finds them for a plan that passes the validator.
+    pub fn of(plan: &Plan) -> ReuseSpaces {
+        let mut found = ReuseSpaces::default();
+        let mut numbers: HashMap<(StreamId, Lifetime), u32> = HashMap::new();
+        let mut intervals: Vec<(StreamId, Lifetime)> = Vec::new();
+        for entry in &plan.dynamic {
+            let group = entry.interval.map(|interval| {
+                *numbers.entry((entry.stream, interval)).or_insert_with(|| {
+                    intervals.push((entry.stream, interval));
+                    intervals.len() as u32 - 1
+                })
+            });
+            found.group_of.push(group);
+        }
+        let mut order: Vec<usize> = (0..intervals.len()).collect();
+        order.sort_unstable_by_key(|group| intervals[*group].1.start);
+        let mut sweeps: HashMap<StreamId, Sweep> = HashMap::new();
+        let times = Times::of(plan);
+        let mut idle: Vec<Vec<(u32, u32)>> = vec![Vec::new(); intervals.len()];
+        for group in order {
+            let (stream, interval) = intervals[group];
+            let sweep = sweeps.entry(stream).or_insert_with(|| Sweep::of(plan, stream));
+            idle[group] = sweep.idle(interval);
+        }
+        for ((_, interval), mut idle) in intervals.into_iter().zip(idle) {
+            idle.sort_unstable_by_key(|(start, len)| (*len, *start));
+            let first = found.spaces.len() as u32;
+            found.spaces.append(&mut idle);
+            let cursor = |tick| times.next_at(times.position(tick)) as u32;
+            let cursor = (cursor(interval.start), cursor(interval.end));
+            found.groups.push(Group { cursor, spaces: (first, found.spaces.len() as u32) });
+        }
+        found
+    }
+
+    /// The group of a request that varies, by its number in the plan; nothing where no space is known to be idle for as long as it lives.
+    #[inline]
+    pub fn group(&self, entry: u32) -> Option<&Group> {
+        self.group_of[entry as usize].map(|group| &self.groups[group as usize])
+    }
+
+    /// The spaces of a group that hold at least so many units, the shortest first: start and length in units of allocation.
+    #[inline]
+    pub fn spaces(&self, group: &Group, units: u32) -> &[(u32, u32)] {
+        let spaces = &self.spaces[group.spaces.0 as usize..group.spaces.1 as usize];
+        &spaces[spaces.partition_point(|(_, len)| *len < units)..]
+    }
+}
+
+/// What is idle in one stream's part of the pool, as time goes on.
+struct Sweep<'a> {
+    /// Births and deaths by tick; at one tick whoever leaves goes first, because lifetimes are half-open.
+    changes: Vec<(Tick, bool, &'a Entry)>,
+    /// Those that have happened.
+    done: usize,
+    idle: Idle,
+    /// Entries that outlive the prologue: some go in the first pass of the cycle, which the second does not show.
+    left_over: Vec<&'a Entry>,
+    cycle_len: u64,
+}
+
+impl Sweep<'_> {
+    fn of(plan: &Plan, stream: StreamId) -> Sweep<'_> {
+        let entries = || plan.entries.iter().filter(|entry| entry.stream == stream);
+        let mut changes: Vec<(Tick, bool, &Entry)> = entries()
+            .flat_map(|entry| entry.lifetimes().map(move |lifetime| (entry, lifetime)))
+            .flat_map(|(entry, lifetime)| [(lifetime.start, true, entry), (lifetime.end, false, entry)])
+            .collect();
+        changes.sort_unstable_by_key(|(tick, comes, entry)| (*tick, *comes, entry.offset));
+        let start = entries().map(|entry| units(entry.span().start())).min().unwrap_or(0);
+        let end = entries().map(|entry| units(entry.span().end())).max().unwrap_or(0);
+        let prologue = &plan.entries[..plan.cycle_start];
+        let last = prologue.last().map_or(Tick(0), |entry| entry.lifetime.start);
+        let stays = |entry: &&Entry| entry.stream == stream && entry.lifetime.end > last;
+        let left_over = prologue.iter().filter(stays).collect();
+        let cycle_len = plan.cycle_len().unwrap_or(0);
+        Sweep { changes, done: 0, idle: Idle(BTreeMap::from([(start, end)])), left_over, cycle_len }
+    }
+
+    /// What nobody has at any time of the interval. Intervals come in the order of their starts.
+    fn idle(&mut self, interval: Lifetime) -> Vec<(u32, u32)> {
+        while let Some((_, comes, entry)) = self.changes.get(self.done).filter(|(tick, ..)| *tick <= interval.start) {
+            let (start, end) = (units(entry.span().start()), units(entry.span().end()));
+            if *comes {
+                self.idle.take(start, end)
+            } else {
+                self.idle.give(start, end)
+            }
+            self.done += 1;
+        }
+        let mut left = Idle(self.idle.0.clone());
+        for (tick, comes, entry) in &self.changes[self.done..] {
+            if *tick >= interval.end || left.0.is_empty() {
+                break;
+            }
+            if *comes {
+                left.take(units(entry.span().start()), units(entry.span().end()));
+            }
+        }
+        let pass_before = |tick: Tick| Tick(tick.0.saturating_sub(self.cycle_len));
+        let before = Lifetime { start: pass_before(interval.start), end: pass_before(interval.end) };
+        for entry in self.left_over.iter().filter(|entry| entry.lifetime.overlaps(before)) {
+            left.take(units(entry.span().start()), units(entry.span().end()));
+        }
+        left.0.into_iter().filter(|(start, end)| start < end).map(|(start, end)| (start, end - start)).collect()
+    }
+}
+
+fn units(offset: PlanOffset) -> u32 {
+    (offset.get() / limits::ALLOCATION_ALIGNMENT.get()) as u32
+}
+
+/// Disjoint stretches, each from its key to its value; no two of them touch.
+struct Idle(BTreeMap<u32, u32>);
+
+impl Idle {
+    /// Takes what is there of `[from, to)` out.
+    fn take(&mut self, from: u32, to: u32) {
+        while let Some((start, end)) = self.0.range(..to).next_back().map(|(start, end)| (*start, *end)) {
+            if end <= from {
+                break;
+            }
+            self.0.remove(&start);
+            if end > to {
+                self.0.insert(to, end);
+            }
+            if start < from {
+                self.0.insert(start, from);
+            }
+        }
+    }
+
+    /// Puts `[from, to)` in, of which nothing is there.
+    fn give(&mut self, mut from: u32, mut to: u32) {
+        if let Some((start, end)) = self.0.range(..=from).next_back().map(|(start, end)| (*start, *end))
+            && end == from
+        {
+            self.0.remove(&start);
+            from = start;
+        }
+        if let Some(end) = self.0.remove(&to) {
+            to = end;
+        }
+        self.0.insert(from, to);
+    }
+}
+
+/// A space as bytes of the pool.
+pub fn span_of((start, len): (u32, u32)) -> PlanSpan {
+    let unit = limits::ALLOCATION_ALIGNMENT;
+    let len = unit.checked_mul(u64::from(len)).expect("32 bits of units are less than any address");
+    Span::new(PlanOffset::new(u64::from(start) * unit.get()), len).expect("32 bits of units are less than any address")
+}

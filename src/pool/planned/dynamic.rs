@@ -1,0 +1,102 @@
+//! Requests that vary: which of those that the plan expects a request is, and where in the static pool it may go.
+//!
+//! A cursor of its own runs over them beside the one over the entries. Which request is which follows from context and stream, and without a context from the place: between
+//! which two entries it comes. What it gives is a hint, as all of a plan: the pool checks that the space is free.
+
+use super::Request;
+use crate::ids::StreamId;
+use crate::plan::{Plan, ReuseSpaces};
+
+/// How far ahead a request is looked for.
+const WINDOW: u32 = 64;
+
+#[derive(Debug)]
+pub(super) struct Dynamic {
+    expected: Box<[Expected]>,
+    cycle_start: u32,
+    cursor: u32,
+    pub(super) spaces: ReuseSpaces,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Expected {
+    context: u64,
+    /// Index into [`super::Streams`].
+    stream: u32,
+    /// The entry that it comes before.
+    before: u32,
+}
+
+impl Dynamic {
+    /// Those of a plan; `stream` numbers its streams.
+    pub(super) fn new(plan: &Plan, mut stream: impl FnMut(StreamId) -> u32) -> Dynamic {
+        let expected = plan.dynamic.iter().map(|entry| Expected {
+            context: entry.context.0,
+            stream: stream(entry.stream),
+            before: entry.before,
+        });
+        Dynamic {
+            expected: expected.collect(),
+            cycle_start: plan.dynamic_cycle_start as u32,
+            cursor: 0,
+            spaces: ReuseSpaces::of(plan),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.expected.is_empty()
+    }
+
+    /// Index into [`super::Streams`].
+    pub(super) fn stream(&self, number: u32) -> u32 {
+        self.expected[number as usize].stream
+    }
+
+    /// The one that a request of a module that varies is, where `next` is the entry that is asked for next; the cursor goes behind it.
+    pub(super) fn find(&mut self, request: &Request, next: u32, agrees: impl Fn(u32) -> bool) -> Option<u32> {
+        if request.context.0 == 0 {
+            return self.find_at(request, next, agrees);
+        }
+        let is_it = |number: &u32| {
+            let expected = self.expected[*number as usize];
+            expected.context == request.context.0 && agrees(expected.stream)
+        };
+        // Where the job has jumped the entries know it first.
+        let found = self.from(self.cursor).find(is_it).or_else(|| self.from(self.first_before(next)).find(is_it))?;
+        self.cursor = found + 1;
+        Some(found)
+    }
+
+    /// The one that a request is which comes right before `next`; the cursor goes behind it.
+    pub(super) fn find_at(&mut self, request: &Request, next: u32, agrees: impl Fn(u32) -> bool) -> Option<u32> {
+        let (first, end) = (self.first_before(next), self.first_before(next + 1));
+        let start = if (first..=end).contains(&self.cursor) { self.cursor } else { first };
+        let is_it = |number: &u32| {
+            let expected = self.expected[*number as usize];
+            (request.context.0 == 0 || expected.context == request.context.0) && agrees(expected.stream)
+        };
+        let found = (start..end).take(WINDOW as usize).find(is_it)?;
+        self.cursor = found + 1;
+        Some(found)
+    }
+
+    /// The first one that comes before `next` and not before an earlier entry.
+    fn first_before(&self, next: u32) -> u32 {
+        self.expected.partition_point(|expected| expected.before < next) as u32
+    }
+
+    /// So many from `start` on as make sense; behind the last the cycle begins again.
+    fn from(&self, start: u32) -> impl Iterator<Item = u32> + use<> {
+        let (count, cycle_start) = (self.expected.len() as u32, self.cycle_start);
+        let wrap = move |number: u32| if number >= count && cycle_start < count { cycle_start } else { number };
+        let first = wrap(start);
+        std::iter::successors(Some(first), move |number| Some(wrap(number + 1)))
+            .take(WINDOW as usize)
+            .take_while(move |number| *number < count)
+    }
+
+    /// An iteration begins.
+    pub(super) fn begin_cycle(&mut self) {
+        self.cursor = self.cycle_start;
+    }
+}

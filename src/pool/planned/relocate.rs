@@ -1,0 +1,123 @@
+//! A request that has an entry and cannot have its place: somebody is still there, or the size has changed. When it will be freed is known all the same, so it may go where nobody is now and the plan
+//! sends nobody before that.
+//!
+//! Surprises are few, so this looks at everything that is live and at every entry that comes before the free: microseconds, where a request that goes by the plan takes nanoseconds.
+
+use super::{PlannedPool, Request};
+use crate::limits;
+use crate::plan::NEVER;
+use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
+
+/// Below this a request takes less memory elsewhere than the search is worth.
+const LEN_MIN: Bytes = Bytes::kib(256);
+/// Entries that are looked at; who lives longer goes elsewhere.
+const AHEAD_MAX: usize = 1 << 14;
+/// A request of which nothing is known goes where nobody comes for so many entries at least, or not here.
+const AHEAD_MIN: usize = 64;
+
+impl PlannedPool {
+    /// The smallest stretch that can serve a request for as long as `entry` lives, from the cursor on.
+    pub(super) fn find_room(&self, entry: u32, request: &Request) -> Option<PlanSpan> {
+        let len = request.bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT)?;
+        let death = self.expiries.death(entry);
+        if len < LEN_MIN || death == NEVER {
+            return None;
+        }
+        let mut room = self.room_now(len.get(), self.entries[entry as usize].stream);
+        let mut next = self.matcher.cursor();
+        // A plan without a cycle ends: behind it nobody comes.
+        let is_there = |next: u32| next == death || next as usize >= self.entries.len();
+        for _ in 0..AHEAD_MAX {
+            if is_there(next) || room.is_empty() {
+                break;
+            }
+            let span = self.offsets_of(next);
+            cut(&mut room, span.start().get(), span.end().get(), len.get());
+            next = self.matcher.next(next);
+        }
+        if !is_there(next) {
+            return None;
+        }
+        let (start, _) = room.into_iter().min_by_key(|(start, end)| (end - start, *start))?;
+        Span::new(PlanOffset::new(start), len)
+    }
+
+    /// The stretch that can serve a request of which nothing is known for the longest.
+    pub(super) fn longest_room(&self, stream: u32, request: &Request) -> Option<PlanSpan> {
+        let len = request.bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT)?;
+        if len < LEN_MIN {
+            return None;
+        }
+        let mut room = self.room_now(len.get(), stream);
+        let mut last = room.first().copied();
+        let mut next = self.matcher.cursor();
+        for ahead in 0..AHEAD_MAX {
+            if room.is_empty() || next as usize >= self.entries.len() {
+                last = last.filter(|_| ahead >= AHEAD_MIN);
+                break;
+            }
+            last = room.iter().copied().min_by_key(|(start, end)| end - start);
+            let span = self.offsets_of(next);
+            cut(&mut room, span.start().get(), span.end().get(), len.get());
+            next = self.matcher.next(next);
+        }
+        let (start, _) = last?;
+        Span::new(PlanOffset::new(start), len)
+    }
+
+    /// Stretches of at least `len` bytes of a stream's part of the pool that nobody has now, in the order of places.
+    fn room_now(&self, len: u64, stream: u32) -> Vec<(u64, u64)> {
+        let part = &self.streams.0[stream as usize].part;
+        let mut taken: Vec<(u64, u64)> = self
+            .orderly
+            .iter()
+            .map(|entry| self.offsets_of(entry))
+            .chain(self.tenants.spans())
+            .map(|span| (span.start().get(), span.end().get()))
+            .filter(|(start, end)| *start < part.end && part.start < *end)
+            .collect();
+        taken.sort_unstable();
+        let (mut room, mut at) = (Vec::new(), part.start);
+        for (start, end) in taken.into_iter().chain([(part.end, part.end)]) {
+            if start >= at + len {
+                room.push((at, start));
+            }
+            // Whom the plan does not know may end anywhere.
+            at = at.max(end.next_multiple_of(limits::ALLOCATION_ALIGNMENT.get()));
+        }
+        room
+    }
+}
+
+/// Takes `[from, to)` out of stretches that stand in the order of places; what is left of one and shorter than `len` goes.
+fn cut(room: &mut Vec<(u64, u64)>, from: u64, to: u64, len: u64) {
+    let mut at = room.partition_point(|(_, end)| *end <= from);
+    while let Some((start, end)) = room.get(at).copied().filter(|(start, _)| *start < to) {
+        let left = [(start, from), (to, end)].into_iter().filter(|(start, end)| *end >= start.saturating_add(len));
+        let left: Vec<(u64, u64)> = left.collect();
+        let count = left.len();
+        room.splice(at..=at, left);
+        at += count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_leaves_what_is_long_enough() {
+        let whole = vec![(0, 10), (20, 30), (40, 50)];
+        let after = |from, to, len| {
+            let mut room = whole.clone();
+            cut(&mut room, from, to, len);
+            room
+        };
+        assert_eq!(after(10, 20, 1), whole);
+        assert_eq!(after(3, 5, 2), [(0, 3), (5, 10), (20, 30), (40, 50)]);
+        assert_eq!(after(3, 5, 4), [(5, 10), (20, 30), (40, 50)]);
+        assert_eq!(after(5, 45, 5), [(0, 5), (45, 50)]);
+        assert_eq!(after(5, 45, 6), []);
+        assert_eq!(after(0, 60, 1), []);
+    }
+}
