@@ -10,12 +10,14 @@
 
 pub mod format;
 mod lower_bound;
+mod phases;
 mod problem;
 mod reuse_order;
 pub mod solve;
 pub mod validate;
 
 pub use lower_bound::lower_bound;
+pub use phases::PhasePair;
 pub use problem::{Buffer, Problem};
 pub use reuse_order::ReuseOrder;
 
