@@ -1,6 +1,6 @@
 //! From a trace to a plan: addresses for every request that repeats, made ahead of time.
 //!
-//! `trace → problem → plan`: [`problem`] says which requests are planned and when each is live, [`solve`] gives each an offset, [`validate`] checks
+//! `trace → problem → plan`: [`problem`] says which requests are planned and when each is live, [`phases`] in which computation phases, [`solve`] gives each an offset, [`validate`] checks
 //! the result without knowing how it was found, [`mod@format`] writes and reads it.
 //!
 //! Not for: serving. A plan is a hint; the planned pool trusts nothing in it but its own checks.

@@ -66,7 +66,10 @@ fn figure_7_right_a_fusion_that_lowers_the_product_is_not() {
     // It fits just as well, but lives on for long, and the whole block with it.
     let requests = [first, second, request(4, 8, 30, (1, 1))];
     let (forward, backward) = (group(&requests, 0..2), group(&requests, 2..3));
-    assert_eq!(fuse(&requests, &forward, &backward, &mut u64::MAX.clone()), None);
+    // To see that costs one step, so that many pairs do not cost nothing.
+    let mut steps = 1;
+    assert_eq!(fuse(&requests, &forward, &backward, &mut steps), None);
+    assert_eq!(steps, 0);
     let together = LocalPlan { placed: vec![(0, 0), (1, 4), (2, 4)], ..forward.clone() };
     assert!(product(&requests, &together) < weighted_average(&requests, &forward, &backward));
     // Nor one that changes nothing: it must increase.
