@@ -1,6 +1,6 @@
 //! From a trace to a plan: addresses for every request that repeats, made ahead of time.
 //!
-//! `trace → problem → plan`: [`problem`] says which requests are planned and when each is live, [`solve`] gives each an offset, [`validate`] checks
+//! `trace → problem → plan`: [`problem`] says which requests are planned and when each is live, [`phases`] in which computation phases, [`solve`] gives each an offset, [`validate`] checks
 //! the result without knowing how it was found, [`mod@format`] writes and reads it.
 //!
 //! Not for: serving. A plan is a hint; the planned pool trusts nothing in it but its own checks.
@@ -11,6 +11,7 @@
 mod expiry;
 pub mod format;
 mod lower_bound;
+mod phases;
 mod problem;
 mod reuse;
 pub mod solve;
@@ -19,6 +20,7 @@ pub mod validate;
 pub use expiry::{Expiries, NEVER};
 use lower_bound::bound_of;
 pub use lower_bound::lower_bound;
+pub use phases::PhasePair;
 pub use problem::{Buffer, Problem};
 pub use reuse::{ReuseSpaces, span_of};
 

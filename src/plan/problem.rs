@@ -17,10 +17,11 @@
 
 use std::collections::HashMap;
 
+use super::phases::{PhasePair, Phases};
 use super::{DynamicEntry, Entry, PlanError};
 use crate::ids::StreamId;
 use crate::limits;
-use crate::trace::{Context, ContextKey, EventKind, Phase, Trace};
+use crate::trace::{Context, ContextKey, Event, EventKind, Phase, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
 
 /// Requests with their lifetimes, to be given addresses.
@@ -53,6 +54,8 @@ pub struct Buffer {
     pub lifetime: Lifetime,
     /// When it is live again.
     pub again: Option<Lifetime>,
+    /// In which computation phases it comes and goes.
+    pub phases: PhasePair,
 }
 
 /// What a request of so many bytes occupies. A request for nothing occupies one unit, so that its address is its own.
@@ -153,6 +156,8 @@ impl Problem {
             problem.expect(one, &layers, prologue_len, cycle_len)?;
         }
         problem.dynamic_requests += problem.dynamic.len() as u64;
+        let phases = Phases::of(trace, iteration, is_first);
+        problem.buffers.iter_mut().for_each(|buffer| buffer.phases = phases.pair(buffer.lifetime));
         Ok(problem)
     }
 
@@ -162,7 +167,7 @@ impl Problem {
         }
         let Allocation { bytes, stream, context, .. } = *one;
         let len = rounded(bytes).ok_or(PlanError::TooLarge)?;
-        self.buffers.push(Buffer { bytes, len, stream, context, lifetime, again });
+        self.buffers.push(Buffer { bytes, len, stream, context, lifetime, again, phases: PhasePair::default() });
         Ok(())
     }
 
@@ -225,6 +230,21 @@ impl Habits {
     }
 }
 
+/// The events up to the end of iteration `last` with the iteration of each; `is_first` counts what comes before the first step as iteration 0 and the step as 1.
+pub(super) fn iterations(trace: &Trace, last: u32, is_first: bool) -> impl Iterator<Item = (u32, &Event)> {
+    let numbered = trace.events.iter().filter_map(move |event| match event.iteration {
+        0 if is_first => Some((u32::from(event.context.phase != Phase::Init), event)),
+        _ if is_first => None,
+        iteration => Some((iteration, event)),
+    });
+    numbered.filter(move |(iteration, _)| *iteration <= last)
+}
+
+/// The time of a problem has a tick for every event of this kind.
+pub(super) fn takes_tick(kind: EventKind) -> bool {
+    matches!(kind, EventKind::Alloc | EventKind::Free | EventKind::FreeCompleted)
+}
+
 /// What a trace says up to the end of some iteration.
 struct Seen {
     allocations: Vec<Allocation>,
@@ -234,20 +254,12 @@ struct Seen {
 }
 
 impl Seen {
-    /// Looks at the iterations up to `last`; `is_first` counts what comes before the first step as iteration 0 and the step as 1.
+    /// Looks at the iterations up to `last` ([`iterations`]).
     fn collect(trace: &Trace, last: u32, is_first: bool) -> Seen {
         let mut seen = Seen { allocations: Vec::new(), lens: HashMap::new(), layers: Layers::default() };
         let mut live: HashMap<u64, usize> = HashMap::new();
         let mut keys: HashMap<Context, ContextKey> = HashMap::new();
-        for event in &trace.events {
-            let iteration = match event.iteration {
-                0 if is_first => u32::from(event.context.phase != Phase::Init),
-                _ if is_first => continue,
-                iteration => iteration,
-            };
-            if iteration > last {
-                continue;
-            }
+        for (iteration, event) in iterations(trace, last, is_first) {
             let place = seen.lens.entry(iteration).or_default();
             let mut key = || *keys.entry(event.context).or_insert_with(|| trace.key(&event.context));
             match event.kind {
@@ -273,12 +285,12 @@ impl Seen {
                         one.freed_from = key();
                     }
                 }
-                EventKind::RecordStream | EventKind::Enter | EventKind::Exit | EventKind::Mark => continue,
+                EventKind::RecordStream | EventKind::Enter | EventKind::Exit | EventKind::Mark => {}
             }
-            if event.context.module != 0 {
+            if event.context.module != 0 && takes_tick(event.kind) {
                 seen.layers.note(iteration, key(), *place);
             }
-            *place += 1;
+            *place += u64::from(takes_tick(event.kind));
         }
         seen
     }

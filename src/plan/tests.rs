@@ -12,7 +12,8 @@ use crate::units::Tick;
 fn buffer(bytes: u64, lifetime: Lifetime, again: Option<Lifetime>) -> Buffer {
     let bytes = Bytes::new(bytes);
     let len = problem::rounded(bytes).unwrap();
-    Buffer { bytes, len, stream: StreamId(0), context: ContextKey::UNKNOWN, lifetime, again }
+    let phases = PhasePair::default();
+    Buffer { bytes, len, stream: StreamId(0), context: ContextKey::UNKNOWN, lifetime, again, phases }
 }
 
 fn plan_of(problem: &Problem, solution: &solve::Solution) -> Plan {

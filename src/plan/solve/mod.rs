@@ -5,6 +5,7 @@
 mod best_fit;
 mod first_fit;
 mod one_pass;
+mod phased;
 mod sections;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use one_pass::OnePass;
 
 pub use best_fit::Small;
 pub use first_fit::Order;
+pub use phased::Transients;
 
 /// An offset for every buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,11 +40,13 @@ pub enum Solver {
     FirstFit(Order),
     /// Each to the smallest extent that is free when it comes.
     BestFit(Small),
+    /// By computation phase, and then by size.
+    Phased(Transients),
 }
 
 impl Solver {
     /// All of them, in the order in which they are tried.
-    pub const ALL: [Solver; 9] = [
+    pub const ALL: [Solver; 11] = [
         Solver::FirstFit(Order::SizeThenStart),
         Solver::FirstFit(Order::LongThenSize),
         Solver::FirstFit(Order::Area),
@@ -52,6 +56,8 @@ impl Solver {
         Solver::BestFit(Small::Below256Kib),
         Solver::BestFit(Small::Below1Mib),
         Solver::BestFit(Small::Below2Mib),
+        Solver::Phased(Transients::Alone),
+        Solver::Phased(Transients::Grouped),
     ];
 
     /// Its name in plans and on the command line.
@@ -59,6 +65,7 @@ impl Solver {
         match self {
             Solver::FirstFit(order) => order.name(),
             Solver::BestFit(small) => small.name(),
+            Solver::Phased(transients) => transients.name(),
         }
     }
 }
@@ -170,6 +177,7 @@ fn place(problem: &Problem, parts: &[Part], solver: Solver, effort: &mut Effort)
                 effort.placed += buffers.len() as u64;
                 best_fit::place(&one_pass.lifetimes.iter().copied().zip(lens).collect::<Vec<_>>(), small)?
             }
+            Solver::Phased(transients) => phased::place(buffers, one_pass, transients, effort)?,
         };
         let mut end = base;
         for (at, offset) in members.iter().zip(placed) {
