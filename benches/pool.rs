@@ -2,6 +2,8 @@
 //!
 //! The floor does per call what an allocator behind a lock of the standard library cannot do without: taking and releasing it uncontended, a look-up of the address
 //! in the same table, and a load of a guard, on the same addresses in the same order.
+//!
+//! What is recorded has the same run without a recorder for a floor. Between two rounds the recorder catches up: what is measured is what the job waits for.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
 
 mod support;
@@ -11,6 +13,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use stitchd::clock::SystemClock;
@@ -18,15 +21,18 @@ use stitchd::driver::Driver;
 use stitchd::driver::sim::{SimDriver, SimOptions};
 use stitchd::ids::{DeviceId, StreamId};
 use stitchd::ladder::Ladder;
+use stitchd::limits::RECORD_AHEAD_MAX;
 use stitchd::memory::Device;
 use stitchd::plan::Plan;
 use stitchd::pool::AddressMap;
 use stitchd::pool::Request;
+use stitchd::record::{self, Written};
 use stitchd::rng::Rng;
 use stitchd::runtime::Counters;
 use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::PrivateSource;
 use stitchd::store::Store;
+use stitchd::trace::binary::Remarks;
 use stitchd::trace::{EventKind, Trace};
 use stitchd::units::{Bytes, DeviceAddress};
 use support::{compare, timed};
@@ -212,8 +218,114 @@ fn at_random(name: String) -> support::Compared {
     compare(name, ROUNDS, subject, || (timed(|| floor.run()), pairs))
 }
 
+/// A recorder in a thread of its own, as a process has one, that says when it has caught up.
+struct Behind {
+    /// Looks that found nothing.
+    idle: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<Remarks>,
+}
+
+impl Behind {
+    fn of(runtime: &Runtime) -> Behind {
+        let (tap, mut recorder) = record::begin(0, Written::new(std::io::sink()).unwrap(), RECORD_AHEAD_MAX);
+        runtime.record_into(Some(tap));
+        let idle = Arc::new(AtomicU64::new(0));
+        let looks = Arc::clone(&idle);
+        let thread = std::thread::spawn(move || {
+            loop {
+                let drained = recorder.drain(usize::MAX);
+                if !drained.goes_on {
+                    return recorder.remarks();
+                }
+                looks.fetch_add(u64::from(drained.records == 0), Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Behind { idle, thread }
+    }
+
+    /// Waits until it has everything. The look that is under way may have begun before.
+    fn catch_up(&self) {
+        let before = self.idle.load(Ordering::Relaxed);
+        while self.idle.load(Ordering::Relaxed) < before + 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A planned job that is recorded, beside the same job that is not.
+fn recorded(label: String, name: &str) -> support::Compared {
+    let trace = trace(name);
+    let iteration = Iteration::of(&trace, Bytes::ZERO);
+    let plan = Plan::from_trace(&trace, 1).unwrap();
+    let begun = || {
+        let runtime = runtime();
+        runtime.install_plan(&plan).unwrap();
+        let mut addresses = vec![DeviceAddress::new(0); iteration.slots];
+        run(&runtime, &iteration.first, &mut addresses);
+        runtime.mark_iteration();
+        (runtime, addresses)
+    };
+    let (mut with, mut without) = (begun(), begun());
+    let behind = Behind::of(&with.0);
+    let round = |job: &mut (Runtime, Vec<DeviceAddress>)| {
+        let time = timed(|| run(&job.0, &iteration.steps, &mut job.1));
+        job.0.mark_iteration();
+        behind.catch_up();
+        (time, iteration.pairs)
+    };
+    let compared = compare(label, ROUNDS, || round(&mut with), || round(&mut without));
+    with.0.record_into(None);
+    let remarks = behind.thread.join().unwrap();
+    assert_eq!(remarks.dropped, 0, "{name}: every event is recorded, or this measures something else");
+    compared
+}
+
+/// What a recorder takes for an event, of ten million of a job that repeats itself, beside what its runtime takes to note it. Says how long the file is.
+fn ten_million(label: String) -> support::Compared {
+    const EVENTS: u64 = 10_000_000;
+    const AT_ONCE: u64 = 50_000;
+    let trace = trace("opt-13b-Z3-RO");
+    let iteration = Iteration::of(&trace, Bytes::ZERO);
+    let mut bytes = Vec::new();
+    let (mut tap, mut recorder) = record::begin(0, Written::new(&mut bytes).unwrap(), RECORD_AHEAD_MAX);
+    let (mut noting, mut writing, mut events) = (Duration::ZERO, Duration::ZERO, 0);
+    let mut steps = iteration.steps.iter().cycle();
+    while events < EVENTS {
+        noting += timed(|| {
+            for step in steps.by_ref().take(AT_ONCE as usize) {
+                match step {
+                    Step::Alloc(slot, request) => tap.alloc(request, DeviceAddress::new(512 * *slot as u64)),
+                    Step::Free(slot) => tap.free(DeviceAddress::new(512 * *slot as u64), StreamId::DEFAULT, false),
+                }
+            }
+        });
+        writing += timed(|| recorder.drain(usize::MAX));
+        events += AT_ONCE;
+    }
+    let remarks = recorder.remarks();
+    drop(recorder.finish());
+    eprintln!(
+        "{events} events in {} bytes, {:.3} for each: {remarks:?}",
+        bytes.len(),
+        bytes.len() as f64 / events as f64
+    );
+    let per_event = |time: Duration| time.as_nanos() as f64 / events as f64;
+    support::Compared { name: label, nanos: per_event(writing), floor: per_event(noting) }
+}
+
 fn main() {
     let mut compared = Vec::new();
+    for name in ["gpt2-345m-VR", "gpt2-medium-hf", "opt-13b-Z3-RO", "resnet50-olla"] {
+        let label = format!("planned pair recorded, {name}");
+        if support::is_wanted(&label) {
+            compared.push(recorded(label, name));
+        }
+    }
+    let label = "event in a file, of ten million";
+    if support::is_wanted(label) {
+        compared.push(ten_million(label.to_owned()));
+    }
     for name in ["gpt2-345m-VR", "gpt2-medium-hf", "opt-13b-Z3-RO", "resnet50-olla"] {
         let label = format!("planned pair, {name}");
         if !support::is_wanted(&label) {

@@ -30,6 +30,8 @@
 //! | [`trace`] | what a job did: allocations and frees in order |
 //! | [`plan`] | from a trace to addresses, made ahead of time, and checked by somebody else |
 //! | [`pool`] | who gets which bytes: the planned, the stitching and the small pool |
+//! | [`context`] | where in its job a thread is |
+//! | [`record`] | a trace of a running job: a tap in its runtime, and who makes events of what comes out |
 //! | [`runtime`] | the three pools of one device in one process, and the way to more memory |
 //! | [`wire`] | what goes between processes: messages, packets with descriptors, who is at the other end |
 //! | [`session`] | the client's side of it |
@@ -80,6 +82,9 @@
 //! | ticket | a one-time token that ties a connection of the chunk socket to what gRPC said ([`wire::convert::Token`]) |
 //! | ledger | the record of who holds what ([`ledger::Ledger`]) |
 //! | trace, event, tick | a recorded sequence, one entry, its logical time ([`trace::Trace`], [`units::Tick`]) |
+//! | context | where in its job a thread is: phase, micro-batch, chunk of the model, module ([`context`], [`trace::ContextKey`]) |
+//! | recording, tap, sink | a trace of a running job, the runtime's end of it, where its events go ([`record`]) |
+//! | remark | what a recording says of itself: what it lacks, what was made up ([`trace::binary::Remarks`]) |
 //! | iteration, phase | one training step, a named part of it |
 //! | computation phase | phase, micro-batch and chunk of the model together, by number: when a buffer comes and goes, coarsely ([`plan::PhasePair`]) |
 //! | buffer | a request while it is planned: a size and a lifetime ([`plan::Buffer`]) |
@@ -93,6 +98,7 @@
 #[cfg(feature = "daemon")]
 pub mod cli;
 pub mod clock;
+pub mod context;
 #[cfg(feature = "daemon")]
 pub mod daemon;
 pub mod driver;
@@ -104,6 +110,7 @@ pub mod limits;
 pub mod memory;
 pub mod plan;
 pub mod pool;
+pub mod record;
 #[cfg(feature = "daemon")]
 pub mod replay;
 pub mod rng;

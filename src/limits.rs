@@ -82,6 +82,22 @@ pub const TRACE_EVENTS_MAX: usize = 1 << 27;
 pub const TRACE_BLOCK_LEN_MAX: u32 = 2 << 20;
 /// Bytes in the name of a module of a binary trace: hundreds of times the longest seen.
 pub const TRACE_MODULE_LEN_MAX: usize = 64 << 10;
+/// Contexts of one thread inside each other: a module is some ten deep in its model.
+pub const CONTEXT_DEPTH_MAX: usize = 256;
+/// Contexts that a process keeps in words, and names of modules: hundreds of layers with ten modules each in dozens of micro-batches, in some 30 MiB.
+pub const CONTEXTS_MAX: usize = 1 << 18;
+/// Bytes of the names of modules that a process keeps: a hundred thousand of the longest that are usual.
+pub const CONTEXT_NAMES_LEN_MAX: usize = 16 << 20;
+/// Contexts that a thread finds again without the process's table: those of one layer's worth of modules many times over, in 64 KiB.
+pub const CONTEXTS_CACHED: usize = 1 << 10;
+/// Events that a runtime may be ahead of its recorder: half a second of a busy job, in 3 MiB. A power of two.
+pub const RECORD_AHEAD_MAX: usize = 1 << 16;
+/// Events that a recorder writes: what a reader takes.
+pub const RECORD_EVENTS_MAX: usize = TRACE_EVENTS_MAX;
+/// Bytes of a file that a recorder writes: days of a job that repeats itself.
+pub const RECORD_FILE_LEN_MAX: u64 = 1 << 30;
+/// Live allocations that a recorder keeps numbers of, in some 100 MiB: tens of times what a large job has.
+pub const RECORD_LIVE_MAX: usize = 1 << 21;
 /// Bytes in one line of a text that is read, what stands in quotes included: sixteen times the longest name of a module.
 pub const TEXT_LINE_LEN_MAX: usize = 1 << 20;
 /// Figures in a stats page: eight times what there are, in half a kilobyte.
@@ -107,6 +123,7 @@ pub const ALLOCATION_ALIGNMENT: Bytes = Bytes::new(512);
 const _: () = assert!(CHUNK_LEN_MIN.get() <= CHUNK_LEN_MAX.get());
 const _: () = assert!(STITCH_LEN_MIN.get() >= CHUNK_LEN_MIN.get());
 const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < CHUNK_MESSAGE_LEN_MAX);
+const _: () = assert!(RECORD_AHEAD_MAX.is_power_of_two());
 const _: () = assert!(FDS_PER_MESSAGE_MAX * 32 < CHUNK_MESSAGE_LEN_MAX);
 const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < GRPC_LEASE_MESSAGE_LEN_MAX);
 

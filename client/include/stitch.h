@@ -7,6 +7,36 @@
 #include <stdint.h>
 
 /*
+ Phases of an iteration, for `stitch_context_push`: before the first step.
+ */
+#define STITCH_PHASE_INIT 0
+
+/*
+ Forward pass.
+ */
+#define STITCH_PHASE_FORWARD 1
+
+/*
+ Backward pass.
+ */
+#define STITCH_PHASE_BACKWARD 2
+
+/*
+ Forward pass made again for the backward pass.
+ */
+#define STITCH_PHASE_RECOMPUTE 3
+
+/*
+ Optimizer step.
+ */
+#define STITCH_PHASE_OPTIMIZER 4
+
+/*
+ Anything else.
+ */
+#define STITCH_PHASE_OTHER 5
+
+/*
  A part of an allocation that lies in one chunk of physical memory.
  */
 typedef struct stitch_piece {
@@ -54,6 +84,39 @@ void stitch_free(void *ptr,
                  size_t size,
                  int device,
                  void *stream);
+
+/*
+ This thread goes into a part of its job, until `stitch_context_pop`: what it allocates from now on is from there, for plans and recordings. Contexts lie inside each other, and the innermost counts
+ alone: what it leaves open is not taken from those around it. Every thread has its own.
+
+ `phase` is one of `STITCH_PHASE_`, and any other number is `STITCH_PHASE_OTHER`. `microbatch` and `chunk` (of the model, in a virtual pipeline) count from 0; -1 is none. `module` is a name in UTF-8,
+ which is copied, or NULL for none. `dynamic` is not 0 where the sizes of what is asked for vary from iteration to iteration: no plan has that.
+
+ Takes tens of nanoseconds where the thread was in the same context before, and may be called before the first allocation. More than 256 contexts inside each other count as the innermost of these, and
+ `stitch_last_error` says so; each needs its pop all the same.
+
+ # Safety
+
+ `module` is NULL, or ends in NUL.
+ */
+void stitch_context_push(int phase,
+                         int microbatch,
+                         int chunk,
+                         const char *module,
+                         int dynamic);
+
+/*
+ This thread leaves the context that it pushed last. Where none is left nothing changes, and `stitch_last_error` says so.
+ */
+void stitch_context_pop(void);
+
+/*
+ An iteration of the job ends on `device`, or with -1 on every device that the process has allocated on: what is asked for from now on is of the next. Frees of what is still live may come in any later one.
+
+ May be called from any thread; one call for each iteration, whichever thread makes it. A device on which nothing was allocated yet has no iterations, and nothing changes. Of a number that no device
+ has `stitch_last_error` says so.
+ */
+void stitch_iteration_mark(int device);
 
 /*
  What an allocation of `stitch_malloc` is made of, in the order of addresses, to the end of its block, which is whole chunks for large ones: for libraries that register memory with network cards, or open it in other

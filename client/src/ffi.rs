@@ -4,15 +4,17 @@
 #![expect(unsafe_code, reason = "exports C symbols")]
 
 use std::cell::{Cell, RefCell};
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
+use stitchd::context::{self, Pushed};
 use stitchd::error::chain;
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
 use stitchd::runtime::NotLive;
-use stitchd::trace::ContextKey;
+use stitchd::session::fork;
+use stitchd::trace::Phase;
 use stitchd::units::{Bytes, DeviceAddress};
 
 use crate::process;
@@ -37,11 +39,12 @@ pub extern "C" fn stitch_malloc(size: usize, device: c_int, stream: *mut c_void)
             return Ok(std::ptr::null_mut());
         }
         let runtime = process::runtime(device)?;
+        let here = context::here();
         let request = Request {
             bytes: Bytes::new(size as u64),
             stream: StreamId(stream.addr() as u64),
-            context: ContextKey::UNKNOWN,
-            is_dynamic: false,
+            context: here.key,
+            is_dynamic: here.is_dynamic,
         };
         let address = runtime.alloc(&request).map_err(|error| chain(&error))?;
         Ok(std::ptr::with_exposed_provenance_mut(address.get() as usize))
@@ -60,6 +63,79 @@ pub extern "C" fn stitch_free(ptr: *mut c_void, size: usize, device: c_int, stre
         let address = DeviceAddress::new(ptr.expose_provenance() as u64);
         runtime.free(address, StreamId(stream.addr() as u64)).map_err(|error| error.to_string())
     });
+}
+
+/// Phases of an iteration, for `stitch_context_push`: before the first step.
+pub const STITCH_PHASE_INIT: c_int = 0;
+/// Forward pass.
+pub const STITCH_PHASE_FORWARD: c_int = 1;
+/// Backward pass.
+pub const STITCH_PHASE_BACKWARD: c_int = 2;
+/// Forward pass made again for the backward pass.
+pub const STITCH_PHASE_RECOMPUTE: c_int = 3;
+/// Optimizer step.
+pub const STITCH_PHASE_OPTIMIZER: c_int = 4;
+/// Anything else.
+pub const STITCH_PHASE_OTHER: c_int = 5;
+
+/// This thread goes into a part of its job, until `stitch_context_pop`: what it allocates from now on is from there, for plans and recordings. Contexts lie inside each other, and the innermost counts
+/// alone: what it leaves open is not taken from those around it. Every thread has its own.
+///
+/// `phase` is one of `STITCH_PHASE_`, and any other number is `STITCH_PHASE_OTHER`. `microbatch` and `chunk` (of the model, in a virtual pipeline) count from 0; -1 is none. `module` is a name in UTF-8,
+/// which is copied, or NULL for none. `dynamic` is not 0 where the sizes of what is asked for vary from iteration to iteration: no plan has that.
+///
+/// Takes tens of nanoseconds where the thread was in the same context before, and may be called before the first allocation. More than 256 contexts inside each other count as the innermost of these, and
+/// `stitch_last_error` says so; each needs its pop all the same.
+///
+/// # Safety
+///
+/// `module` is NULL, or ends in NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stitch_context_push(
+    phase: c_int,
+    microbatch: c_int,
+    chunk: c_int,
+    module: *const c_char,
+    dynamic: c_int,
+) {
+    guarded((), || {
+        // A child allocates nothing, and somebody may have had its locks when it was forked.
+        if fork::is_child() {
+            return Ok(());
+        }
+        // SAFETY: it is not NULL, so the caller says that it ends in NUL; it is not kept.
+        let module = if module.is_null() { c"" } else { unsafe { CStr::from_ptr(module) } };
+        let module = module.to_string_lossy();
+        let phase = usize::try_from(phase).ok().and_then(|phase| Phase::ALL.get(phase));
+        let pushed = Pushed {
+            phase: phase.map_or(Phase::Other, |(_, phase)| *phase),
+            microbatch: u32::try_from(microbatch).ok(),
+            chunk: u32::try_from(chunk).ok(),
+            module: &module,
+            is_dynamic: dynamic != 0,
+        };
+        context::push(&pushed).map_err(|error| error.to_string())
+    });
+}
+
+/// This thread leaves the context that it pushed last. Where none is left nothing changes, and `stitch_last_error` says so.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_context_pop() {
+    guarded((), || {
+        if fork::is_child() {
+            return Ok(());
+        }
+        context::pop().map_err(|error| error.to_string())
+    });
+}
+
+/// An iteration of the job ends on `device`, or with -1 on every device that the process has allocated on: what is asked for from now on is of the next. Frees of what is still live may come in any later one.
+///
+/// May be called from any thread; one call for each iteration, whichever thread makes it. A device on which nothing was allocated yet has no iterations, and nothing changes. Of a number that no device
+/// has `stitch_last_error` says so.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_iteration_mark(device: c_int) {
+    guarded((), || process::mark_iteration(device));
 }
 
 /// A part of an allocation that lies in one chunk of physical memory.

@@ -9,8 +9,9 @@ use stitchd::clock::{Clock, SystemClock};
 use stitchd::error::chain;
 use stitchd::plan::format;
 use stitchd::runtime::{Runtime, RuntimeConfig};
-use stitchd::session::locate::Environment;
-use stitchd::session::{Session, SessionConfig, fork};
+use stitchd::session::locate::{self, Environment};
+use stitchd::session::recording::{FileRecording, Recording};
+use stitchd::session::{Session, SessionConfig, exit, fork};
 
 /// Devices that a process can use.
 const DEVICES_MAX: usize = 64;
@@ -22,7 +23,12 @@ static RUNTIMES: [OnceLock<Runtime>; DEVICES_MAX] = [const { OnceLock::new() }; 
 static DEVICES: [Mutex<Pause>; DEVICES_MAX] = [const { Mutex::new(Pause::NONE) }; DEVICES_MAX];
 /// The session, and the last try to open one: without it there is no device.
 static SESSION: Mutex<(Option<Arc<Session>>, Pause)> = Mutex::new((None, Pause::NONE));
+/// Recordings into files, one for each device, to end when the process does.
+static RECORDINGS: Mutex<Vec<FileRecording>> = Mutex::new(Vec::new());
 static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new);
+
+/// How long the end of the process may wait for its recordings.
+const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is not tried again for a moment once it has failed.
 struct Pause {
@@ -54,7 +60,7 @@ pub(crate) fn runtime(device: i32) -> Result<&'static Runtime, String> {
         return Err(stitchd::session::SessionError::Forked.to_string());
     }
     let slot = usize::try_from(device).ok().and_then(|device| RUNTIMES.get(device));
-    let slot = slot.ok_or_else(|| format!("device {device} is not one that a process can have"))?;
+    let slot = slot.ok_or_else(|| no_such(device))?;
     match slot.get() {
         Some(runtime) => Ok(runtime),
         None => set_up(device as u32, slot),
@@ -68,6 +74,20 @@ pub(crate) fn existing(device: i32) -> Option<&'static Runtime> {
         return None;
     }
     usize::try_from(device).ok().and_then(|device| RUNTIMES.get(device)).and_then(OnceLock::get)
+}
+
+/// An iteration ends on a device, or on all that the process uses.
+pub(crate) fn mark_iteration(device: i32) -> Result<(), String> {
+    if device >= DEVICES_MAX as i32 || device < -1 {
+        return Err(no_such(device));
+    }
+    let all = 0..DEVICES_MAX as i32;
+    all.filter(|one| device == -1 || device == *one).filter_map(existing).for_each(Runtime::mark_iteration);
+    Ok(())
+}
+
+fn no_such(device: i32) -> String {
+    format!("device {device} is not one that a process can have")
 }
 
 #[cold]
@@ -94,7 +114,26 @@ fn make(session: &Arc<Session>, device: u32) -> Result<Runtime, String> {
         let plan = format::read(&bytes).map_err(|error| failed(chain(&error)))?;
         runtime.install_plan(&plan).map_err(|error| failed(chain(&error)))?;
     }
+    if let Some(name) = &environment.record {
+        let path = locate::recording_path(name, std::process::id(), device);
+        let recording = Recording::to_file(&runtime, &path);
+        let recording = recording.map_err(|error| format!("STITCHD_RECORD: {}: {error}", path.display()))?;
+        lock(&RECORDINGS).push(recording);
+        exit::before(end_recordings);
+    }
     Ok(runtime)
+}
+
+/// The process ends: what has been recorded is written to its end. In a forked child there is nothing to write, and nobody who could.
+fn end_recordings() {
+    if fork::is_child() {
+        return;
+    }
+    let recordings = std::mem::take(&mut *lock(&RECORDINGS));
+    for recording in recordings {
+        // Where the file does not get on, it is cut, and its reader says so.
+        let _ = recording.end(END_PATIENCE);
+    }
 }
 
 /// The session, opened by whoever comes first.

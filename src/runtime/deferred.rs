@@ -66,7 +66,7 @@ impl Runtime {
             return Err(NotLive(address));
         }
         let Some(streams) = pools.recorded.remove(&address) else {
-            return pools.free(address, stream, self.counters);
+            return self.free_at_once(pools, address, stream);
         };
         let mut waiting = Waiting {
             address,
@@ -80,10 +80,23 @@ impl Runtime {
             for event in waiting.events {
                 pools.deferred.forget(self.device.driver(), event);
             }
-            return pools.free(address, stream, self.counters);
+            return self.free_at_once(pools, address, stream);
         }
+        pools.note(|tap| tap.free(address, stream, true));
         pools.deferred.waiting.push(waiting);
         self.finish_deferred(pools);
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn free_at_once(
+        &self,
+        pools: &mut Pools,
+        address: DeviceAddress,
+        stream: StreamId,
+    ) -> Result<(), NotLive> {
+        pools.free(address, stream, self.counters)?;
+        pools.note(|tap| tap.free(address, stream, false));
         Ok(())
     }
 
@@ -115,6 +128,7 @@ impl Runtime {
             });
             if one.events.is_empty() && one.unknown.is_empty() {
                 pools.free(one.address, one.stream, self.counters).expect("it was live when its free came");
+                pools.note(|tap| tap.free_completed(one.address, one.stream));
             } else {
                 pools.deferred.waiting.push(one);
             }

@@ -24,10 +24,13 @@ impl Runtime {
     #[cold]
     pub(super) fn alloc_slow(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         let served = self.serve_beside_plan(request);
-        if served.is_err() {
+        if let Err(error) = &served {
             // Under the lock, as every figure: of two threads that fail at once one would go uncounted.
-            let _pools = self.lock();
+            let mut pools = self.lock();
             self.counters.add(Counter::Failures, 1);
+            if matches!(error, AllocError::OutOfMemory { .. }) {
+                pools.note(|tap| tap.refused(request));
+            }
         }
         served
     }
@@ -49,8 +52,9 @@ impl Runtime {
     }
 
     fn serve_block(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        self.block(request.bytes, request.stream, |_, block| {
+        self.block(request.bytes, request.stream, |pools, block| {
             self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes);
+            pools.note(|tap| tap.alloc(request, block.address));
             block.address
         })
     }
@@ -64,6 +68,7 @@ impl Runtime {
                 pools.small.add_slab(span, request.bytes, request.stream);
                 let address = pools.small.alloc(request.bytes, request.stream)?;
                 self.counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes);
+                pools.note(|tap| tap.alloc(request, address));
                 Some(address)
             });
             // Nobody asked for the slab.

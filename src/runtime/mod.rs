@@ -38,6 +38,7 @@ use crate::pool::planned::{InstallError, PlannedCounts, PlannedPool, Served};
 use crate::pool::small::SmallPool;
 use crate::pool::stitching::{StitchConfig, StitchCounts, StitchUse, StitchingPool};
 use crate::pool::{AddressMap, Request};
+use crate::record::Tap;
 use crate::units::{Bytes, DeviceAddress};
 use deferred::Deferred;
 use lock::{Held, Lock};
@@ -93,6 +94,8 @@ struct Pools {
     deferred: Deferred,
     /// Until then the source is not asked for more: it has just refused.
     refused_until: Duration,
+    /// Where what happens is recorded, if it is.
+    tap: Option<Tap>,
     /// Allocations and frees until figures are written that take a walk over all blocks.
     until_look: u32,
 }
@@ -272,6 +275,7 @@ impl Runtime {
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
             refused_until: Duration::ZERO,
+            tap: None,
             until_look: OPERATIONS_PER_LOOK,
         };
         Runtime { device, source, clock, config, pools: Lock::new(pools), counters }
@@ -297,7 +301,9 @@ impl Runtime {
     pub fn alloc(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         let served = self.pools.with(|pools| {
             self.count_down(pools);
-            pools.alloc(request, self.counters)
+            let served = pools.alloc(request, self.counters)?;
+            pools.note(|tap| tap.alloc(request, served));
+            Some(served)
         });
         match served {
             Some(address) => Ok(address),
@@ -311,7 +317,7 @@ impl Runtime {
         self.pools.with(|pools| {
             self.count_down(pools);
             if pools.recorded.is_empty() && pools.deferred.is_empty() {
-                return pools.free(address, stream, self.counters);
+                return self.free_at_once(pools, address, stream);
             }
             self.free_recorded(pools, address, stream)
         })
@@ -323,6 +329,7 @@ impl Runtime {
         let mut pools = self.lock();
         if pools.is_live(address) && !pools.deferred.has(address) {
             pools.recorded.entry(address).or_default().insert(stream);
+            pools.note(|tap| tap.record_stream(address, stream));
         }
     }
 
@@ -332,8 +339,14 @@ impl Runtime {
         if let Some(installed) = &mut pools.planned {
             installed.pool.mark_iteration();
         }
+        pools.note(Tap::mark);
         self.counters.add(Counter::Iterations, 1);
         self.look(&mut pools);
+    }
+
+    /// Records from now on what happens through `tap`, or no more. Gives the one that was there: a recording ends when its tap goes.
+    pub fn record_into(&self, tap: Option<Tap>) -> Option<Tap> {
+        std::mem::replace(&mut self.lock().tap, tap)
     }
 
     /// Gets the static pool of a plan and serves from it from now on. What is live stays where it is.
@@ -518,6 +531,14 @@ impl Drop for Runtime {
 }
 
 impl Pools {
+    /// Tells whoever records.
+    #[inline]
+    fn note(&mut self, what: impl FnOnce(&mut Tap)) {
+        if let Some(tap) = &mut self.tap {
+            what(tap);
+        }
+    }
+
     #[inline]
     fn alloc(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
         if let Some(installed) = &mut self.planned {

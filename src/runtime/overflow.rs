@@ -48,6 +48,7 @@ impl Runtime {
     pub(super) fn alloc_packed(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
         let address = pools.packed.alloc(request.bytes, request.stream)?;
         self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes);
+        pools.note(|tap| tap.alloc(request, address));
         self.note_held(pools);
         Some(address)
     }

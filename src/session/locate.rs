@@ -1,7 +1,8 @@
-//! Where the daemon is: the one place of the client that reads the environment.
+//! Where the daemon is, and where a recording goes: the one place of the client that reads the environment.
 
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
 
 use crate::driver::LibraryPlace;
 
@@ -21,6 +22,8 @@ pub struct Environment {
     pub runtime_dir: Option<OsString>,
     /// `STITCHD_PLAN`: a plan file to serve from.
     pub plan: Option<OsString>,
+    /// `STITCHD_RECORD`: where what the process does is recorded; [`recording_path`] says in which file.
+    pub record: Option<OsString>,
     /// `STITCHD_DRIVER_LIBRARY`, read in tests only: the library that stands for the vendor's.
     pub library: LibraryPlace,
 }
@@ -35,6 +38,7 @@ impl Environment {
             dra_directory: read("NVIDIA_DRA_LOCAL_IPC_DIR"),
             runtime_dir: read("STITCHD_RUNTIME_DIR"),
             plan: read("STITCHD_PLAN"),
+            record: read("STITCHD_RECORD"),
             #[cfg(feature = "testing")]
             library: read("STITCHD_DRIVER_LIBRARY").map(LibraryPlace::at).unwrap_or_default(),
             #[cfg(not(feature = "testing"))]
@@ -52,9 +56,67 @@ impl Environment {
     }
 }
 
+/// The file of one process and device: `{pid}` and `{device}` in `name` are replaced, and what of the two is not there is put before the extension. So no two of them ever write the same file.
+pub fn recording_path(name: &OsStr, pid: u32, device: u32) -> PathBuf {
+    let mut bytes = name.as_bytes().to_vec();
+    let mut rest = String::new();
+    for (place, number) in [("{pid}", pid), ("{device}", device)] {
+        match replace(&bytes, place.as_bytes(), number.to_string().as_bytes()) {
+            Some(replaced) => bytes = replaced,
+            None => rest.push_str(&format!(".{number}")),
+        }
+    }
+    let path = PathBuf::from(OsString::from_vec(bytes));
+    if rest.is_empty() { path } else { before_extension(&path, &rest) }
+}
+
+/// Every place of `what` filled; `None` where there is none.
+fn replace(bytes: &[u8], what: &[u8], by: &[u8]) -> Option<Vec<u8>> {
+    let mut replaced = Vec::new();
+    let (mut at, mut is_there) = (0, false);
+    while let Some(byte) = bytes.get(at) {
+        if bytes.get(at..).is_some_and(|rest| rest.starts_with(what)) {
+            replaced.extend_from_slice(by);
+            at += what.len();
+            is_there = true;
+        } else {
+            replaced.push(*byte);
+            at += 1;
+        }
+    }
+    is_there.then_some(replaced)
+}
+
+fn before_extension(path: &Path, words: &str) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(words);
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_two_processes_or_devices_record_into_one_file() {
+        for (name, expected) in [
+            ("run.stitchtrace", "run.71.2.stitchtrace"),
+            ("/tmp/a.b/run", "/tmp/a.b/run.71.2"),
+            ("/tmp/{pid}/run-{device}.stitchtrace", "/tmp/71/run-2.stitchtrace"),
+            ("run-{pid}.stitchtrace", "run-71.2.stitchtrace"),
+            ("{device}{device}.t", "22.71.t"),
+            (".hidden", ".hidden.71.2"),
+            ("{pid", "{pid.71.2"),
+        ] {
+            assert_eq!(recording_path(OsStr::new(name), 71, 2), PathBuf::from(expected), "{name}");
+        }
+        let odd = OsStr::from_bytes(b"r\xff.t");
+        assert_eq!(recording_path(odd, 1, 0).as_os_str().as_bytes(), b"r\xff.1.0.t");
+    }
 
     #[test]
     fn the_more_particular_word_wins() {

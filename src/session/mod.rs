@@ -9,11 +9,13 @@
 //! ([`fork`]).
 
 mod control;
+pub mod exit;
 pub mod fork;
 mod link;
 pub mod locate;
 pub mod opening;
 mod private;
+pub mod recording;
 mod stats_page;
 
 use std::path::PathBuf;

@@ -132,7 +132,11 @@ pub enum Flaw {
     #[error("this is not a binary trace, as `stitchd trace convert` writes them")]
     NotATrace,
     /// Another version wrote it.
-    #[error("the trace is of version {found}, and this build reads version {}", super::binary::VERSION)]
+    #[error(
+        "the trace is of version {found}, and this build reads versions {} and {}",
+        super::binary::VERSION,
+        super::binary::RECORDING
+    )]
     Version {
         /// Its version.
         found: u16,

@@ -7,6 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
 
 mod lease;
+mod recorder;
 mod runtime;
 
 use shuttle::scheduler::{PctScheduler, RandomScheduler};

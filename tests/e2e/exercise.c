@@ -39,6 +39,18 @@ static void nonsense(void) {
     stitch_free((void *)4096, 1, 0, NULL);
     expect(stitch_malloc(1, -1, NULL) == NULL && error_says("device -1"), "there is no device -1");
     expect(stitch_malloc(1, 1000, NULL) == NULL && error_says("device 1000"), "there is no device 1000");
+    stitch_context_pop();
+    expect(error_says("no context of this thread"), "there is nothing to pop");
+    stitch_iteration_mark(-1);
+    stitch_iteration_mark(-2);
+    expect(error_says("device -2"), "there is no device -2");
+    for (int depth = 0; depth < 300; depth++) {
+        stitch_context_push(depth, depth - 1, -depth, depth % 2 == 0 ? NULL : "a \xff b", depth);
+    }
+    expect(error_says("more than 256 contexts"), "that is too deep");
+    for (int depth = 0; depth < 300; depth++) {
+        stitch_context_pop();
+    }
 }
 
 static void *fails(void *unused) {

@@ -21,6 +21,7 @@ mod memcheck;
 mod metrics;
 mod plans;
 mod raw;
+mod recorder;
 mod replay_cli;
 mod selftest;
 mod serve;

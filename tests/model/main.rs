@@ -12,6 +12,7 @@ mod faulty;
 mod ledger;
 mod memory;
 mod planned;
+mod recording;
 mod reference;
 mod runtime;
 mod small;

@@ -8,6 +8,12 @@
 //! Fixed numbers are little-endian, all others unsigned LEB128 in their shortest form. A block of kind 1 holds whole codes; the last block, of kind 2,
 //! holds the numbers of events and of modules (without the empty name, which is always there and first), and nothing comes after it.
 //!
+//! # Recordings
+//!
+//! A recording of a running job is a trace of version 2. It may have blocks of kind 3 anywhere before the last ([`Remarks`]: pairs of a code and a number, what the recording says of itself, counted from
+//! its beginning), and it may end behind any block: a job that is killed leaves what it wrote. What is left of a block that is not whole is passed by, and the reader says that the trace was cut. What
+//! is written of a trace that is all there is of version 1.
+//!
 //! # Codes
 //!
 //! An event is first made relative to the one before it ([`book::Line`]): ticks and iterations by their difference, an allocation's id by its distance from
@@ -33,19 +39,24 @@
 
 mod book;
 mod read;
+mod remarks;
 mod write;
 
-pub use read::read;
+pub use read::{Recorded, read, read_recorded};
+pub use remarks::{Remarks, Stopped};
 pub use write::{Writer, write};
 
 /// How every binary trace begins.
 pub const MAGIC: &[u8; 6] = b"STTRAC";
-/// The version that this build writes, and the only one it reads.
+/// The version of a trace that is all there.
 pub const VERSION: u16 = 1;
+/// The version of a recording. This build reads both, and no other.
+pub const RECORDING: u16 = 2;
 
 /// Kinds of blocks.
 const EVENTS: u8 = 1;
 const END: u8 = 2;
+const REMARKS: u8 = 3;
 
 /// Codes.
 const FORETOLD: u64 = 0;

@@ -5,29 +5,57 @@ use std::io::{BufRead, BufReader, Read};
 use super::book::{Book, Line};
 use super::{
     CHUNK, DYNAMIC, END, EVENTS, FORETOLD, KNOWN, MAGIC, MICROBATCH, MODULE, NAME, NEW, RARE, RARE_BYTES, RARE_DEVICE,
-    RARE_ITERATION, RARE_THREAD, SAME_CONTEXT, SAME_ID, STREAM, TICK_FOLLOWS, TICK_SHIFT, VERSION, checksum, unzigzag,
+    RARE_ITERATION, RARE_THREAD, RECORDING, REMARKS, Remarks, SAME_CONTEXT, SAME_ID, STREAM, TICK_FOLLOWS, TICK_SHIFT,
+    VERSION, checksum, unzigzag,
 };
 use crate::limits;
 use crate::trace::builder::{Builder, RuleError};
 use crate::trace::{Context, EventKind, Flaw, Phase, Trace, TraceError};
+
+/// What is in a file.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// The events.
+    pub trace: Trace,
+    /// What is missing from a recording.
+    pub remarks: Remarks,
+}
+
+/// Reads a binary trace that is not compressed, without what it says of itself.
+///
+/// # Errors
+///
+/// As [`read_recorded`].
+pub fn read(bytes: impl Read) -> Result<Trace, TraceError> {
+    Ok(read_recorded(bytes)?.trace)
+}
 
 /// Reads a binary trace that is not compressed.
 ///
 /// # Errors
 ///
 /// [`TraceError::Block`] with the place and what is wrong there, [`TraceError::TooLong`], [`TraceError::Empty`].
-pub fn read(bytes: impl Read) -> Result<Trace, TraceError> {
+pub fn read_recorded(bytes: impl Read) -> Result<Recorded, TraceError> {
     let mut source = Source { bytes: BufReader::new(bytes), at: 0, block: 0 };
-    source.header()?;
-    let mut text = Text { builder: Builder::default(), book: Book::default(), events: 0, modules: 0 };
+    let is_recording = source.header()? == RECORDING;
+    let (book, remarks) = (Book::default(), Remarks::default());
+    let mut text = Text { builder: Builder::default(), book, events: 0, modules: 0, remarks };
     let mut payload = Vec::new();
     loop {
-        let kind = source.block(&mut payload)?;
+        let whole = source.at;
+        let kind = match source.block(&mut payload) {
+            Err(TraceError::Block { flaw: Flaw::Cut, .. }) if is_recording => {
+                text.remarks.cut = Some(whole);
+                break;
+            }
+            kind => kind?,
+        };
         let mut cursor = Cursor { bytes: &payload, at: 0 };
         // Where in the payload an error is: at the beginning of what could not be read.
         let mut begin = 0;
         let read = match kind {
             EVENTS => text.codes(&mut cursor, &mut begin),
+            REMARKS if is_recording => text.remarks(&mut cursor, &mut begin),
             END => text.end(&mut cursor),
             found => Err(Flaw::Kind { found }),
         };
@@ -36,12 +64,13 @@ pub fn read(bytes: impl Read) -> Result<Trace, TraceError> {
             flaw => source.wrong(source.at - CHECKSUM_LEN - payload.len() as u64 + begin as u64, flaw),
         })?;
         if kind == END {
+            source.nothing_more()?;
             break;
         }
         source.block += 1;
     }
-    source.nothing_more()?;
-    text.builder.finish().ok_or(TraceError::Empty)
+    let trace = text.builder.finish().ok_or(TraceError::Empty)?;
+    Ok(Recorded { trace, remarks: text.remarks })
 }
 
 const CHECKSUM_LEN: u64 = 4;
@@ -69,12 +98,13 @@ impl<R: Read> Source<R> {
         Ok(taken)
     }
 
-    fn header(&mut self) -> Result<(), TraceError> {
+    /// The version.
+    fn header(&mut self) -> Result<u16, TraceError> {
         if self.take()? != *MAGIC {
             return Err(self.wrong(0, Flaw::NotATrace));
         }
         match u16::from_le_bytes(self.take()?) {
-            VERSION => Ok(()),
+            version @ (VERSION | RECORDING) => Ok(version),
             found => Err(self.wrong(MAGIC.len() as u64, Flaw::Version { found })),
         }
     }
@@ -180,6 +210,7 @@ struct Text {
     book: Book,
     events: u64,
     modules: u32,
+    remarks: Remarks,
 }
 
 impl Text {
@@ -261,6 +292,15 @@ impl Text {
             kind,
             is_dynamic,
         })
+    }
+
+    fn remarks(&mut self, cursor: &mut Cursor<'_>, begin: &mut usize) -> Result<(), Flaw> {
+        while !cursor.is_empty() {
+            *begin = cursor.at;
+            let (code, number) = (cursor.number()?, cursor.number()?);
+            self.remarks.note(code, number)?;
+        }
+        Ok(())
     }
 
     fn end(&self, cursor: &mut Cursor<'_>) -> Result<(), Flaw> {

@@ -160,7 +160,7 @@ fn what_is_wrong_is_named_with_block_and_byte() {
     let cases = [
         (b"tick,event".to_vec(), "block 0, byte 0 of the trace: this is not a binary trace"),
         (b"STTR".to_vec(), "block 0, byte 0 of the trace: the file ends here"),
-        (other, "block 0, byte 6 of the trace: the trace is of version 9, and this build reads version 1"),
+        (other, "block 0, byte 6 of the trace: the trace is of version 9, and this build reads versions 1 and 2"),
         (swapped[..8].to_vec(), "block 0, byte 8 of the trace: the file ends here"),
         (file(&[(EVENTS, alloc)]), "block 1, byte 20 of the trace: the file ends here"),
         (file(&[(7, alloc)]), "block 0, byte 13 of the trace: there is no block of kind 7"),

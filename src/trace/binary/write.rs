@@ -6,7 +6,8 @@ use std::io::{Error, ErrorKind, Write};
 use super::book::{Book, Line};
 use super::{
     CHUNK, DYNAMIC, END, EVENTS, FORETOLD, KNOWN, MAGIC, MICROBATCH, MODULE, NAME, NEW, RARE, RARE_BYTES, RARE_DEVICE,
-    RARE_ITERATION, RARE_THREAD, SAME_CONTEXT, SAME_ID, STREAM, TICK_FOLLOWS, TICK_SHIFT, VERSION, checksum, zigzag,
+    RARE_ITERATION, RARE_THREAD, RECORDING, REMARKS, Remarks, SAME_CONTEXT, SAME_ID, STREAM, TICK_FOLLOWS, TICK_SHIFT,
+    VERSION, checksum, zigzag,
 };
 use crate::limits;
 use crate::trace::{Event, EventKind, Phase, Trace};
@@ -24,6 +25,8 @@ pub struct Writer<W: Write> {
     block: u64,
     bytes: Vec<u8>,
     events: u64,
+    /// Bytes that were given to `out`.
+    written: u64,
 }
 
 impl<W: Write> std::fmt::Debug for Writer<W> {
@@ -55,11 +58,49 @@ impl<W: Write> Writer<W> {
     /// # Errors
     ///
     /// What `out` says.
-    pub fn new(mut out: W) -> std::io::Result<Writer<W>> {
+    pub fn new(out: W) -> std::io::Result<Writer<W>> {
+        Writer::of(VERSION, out)
+    }
+
+    /// Begins a recording: a trace that can be read before it is finished, as far as it was flushed.
+    ///
+    /// # Errors
+    ///
+    /// What `out` says.
+    pub fn recording(out: W) -> std::io::Result<Writer<W>> {
+        Writer::of(RECORDING, out)
+    }
+
+    fn of(version: u16, mut out: W) -> std::io::Result<Writer<W>> {
         out.write_all(MAGIC)?;
-        out.write_all(&VERSION.to_le_bytes())?;
+        out.write_all(&version.to_le_bytes())?;
         let (book, index) = (Book::default(), HashMap::new());
-        Ok(Writer { out, book, index, names: HashSet::new(), block: 0, bytes: Vec::new(), events: 0 })
+        let written = (MAGIC.len() + size_of_val(&version)) as u64;
+        Ok(Writer { out, book, index, names: HashSet::new(), block: 0, bytes: Vec::new(), events: 0, written })
+    }
+
+    /// Bytes of the file so far, without what is not flushed.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Gives all that came to `out`, behind it what there is to say, and has `out` pass it on. Of a recording: other traces have no place for remarks.
+    ///
+    /// # Errors
+    ///
+    /// What `out` says.
+    pub fn flush(&mut self, remarks: &Remarks) -> std::io::Result<()> {
+        if !self.bytes.is_empty() {
+            self.block(EVENTS)?;
+        }
+        for (code, number) in remarks.numbers() {
+            self.number(code);
+            self.number(number);
+        }
+        if !self.bytes.is_empty() {
+            self.block(REMARKS)?;
+        }
+        self.out.flush()
     }
 
     /// Adds an event. `modules` are the names so far, the empty one first; later calls may have more of them.
@@ -95,7 +136,7 @@ impl<W: Write> Writer<W> {
         };
         self.book.note(index, &line, event);
         self.events += 1;
-        if self.bytes.len() >= BLOCK_LEN { self.flush(EVENTS) } else { Ok(()) }
+        if self.bytes.len() >= BLOCK_LEN { self.block(EVENTS) } else { Ok(()) }
     }
 
     /// Ends the trace. `modules` are all names, whether an event was in them or not.
@@ -108,11 +149,11 @@ impl<W: Write> Writer<W> {
             self.name_up_to(last, modules)?;
         }
         if !self.bytes.is_empty() {
-            self.flush(EVENTS)?;
+            self.block(EVENTS)?;
         }
         self.number(self.events);
         self.number(self.names.len() as u64);
-        self.flush(END)?;
+        self.block(END)?;
         self.out.flush()?;
         Ok(self.out)
     }
@@ -130,7 +171,7 @@ impl<W: Write> Writer<W> {
             self.number(name.len() as u64);
             self.bytes.extend_from_slice(name.as_bytes());
             if self.bytes.len() >= BLOCK_LEN {
-                self.flush(EVENTS)?;
+                self.block(EVENTS)?;
             }
         }
         Ok(())
@@ -189,11 +230,12 @@ impl<W: Write> Writer<W> {
         self.bytes.push(n as u8);
     }
 
-    fn flush(&mut self, kind: u8) -> std::io::Result<()> {
+    fn block(&mut self, kind: u8) -> std::io::Result<()> {
         self.out.write_all(&[kind])?;
         self.out.write_all(&(self.bytes.len() as u32).to_le_bytes())?;
         self.out.write_all(&self.bytes)?;
         self.out.write_all(&checksum(self.block, kind, &self.bytes).to_le_bytes())?;
+        self.written += 9 + self.bytes.len() as u64;
         self.bytes.clear();
         self.block += 1;
         Ok(())

@@ -74,7 +74,8 @@ pub fn read(bytes: impl Read) -> Result<Imported, TraceError> {
     let head = unpacked.head();
     if head.starts_with(binary::MAGIC) {
         unpacked.hold_to(Growth::CODES);
-        return Ok(Imported { trace: binary::read(unpacked)?, ..Imported::default() });
+        let binary::Recorded { trace, remarks } = binary::read_recorded(unpacked)?;
+        return Ok(Imported { trace, notes: remarks.sentences(), ..Imported::default() });
     }
     if pickle::Pickle::begins_with(head) {
         unpacked.hold_to(Growth::PICKLE);
