@@ -85,6 +85,7 @@ impl Mapping {
         self.fill(slots.clone(), chunks).inspect_err(|_| {
             let done = slots.clone().take_while(|slot| self.slots[*slot].chunk.is_some()).count();
             self.take_back(first..first + done);
+            self.slots.iter_mut().skip(first).take(done).for_each(|slot| slot.chunk = None);
             self.slots.truncate(count);
         })
     }
@@ -156,11 +157,9 @@ impl Mapping {
             return;
         }
         let run = self.run(slots.clone());
-        let unmapped = self.unmap(run, slots.len());
-        let chunks: Vec<Arc<Chunk>> = self.slots[slots].iter_mut().filter_map(|slot| slot.chunk.take()).collect();
-        if let Err(error) = unmapped {
+        if let Err(error) = self.unmap(run, slots.len()) {
             self.device().note_quarantined(run.len(), &error);
-            for chunk in chunks {
+            for chunk in self.slots[slots].iter_mut().filter_map(|slot| slot.chunk.take()) {
                 chunk.note_stuck();
                 std::mem::forget(chunk);
             }

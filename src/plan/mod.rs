@@ -16,6 +16,7 @@ mod problem;
 mod reuse;
 pub mod solve;
 pub mod validate;
+mod vary;
 
 pub use expiry::{Expiries, NEVER};
 use lower_bound::bound_of;

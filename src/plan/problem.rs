@@ -18,6 +18,7 @@
 use std::collections::HashMap;
 
 use super::phases::{PhasePair, Phases};
+use super::vary::{self, Asked};
 use super::{DynamicEntry, Entry, PlanError};
 use crate::ids::StreamId;
 use crate::limits;
@@ -104,7 +105,11 @@ impl Problem {
         // A job that was seen for one iteration only: what comes before its first step is the prologue, the step itself the cycle.
         let is_first = iteration == 0;
         let iteration = iteration.max(1);
-        let Seen { allocations, lens, layers } = Seen::collect(trace, iteration, is_first);
+        let Seen { mut allocations, lens, layers } = Seen::collect(trace, iteration, is_first);
+        if !is_first {
+            mark_varying(&mut allocations, 0, iteration);
+            mark_varying(&mut allocations, iteration - 1, iteration);
+        }
         let len = |iteration: u32| lens.get(&iteration).copied().unwrap_or(0);
         let (prologue_len, cycle_len) = (len(0), len(iteration));
         let all_of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
@@ -197,6 +202,25 @@ impl Problem {
     /// One more than the last tick.
     pub fn end(&self) -> Tick {
         self.buffers.iter().flat_map(Buffer::lifetimes).map(|lifetime| lifetime.end).max().unwrap_or_default()
+    }
+}
+
+/// What has another size in one iteration than in the other varies.
+fn mark_varying(allocations: &mut [Allocation], one: u32, other: u32) {
+    let of = |iteration: u32| -> Vec<usize> {
+        (0..allocations.len()).filter(|at| allocations[*at].iteration == iteration).collect()
+    };
+    let (one, other) = (of(one), of(other));
+    let asked = |places: &[usize]| -> Vec<Asked> {
+        let asked = |at: &usize| {
+            let Allocation { bytes, stream, context, .. } = allocations[*at];
+            Asked { bytes, stream, context }
+        };
+        places.iter().map(asked).collect()
+    };
+    for (at, beside) in vary::pairs(&asked(&one), &asked(&other)) {
+        allocations[one[at]].is_dynamic = true;
+        allocations[other[beside]].is_dynamic = true;
     }
 }
 

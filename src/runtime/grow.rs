@@ -43,10 +43,12 @@ impl Runtime {
         }
         let served =
             if SmallPool::serves(request.bytes) { self.serve_small(request) } else { self.serve_block(request) };
-        if has_plan && served.is_err() {
-            // Streams were waited for.
-            let mut pools = self.lock();
-            return self.alloc_packed(&mut pools, request).map_or(served, Ok);
+        // Streams were waited for: what they have passed may be enough.
+        if has_plan
+            && served.is_err()
+            && let Some(address) = self.serve_packed(request)?
+        {
+            return Ok(address);
         }
         served
     }

@@ -33,7 +33,7 @@ use crate::ids::{PlanId, StreamId};
 use crate::ladder::Shape;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::plan::Plan;
-use crate::pool::packed::PackedPool;
+use crate::pool::packed::{PackedPool, PackedUse};
 use crate::pool::planned::{InstallError, PlannedCounts, PlannedPool, Served};
 use crate::pool::small::SmallPool;
 use crate::pool::stitching::{StitchConfig, StitchCounts, StitchUse, StitchingPool};
@@ -233,6 +233,8 @@ pub struct RuntimeStats {
     pub stitch: StitchCounts,
     /// What the stitching pool holds.
     pub stitch_use: StitchUse,
+    /// What the packed pool holds.
+    pub packed_use: PackedUse,
     /// Requests that failed.
     pub failures: u64,
 }
@@ -455,6 +457,7 @@ impl Runtime {
             planned: pools.planned.as_ref().map_or_else(PlannedCounts::default, |installed| installed.pool.counts()),
             stitch: pools.stitching.counts(),
             stitch_use: pools.stitching.usage(),
+            packed_use: pools.packed.usage(),
             failures: count(Counter::Failures),
         }
     }

@@ -8,15 +8,18 @@ use std::time::Duration;
 
 use super::grow::{REFUSAL_HOLDS, ROUNDS_MAX};
 use super::{AllocError, Counter, Pools, Runtime};
-use crate::memory::Chunk;
+use crate::memory::{Chunk, MemoryError};
 use crate::pool::Request;
+use crate::pool::packed::Prefer;
 use crate::units::{Bytes, DeviceAddress};
 
 impl Runtime {
     /// Serves a request from the packed pool; nothing where there is no memory for it to grow by.
     pub(super) fn serve_packed(&self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
         let Request { bytes, stream, .. } = *request;
-        let mut is_refused = false;
+        // What was asked for in vain: as much is not asked for again, less is.
+        let mut refused: Option<Bytes> = None;
+        let mut least = Bytes::LARGEST;
         for _ in 0..ROUNDS_MAX {
             let lacks = {
                 let mut pools = self.lock();
@@ -24,13 +27,23 @@ impl Runtime {
                 if let Some(address) = self.alloc_packed(&mut pools, request) {
                     return Ok(Some(address));
                 }
-                let lacks = pools.packed.lacks(bytes, stream).ok_or(AllocError::TooLarge { requested: bytes })?;
-                if (is_refused || !self.may_grow(&pools, lacks)) && self.gather(&mut pools, request, lacks)? {
-                    continue;
+                let too_large = || AllocError::TooLarge { requested: bytes };
+                let lacks = pools.packed.lacks(bytes, stream, Prefer::FewChunks).ok_or_else(too_large)?;
+                if refused.is_none() && self.may_grow(&pools, lacks) {
+                    lacks
+                } else {
+                    let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(0)).ok_or_else(too_large)?;
+                    // Moving goes on while it helps.
+                    if lacks < least {
+                        least = lacks;
+                        if self.gather(&mut pools, request)? {
+                            continue;
+                        }
+                    }
+                    lacks
                 }
-                lacks
             };
-            if is_refused {
+            if refused.is_some_and(|refused| lacks >= refused) {
                 return Ok(None);
             }
             // Outside the lock: others go on.
@@ -38,7 +51,7 @@ impl Runtime {
                 Ok(chunks) => self.pack(&mut self.lock(), chunks, request)?,
                 Err(_) => {
                     self.lock().refused_until = self.clock.now() + REFUSAL_HOLDS;
-                    is_refused = true;
+                    refused = Some(lacks);
                 }
             }
         }
@@ -54,27 +67,29 @@ impl Runtime {
     }
 
     /// Moves idle chunks to where the packed pool grows, and says whether there were any.
-    fn gather(&self, pools: &mut Pools, request: &Request, lacks: Bytes) -> Result<bool, AllocError> {
+    fn gather(&self, pools: &mut Pools, request: &Request) -> Result<bool, AllocError> {
+        let Request { bytes, stream, .. } = *request;
         pools.empty_small_slabs();
-        let mut chunks = pools.stitching.trim(lacks);
-        let found: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
-        chunks.extend(pools.packed.gather(request.bytes, request.stream, lacks.saturating_sub(found)));
-        if chunks.is_empty() {
-            return Ok(false);
-        }
-        self.pack(pools, chunks, request)?;
-        Ok(true)
+        let outside = pools.stitching.idle_bytes().get() / self.config.granule.get();
+        let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(outside));
+        let chunks = pools.stitching.trim(lacks.unwrap_or(Bytes::ZERO));
+        let moved = pools.packed.grow_by_moving(chunks, bytes, stream);
+        self.note_held(pools);
+        moved.map(|count| count > 0).map_err(|(chunks, source)| self.unpacked(chunks, source, bytes))
     }
 
-    /// Maps chunks into the packed pool; where that fails they go back to whoever owns them.
+    /// Chunks that cannot be mapped go back to whoever owns them.
+    fn unpacked(&self, chunks: Vec<Arc<Chunk>>, source: MemoryError, requested: Bytes) -> AllocError {
+        // Only after a failing driver; a round trip under the lock is the least of it.
+        self.give_back(chunks);
+        AllocError::Memory { requested, source }
+    }
+
+    /// Maps chunks into the packed pool.
     fn pack(&self, pools: &mut Pools, chunks: Vec<Arc<Chunk>>, request: &Request) -> Result<(), AllocError> {
         let Request { bytes, stream, .. } = *request;
         let grown = pools.packed.grow(&chunks, bytes, stream);
         self.note_held(pools);
-        grown.map_err(|source| {
-            // Only after a failing driver; a round trip under the lock is the least of it.
-            self.give_back(chunks);
-            AllocError::Memory { requested: bytes, source }
-        })
+        grown.map_err(|source| self.unpacked(chunks, source, bytes))
     }
 }

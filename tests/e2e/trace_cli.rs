@@ -126,7 +126,7 @@ fn what_fails_says_why_and_leaves_everything_as_it_was() {
         ("good.csv", good),
         ("broken.csv", b"tick,event,id,bytes\n1,alloc,1,100\n2,free,7,\n"),
         ("cut.stitchtrace", b"STTRAC\x01\x00\x01\x05"),
-        ("newer.stitchtrace", b"STTRAC\x02\x00"),
+        ("newer.stitchtrace", b"STTRAC\x03\x00"),
         ("long.csv", &long),
         ("kept.csv", b"precious"),
         ("kept.stitchtrace", b"precious"),
@@ -140,7 +140,7 @@ fn what_fails_says_why_and_leaves_everything_as_it_was() {
         ("good.csv", "none/kept.csv", "No such file"),
         ("broken.csv", "kept.csv", "broken.csv: line 3, column 'id': 7 was never allocated"),
         ("cut.stitchtrace", "kept.csv", "cut.stitchtrace: block 0, byte 9 of the trace: the file ends here"),
-        ("newer.stitchtrace", "kept.csv", "the trace is of version 2, and this build reads version 1"),
+        ("newer.stitchtrace", "kept.csv", "the trace is of version 3, and this build reads versions 1 and 2"),
         ("missing.csv", "kept.csv", "missing.csv: cannot open it: No such file"),
         ("long.csv", "kept.stitchtrace", "the name of a module has 70000 bytes"),
     ];

@@ -11,6 +11,7 @@ mod exhaustive;
 mod faulty;
 mod ledger;
 mod memory;
+mod packed;
 mod planned;
 mod recording;
 mod reference;

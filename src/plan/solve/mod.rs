@@ -117,9 +117,9 @@ pub fn solve(problem: &Problem) -> Result<Solution, PlanError> {
 }
 
 /// Buffers below one of these sizes are placed apart from the rest: the largest of them that costs little enough.
-const APART_BELOW: [Bytes; 4] = [Bytes::kib(2049), Bytes::kib(1025), Bytes::kib(257), Bytes::kib(33)];
+const APART_BELOW: [Bytes; 5] = [Bytes::kib(2049), Bytes::kib(1025), Bytes::kib(1024), Bytes::kib(257), Bytes::kib(33)];
 /// What that may cost: one part in so many of the bound.
-const APART_COSTS_MAX: u64 = 10_000;
+const APART_COSTS_MAX: u64 = 1_000_000;
 
 fn solve_within(problem: &Problem, parts: Vec<Part<'_>>, bound: Bytes, steps: u64) -> Result<Solution, PlanError> {
     let mut effort = Effort { steps, top: u64::MAX, placed: 0 };

@@ -61,6 +61,15 @@ struct Growth {
     slots: usize,
 }
 
+/// Which of the places where a range can grow is the best.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Prefer {
+    /// The one that takes the fewest chunks.
+    FewChunks,
+    /// The one that takes the fewest new chunks, whatever has to move: so many lie idle outside of the pool and move, too.
+    FewNew(u64),
+}
+
 /// What the pool holds now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PackedUse {
@@ -137,46 +146,76 @@ impl PackedPool {
         slots.filter_map(slot).collect()
     }
 
-    /// Bytes of new chunks that a request would take.
-    pub fn lacks(&self, bytes: Bytes, stream: StreamId) -> Option<Bytes> {
-        let growth = self.growth(PackedPool::units_of(bytes), stream);
+    /// Bytes of chunks that a request would take, new ones or such that move.
+    pub fn lacks(&self, bytes: Bytes, stream: StreamId, prefer: Prefer) -> Option<Bytes> {
+        let growth = self.growth(PackedPool::units_of(bytes), stream, prefer);
         self.granule.checked_mul(growth.slots as u64)
     }
 
-    /// The place that takes the fewest chunks: a hole that free stretches or the end of a range lie beside.
-    fn growth(&self, units: u64, stream: StreamId) -> Growth {
-        let per_slot = self.units_per_slot();
-        let slots_for = |units: u64| units.div_ceil(per_slot) as usize;
-        let mut best = Growth { range: None, first: 0, slots: slots_for(units) };
-        for (at, range) in self.ranges.iter().enumerate().filter(|(_, range)| range.stream == stream) {
-            let before = |slot: usize| {
-                let edge = slot as u64 * per_slot;
-                range.free.ending_at(edge).map_or(0, |start| edge - start)
-            };
-            let holes = range.holes.iter().filter_map(|(first, count)| {
-                let lacks = slots_for(units.saturating_sub(before(*first)));
-                let after = range.free.len_at((*first + *count) as u64 * per_slot).unwrap_or(0);
-                let whole = before(*first) + *count as u64 * per_slot + after;
-                let slots = if lacks <= *count { lacks } else { *count };
-                (whole >= units).then_some(Growth { range: Some(at), first: *first, slots })
-            });
-            let end = range.mapping.slot_count();
-            let room = range.mapping.span().len().get() / self.granule.get();
-            let at_end = Growth { range: Some(at), first: end, slots: slots_for(units.saturating_sub(before(end))) };
-            let at_end = Some(at_end).filter(|growth| end + growth.slots <= room as usize);
-            best = holes
-                .chain(at_end)
-                .chain([best])
-                .min_by_key(|growth| (growth.slots, growth.range.is_none()))
-                .unwrap_or(best);
-        }
-        best
+    /// The best place to grow: a hole that free stretches or the end of a range lie beside.
+    fn growth(&self, units: u64, stream: StreamId, prefer: Prefer) -> Growth {
+        let slots = units.div_ceil(self.units_per_slot()) as usize;
+        let anew = Growth { range: None, first: 0, slots };
+        let of_stream = self.ranges.iter().enumerate().filter(|(_, range)| range.stream == stream);
+        let places = of_stream.flat_map(|(at, range)| self.places(at, range, units)).chain([anew]);
+        let idle: u64 = match prefer {
+            Prefer::FewChunks => 0,
+            Prefer::FewNew(outside) => outside + self.idle_runs().map(|(_, _, count)| count as u64).sum::<u64>(),
+        };
+        let new = |growth: &Growth| match prefer {
+            Prefer::FewChunks => 0,
+            Prefer::FewNew(_) => (growth.slots as u64).saturating_sub(idle - self.idle_beside(growth)),
+        };
+        places.min_by_key(|growth| (new(growth), growth.slots, growth.range.is_none())).unwrap_or(anew)
     }
 
-    /// Maps chunks where a request for `bytes` takes the fewest; more than that lie at the end. On error nothing has changed, and the chunks are still the caller's.
+    /// Every place where a range can grow for so many units.
+    fn places(&self, at: usize, range: &Range, units: u64) -> Vec<Growth> {
+        let per_slot = self.units_per_slot();
+        let slots_for = |units: u64| units.div_ceil(per_slot) as usize;
+        let before = |slot: usize| {
+            let edge = slot as u64 * per_slot;
+            range.free.ending_at(edge).map_or(0, |start| edge - start)
+        };
+        let hole = |(first, count): (&usize, &usize)| {
+            let lacks = slots_for(units.saturating_sub(before(*first)));
+            let after = range.free.len_at((*first + *count) as u64 * per_slot).unwrap_or(0);
+            let whole = before(*first) + *count as u64 * per_slot + after;
+            (whole >= units).then_some(Growth { range: Some(at), first: *first, slots: lacks.min(*count) })
+        };
+        let mut places: Vec<Growth> = range.holes.iter().filter_map(hole).collect();
+        let count = range.mapping.slot_count();
+        // A hole at the end is where the end is.
+        let last = range.holes.last_key_value().filter(|(first, len)| *first + *len == count);
+        let first = last.map_or(count, |(first, _)| *first);
+        let at_end = Growth { range: Some(at), first, slots: slots_for(units.saturating_sub(before(first))) };
+        let room = range.mapping.span().len().get() / self.granule.get();
+        places.extend(Some(at_end).filter(|growth| first + growth.slots <= room as usize));
+        places
+    }
+
+    /// Chunks of which nothing is live, and that stay where they are when the pool grows there.
+    fn idle_beside(&self, growth: &Growth) -> u64 {
+        self.idle_runs().filter(|run| self.is_beside(growth, run)).map(|(_, _, count)| count as u64).sum()
+    }
+
+    fn is_beside(&self, growth: &Growth, (range, first, count): &(usize, usize, usize)) -> bool {
+        let after = growth.range.and_then(|range| self.ranges[range].holes.get(&growth.first)).unwrap_or(&0);
+        let edges = growth.first..=growth.first + after;
+        growth.range == Some(*range) && (edges.contains(first) || edges.contains(&(first + count)))
+    }
+
+    /// Maps chunks at the best place for a request for `bytes`; more than that takes lie at the end. On error nothing has changed, and the chunks are still the caller's.
     pub fn grow(&mut self, chunks: &[Arc<Chunk>], bytes: Bytes, stream: StreamId) -> Result<(), MemoryError> {
         assert!(chunks.iter().all(|chunk| chunk.len() == self.granule), "the pool is made of chunks of one size");
-        let growth = self.growth(PackedPool::units_of(bytes), stream);
+        let growth = self.growth(PackedPool::units_of(bytes), stream, Prefer::FewChunks);
+        self.grow_at(growth, chunks, stream)
+    }
+
+    fn grow_at(&mut self, growth: Growth, chunks: &[Arc<Chunk>], stream: StreamId) -> Result<(), MemoryError> {
+        if chunks.is_empty() {
+            return Ok(());
+        }
         let range = match growth.range {
             Some(range) => range,
             None => self.add_range(chunks.len(), stream)?,
@@ -241,16 +280,21 @@ impl PackedPool {
         self.take_runs(runs, wanted)
     }
 
-    /// The same for a request that the pool grows for: what lies beside the place where it does stays.
-    pub fn gather(&mut self, bytes: Bytes, stream: StreamId, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        let growth = self.growth(PackedPool::units_of(bytes), stream);
-        let after = growth.range.and_then(|range| self.ranges[range].holes.get(&growth.first)).unwrap_or(&0);
-        let edges = growth.first..=growth.first + after;
-        let is_beside = |(range, first, count): &(usize, usize, usize)| {
-            growth.range == Some(*range) && (edges.contains(first) || edges.contains(&(first + count)))
-        };
-        let runs = self.idle_runs().filter(|run| !is_beside(run)).collect();
-        self.take_runs(runs, wanted)
+    /// Grows for a request by chunks from outside, and by what is idle here and not beside the place where it grows: says how many chunks moved. Where they cannot be mapped they are the caller's.
+    pub fn grow_by_moving(
+        &mut self,
+        mut chunks: Vec<Arc<Chunk>>,
+        bytes: Bytes,
+        stream: StreamId,
+    ) -> Result<usize, (Vec<Arc<Chunk>>, MemoryError)> {
+        let growth = self.growth(PackedPool::units_of(bytes), stream, Prefer::FewNew(chunks.len() as u64));
+        let wanted = growth.slots.saturating_sub(chunks.len()) as u64;
+        let runs = self.idle_runs().filter(|run| !self.is_beside(&growth, run)).collect();
+        chunks.extend(self.take_runs(runs, Bytes::new(wanted * self.granule.get())));
+        match self.grow_at(growth, &chunks, stream) {
+            Ok(()) => Ok(chunks.len()),
+            Err(error) => Err((chunks, error)),
+        }
     }
 
     fn take_runs(&mut self, mut runs: Vec<(usize, usize, usize)>, wanted: Bytes) -> Vec<Arc<Chunk>> {

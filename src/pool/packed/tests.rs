@@ -32,7 +32,7 @@ impl Bench {
         let bytes = Bytes::new(bytes);
         let lacks = match self.pool.alloc(bytes, stream) {
             Some(address) => return (address, 0),
-            None => self.pool.lacks(bytes, stream).unwrap().get() / GRANULE,
+            None => self.pool.lacks(bytes, stream, Prefer::FewChunks).unwrap().get() / GRANULE,
         };
         let chunks = self.chunks(lacks);
         self.pool.grow(&chunks, bytes, stream).unwrap();
@@ -89,7 +89,7 @@ fn idle_chunks_leave_and_their_place_is_filled_again() {
     bench.pool.invariants().unwrap();
     assert_eq!((taken.len(), bench.pool.held()), (3, Bytes::mib(8)));
     // Four of the ten are left, so six lack; at the end it would be ten.
-    assert_eq!(bench.pool.lacks(Bytes::mib(10), ONE), Some(Bytes::mib(6)));
+    assert_eq!(bench.pool.lacks(Bytes::mib(10), ONE, Prefer::FewChunks), Some(Bytes::mib(6)));
     bench.pool.grow(&taken, Bytes::mib(10), ONE).unwrap();
     bench.pool.invariants().unwrap();
     assert_eq!(bench.ask(10 << 20, ONE), (at[1], 0));
@@ -101,14 +101,30 @@ fn idle_chunks_move_to_where_the_range_grows() {
     let at: Vec<DeviceAddress> = [4, 2, 4, 2, 3].map(|mib| bench.ask(mib << 20, ONE).0).into();
     [at[0], at[2]].into_iter().for_each(|address| bench.free(address));
     // One byte more than fits anywhere: the end lacks five mebibytes beside the one that is free there.
-    let lacks = bench.pool.lacks(Bytes::mib(6), ONE).unwrap();
+    let lacks = bench.pool.lacks(Bytes::mib(6), ONE, Prefer::FewNew(0)).unwrap();
     assert_eq!(lacks, Bytes::mib(6));
-    let moved = bench.pool.gather(Bytes::mib(6), ONE, lacks);
-    assert_eq!(moved.len(), 3);
-    bench.pool.grow(&moved, Bytes::mib(6), ONE).unwrap();
+    assert_eq!(bench.pool.grow_by_moving(Vec::new(), Bytes::mib(6), ONE).unwrap(), 3);
     bench.pool.invariants().unwrap();
     assert!(bench.pool.alloc(Bytes::mib(6), ONE).is_some());
     assert_eq!(bench.pool.held(), Bytes::mib(16));
+}
+
+#[test]
+fn where_memory_is_scarce_the_place_is_one_that_idle_chunks_can_move_to() {
+    let mut bench = Bench::new();
+    let at: Vec<DeviceAddress> = [6, 2, 6, 2].map(|mib| bench.ask(mib << 20, ONE).0).into();
+    bench.free(at[2]);
+    // The middle one of three leaves; in its place one chunk would do for all three, and nothing idle could come there but what is beside.
+    drop(bench.pool.take_out(0, 5, 1).unwrap());
+    assert_eq!(bench.pool.lacks(Bytes::mib(6), ONE, Prefer::FewChunks), Some(Bytes::mib(2)));
+    assert_eq!(bench.pool.lacks(Bytes::mib(6), ONE, Prefer::FewNew(0)), Some(Bytes::mib(2)));
+    assert_eq!(bench.pool.lacks(Bytes::mib(4), ONE, Prefer::FewChunks), Some(Bytes::mib(2)));
+    // At the end it takes two, and two can move.
+    assert_eq!(bench.pool.lacks(Bytes::mib(4), ONE, Prefer::FewNew(0)), Some(Bytes::mib(4)));
+    assert_eq!(bench.pool.grow_by_moving(Vec::new(), Bytes::mib(4), ONE).unwrap(), 2);
+    assert!(bench.pool.alloc(Bytes::mib(4), ONE).is_some());
+    assert_eq!(bench.pool.held(), Bytes::mib(14));
+    bench.pool.invariants().unwrap();
 }
 
 #[test]
