@@ -29,10 +29,10 @@
 //! | [`steward`] | the ledger and the store, put together |
 //! | [`trace`] | what a job did: allocations and frees in order |
 //! | [`plan`] | from a trace to addresses, made ahead of time, and checked by somebody else |
-//! | [`pool`] | who gets which bytes: the planned, the stitching and the small pool |
+//! | [`pool`] | who gets which bytes: the planned, the packed, the stitching and the small pool |
 //! | [`context`] | where in its job a thread is |
 //! | [`record`] | a trace of a running job: a tap in its runtime, and who makes events of what comes out |
-//! | [`runtime`] | the three pools of one device in one process, and the way to more memory |
+//! | [`runtime`] | the pools of one device in one process, and the way to more memory |
 //! | [`wire`] | what goes between processes: messages, packets with descriptors, who is at the other end |
 //! | [`session`] | the client's side of it |
 //! | `replay` | a trace through these pools, and through models of others |
@@ -93,6 +93,8 @@
 //! | prologue, cycle | the plan of what comes once, and of what every iteration repeats |
 //! | peak, lower bound | the highest byte that is used, the largest sum of live sizes at any tick |
 //! | deviation | a request that the plan did not foresee, or one that it foresaw and that did not come ([`pool::planned::PlannedCounts`]) |
+//! | dynamic, varies | a request whose size is another in each iteration ([`plan::DynamicEntry`]); where it may go in the static pool is its reusable space ([`plan::ReuseSpaces`]) |
+//! | packed | side by side in units of 512 bytes, in a range that grows at its end ([`pool::packed`]) |
 //! | tenant of the static pool | an allocation inside it whose planned place is taken by time, not by the plan: it blocks whoever would overlap it |
 
 #[cfg(feature = "daemon")]

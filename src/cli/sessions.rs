@@ -30,6 +30,7 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
         ">limit",
         ">chunks",
         ">planned",
+        ">reuse",
         ">stitching",
         ">small",
         ">deviations",
@@ -38,7 +39,8 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
     ]);
     for session in &status.sessions {
         let counter = |name: &str| session.counters.get(name).copied().unwrap_or(0);
-        let deviations = ["late", "blocked", "unplanned", "skipped"].map(|kind| counter(&format!("deviations_{kind}")));
+        let deviations =
+            ["late", "blocked", "unplanned", "skipped", "resized"].map(|kind| counter(&format!("deviations_{kind}")));
         table.row(vec![
             session.session_id.to_string(),
             session.name.clone(),
@@ -48,6 +50,7 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
             Bytes::new(session.limit_bytes).to_string(),
             session.chunks.to_string(),
             counter("requests_planned").to_string(),
+            counter("requests_reuse").to_string(),
             counter("requests_stitching").to_string(),
             counter("requests_small").to_string(),
             deviations.iter().sum::<u64>().to_string(),

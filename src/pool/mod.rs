@@ -1,7 +1,7 @@
 //! Policy: who gets which bytes of what this process holds.
 //!
-//! Three pools, asked in this order: [`planned`] serves the requests that a plan foresaw, [`stitching`] serves the rest from 2 MiB up,
-//! [`small`] serves what is smaller from slabs of the stitching pool.
+//! With a plan [`planned`] serves the requests that it foresaw, and [`packed`] the rest. Without one [`stitching`] serves requests from 2 MiB up, and [`small`] what is smaller, from slabs of the
+//! stitching pool.
 //!
 //! Not for: getting memory (the runtime does, and hands it over) or events and threads (the runtime again). Pools are plain data behind one
 //! lock.

@@ -1,4 +1,4 @@
-//! The runtime of one device in one process: the three pools behind one lock, and the way to more memory when they have none. The same code runs in
+//! The runtime of one device in one process: its pools behind one lock, and the way to more memory when they have none. The same code runs in
 //! training processes, in the demo, and over the simulated driver.
 //!
 //! ## Who may touch what, when

@@ -156,6 +156,7 @@ fn print(result: &Result) {
         ">peak leased",
         ">efficiency",
         ">plan",
+        ">reuse",
         ">stitching",
         ">small",
         ">calls first",
@@ -172,7 +173,8 @@ fn print(result: &Result) {
         let cell = |path: &[&str]| number(path).map_or_else(|| "-".to_owned(), |n| format!("{n:.0}"));
         let efficiency = act.peak_live().get() as f64 / act.peak_leased().get().max(1) as f64;
         let served = |pool: &str| {
-            let all: f64 = ["planned", "stitching", "small"].iter().filter_map(|pool| number(&["served", pool])).sum();
+            let all: f64 =
+                ["planned", "reuse", "stitching", "small"].iter().filter_map(|pool| number(&["served", pool])).sum();
             number(&["served", pool]).map_or_else(|| "-".to_owned(), |n| format!("{:.1} %", 100.0 * n / all.max(1.0)))
         };
         table.row(vec![
@@ -182,6 +184,7 @@ fn print(result: &Result) {
             act.peak_leased().to_string(),
             format!("{:.1} %", efficiency * 100.0),
             served("planned"),
+            served("reuse"),
             served("stitching"),
             served("small"),
             cell(&["driver_calls_first_iteration"]),

@@ -298,11 +298,13 @@ impl Trainer {
                 "patterns_checked": self.patterns.checked(),
                 "served": {
                     "planned": stats.served.planned,
+                    "reuse": stats.served.reuse,
                     "stitching": stats.served.stitching,
                     "small": stats.served.small,
                 },
                 "served_bytes": {
                     "planned": stats.served.planned_bytes.get(),
+                    "reuse": stats.served.reuse_bytes.get(),
                     "stitching": stats.served.stitching_bytes.get(),
                     "small": stats.served.small_bytes.get(),
                 },
