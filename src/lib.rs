@@ -21,7 +21,7 @@
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`], [`mod@sync`] | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes, where threads meet |
+//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`], [`mod@sync`], `extents` | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes, where threads meet, free stretches |
 //! | [`driver`] | what hardware can do: chunks, addresses, mappings, streams. The `host` and `sim` drivers, those of the GPU vendors over libraries that are found at run time, and decorators over any |
 //! | [`memory`] | who owns what of it: `Chunk`, `Reservation`, `Mapping`, whole or not at all |
 //! | [`store`] | every chunk of a daemon, its handle and its one exported descriptor |
@@ -105,6 +105,7 @@ pub mod context;
 pub mod daemon;
 pub mod driver;
 pub mod error;
+mod extents;
 pub mod ids;
 pub mod ladder;
 pub mod ledger;

@@ -120,6 +120,11 @@ pub const STITCH_LEN_MIN: Bytes = Bytes::mib(2);
 /// caching allocator gives, and what kernels have come to rely on.
 pub const ALLOCATION_ALIGNMENT: Bytes = Bytes::new(512);
 
+/// What an allocation of so many bytes occupies; `None` where that is more than any address space. A request for nothing occupies one unit, so that its address is its own.
+pub fn allocation_len(bytes: Bytes) -> Option<Bytes> {
+    bytes.max(Bytes::new(1)).round_up(ALLOCATION_ALIGNMENT)
+}
+
 const _: () = assert!(CHUNK_LEN_MIN.get() <= CHUNK_LEN_MAX.get());
 const _: () = assert!(STITCH_LEN_MIN.get() >= CHUNK_LEN_MIN.get());
 const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < CHUNK_MESSAGE_LEN_MAX);

@@ -371,6 +371,15 @@ impl Lifetime {
     }
 }
 
+/// A number of things in words: "1 request", "2 requests", "2 entries".
+pub fn counted(count: impl Into<u64>, what: &str) -> String {
+    match (count.into(), what.strip_suffix('y')) {
+        (1, _) => format!("1 {what}"),
+        (count, Some(stem)) => format!("{count} {stem}ies"),
+        (count, None) => format!("{count} {what}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

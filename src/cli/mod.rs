@@ -204,12 +204,6 @@ fn code_of(kind: ErrorKind) -> u8 {
 
 type Outcome = Result<u8, Failure>;
 
-/// "1 request", "2 requests".
-fn counted(count: impl Into<u64>, what: &str) -> String {
-    let count = count.into();
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
-}
-
 const DONE: Outcome = Ok(0);
 
 impl Cli {

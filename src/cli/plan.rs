@@ -6,12 +6,12 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::table::Table;
-use super::{DONE, Failure, Outcome, counted, print_json, print_out, read_plan, trace, whole_file};
+use super::{DONE, Failure, Outcome, print_json, print_out, read_plan, trace, whole_file};
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
 use crate::plan::{Plan, Problem, format, lower_bound, solve, validate};
 use crate::trace::Trace;
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 
 #[derive(Debug, Args)]
 #[command(

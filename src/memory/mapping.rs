@@ -125,6 +125,11 @@ impl Mapping {
         self.slots[slot].chunk.as_ref()
     }
 
+    /// The chunks of all slots that were not taken.
+    pub fn chunks(&self) -> impl Iterator<Item = &Arc<Chunk>> {
+        self.slots.iter().filter_map(|slot| slot.chunk.as_ref())
+    }
+
     /// The addresses of a slot.
     pub fn slot_span(&self, slot: usize) -> AddressSpan {
         Span::new(self.slots[slot].start, self.slots[slot].len).expect("a slot lies in the reservation")

@@ -19,7 +19,7 @@ pub mod validate;
 mod vary;
 
 pub use expiry::{Expiries, NEVER};
-use lower_bound::bound_of;
+use lower_bound::Changes;
 pub use lower_bound::lower_bound;
 pub use phases::PhasePair;
 pub use problem::{Buffer, Problem};
@@ -127,8 +127,8 @@ pub enum PlanError {
 impl Entry {
     /// The bytes of the pool that are its own while it is live: rounded to the unit of allocation.
     pub fn span(&self) -> PlanSpan {
-        let len =
-            problem::rounded(self.bytes).expect("the size of an entry was checked when the plan was made or read");
+        let len = limits::allocation_len(self.bytes)
+            .expect("the size of an entry was checked when the plan was made or read");
         Span::new(self.offset, len).expect("the place of an entry was checked when the plan was made or read")
     }
 
@@ -177,6 +177,13 @@ impl Plan {
     pub fn cycle_len(&self) -> Option<u64> {
         let again = self.entries.iter().find_map(|entry| Some((entry.again?.start.0, entry.lifetime.start.0)));
         again.and_then(|(second, first)| second.checked_sub(first))
+    }
+
+    /// The bytes of the pool that the entries of a stream lie in, and nobody else's; nothing where it has none.
+    pub fn part_of(&self, stream: StreamId) -> Option<PlanSpan> {
+        let spans = || self.entries.iter().filter(|entry| entry.stream == stream).map(Entry::span);
+        let (start, end) = (spans().map(|span| span.start()).min()?, spans().map(|span| span.end()).max()?);
+        Span::new(start, Bytes::new(end.get() - start.get()))
     }
 
     /// HomoLayer groups (STAlloc, equation 3): different stretches of time in which requests that vary are live.

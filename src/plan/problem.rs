@@ -15,7 +15,7 @@
 //! from its place in the first pass into the second, and from its place in the second to the end. Later passes look like the
 //! second, so nothing is gained by drawing them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use super::phases::{PhasePair, Phases};
 use super::vary::{self, Asked};
@@ -57,11 +57,6 @@ pub struct Buffer {
     pub again: Option<Lifetime>,
     /// In which computation phases it comes and goes.
     pub phases: PhasePair,
-}
-
-/// What a request of so many bytes occupies. A request for nothing occupies one unit, so that its address is its own.
-pub(super) fn rounded(bytes: Bytes) -> Option<Bytes> {
-    bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT)
 }
 
 impl Buffer {
@@ -106,10 +101,9 @@ impl Problem {
         let is_first = iteration == 0;
         let iteration = iteration.max(1);
         let Seen { mut allocations, lens, layers } = Seen::collect(trace, iteration, is_first);
-        if !is_first {
-            mark_varying(&mut allocations, 0, iteration);
-            mark_varying(&mut allocations, iteration - 1, iteration);
-        }
+        // Of two iterations these are one.
+        let others = BTreeSet::from([0, iteration - 1]);
+        others.into_iter().filter(|_| !is_first).for_each(|other| mark_varying(&mut allocations, other, iteration));
         let len = |iteration: u32| lens.get(&iteration).copied().unwrap_or(0);
         let (prologue_len, cycle_len) = (len(0), len(iteration));
         let all_of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
@@ -171,7 +165,7 @@ impl Problem {
             return Err(PlanError::TooManyRequests(self.buffers.len() + 1));
         }
         let Allocation { bytes, stream, context, .. } = *one;
-        let len = rounded(bytes).ok_or(PlanError::TooLarge)?;
+        let len = limits::allocation_len(bytes).ok_or(PlanError::TooLarge)?;
         self.buffers.push(Buffer { bytes, len, stream, context, lifetime, again, phases: PhasePair::default() });
         Ok(())
     }

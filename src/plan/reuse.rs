@@ -5,10 +5,11 @@
 //!
 //! Not for: what is idle at run time, which the planned pool looks at when such a request comes (equation 7).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use super::expiry::Times;
 use super::{Entry, Plan};
+use crate::extents::{Extents, cut};
 use crate::ids::StreamId;
 use crate::limits;
 use crate::units::{Lifetime, PlanOffset, PlanSpan, Span, Tick};
@@ -88,7 +89,7 @@ struct Sweep<'a> {
     changes: Vec<(Tick, bool, &'a Entry)>,
     /// Those that have happened.
     done: usize,
-    idle: Idle,
+    idle: Extents,
     /// Entries that outlive the prologue: some go in the first pass of the cycle, which the second does not show.
     left_over: Vec<&'a Entry>,
     cycle_len: u64,
@@ -102,82 +103,56 @@ impl Sweep<'_> {
             .flat_map(|(entry, lifetime)| [(lifetime.start, true, entry), (lifetime.end, false, entry)])
             .collect();
         changes.sort_unstable_by_key(|(tick, comes, entry)| (*tick, *comes, entry.offset));
-        let start = entries().map(|entry| units(entry.span().start())).min().unwrap_or(0);
-        let end = entries().map(|entry| units(entry.span().end())).max().unwrap_or(0);
+        let mut idle = Extents::default();
+        if let Some(part) = plan.part_of(stream) {
+            let (start, end) = units(part);
+            idle.give(start, end - start);
+        }
         let prologue = &plan.entries[..plan.cycle_start];
         let last = prologue.last().map_or(Tick(0), |entry| entry.lifetime.start);
         let stays = |entry: &&Entry| entry.stream == stream && entry.lifetime.end > last;
         let left_over = prologue.iter().filter(stays).collect();
         let cycle_len = plan.cycle_len().unwrap_or(0);
-        Sweep { changes, done: 0, idle: Idle(BTreeMap::from([(start, end)])), left_over, cycle_len }
+        Sweep { changes, done: 0, idle, left_over, cycle_len }
     }
 
     /// What nobody has at any time of the interval. Intervals come in the order of their starts.
     fn idle(&mut self, interval: Lifetime) -> Vec<(u32, u32)> {
         while let Some((_, comes, entry)) = self.changes.get(self.done).filter(|(tick, ..)| *tick <= interval.start) {
-            let (start, end) = (units(entry.span().start()), units(entry.span().end()));
+            let (start, end) = units(entry.span());
             if *comes {
-                self.idle.take(start, end)
+                self.idle.take(start, end - start);
             } else {
-                self.idle.give(start, end)
+                self.idle.give(start, end - start);
             }
             self.done += 1;
         }
-        let mut left = Idle(self.idle.0.clone());
+        let mut left: Vec<(u64, u64)> = self.idle.iter().map(|(start, len)| (start, start + len)).collect();
+        let take = |left: &mut Vec<(u64, u64)>, entry: &Entry| {
+            let (start, end) = units(entry.span());
+            cut(left, start, end, 1);
+        };
         for (tick, comes, entry) in &self.changes[self.done..] {
-            if *tick >= interval.end || left.0.is_empty() {
+            if *tick >= interval.end || left.is_empty() {
                 break;
             }
             if *comes {
-                left.take(units(entry.span().start()), units(entry.span().end()));
+                take(&mut left, entry);
             }
         }
         let pass_before = |tick: Tick| Tick(tick.0.saturating_sub(self.cycle_len));
         let before = Lifetime { start: pass_before(interval.start), end: pass_before(interval.end) };
         for entry in self.left_over.iter().filter(|entry| entry.lifetime.overlaps(before)) {
-            left.take(units(entry.span().start()), units(entry.span().end()));
+            take(&mut left, entry);
         }
-        left.0.into_iter().filter(|(start, end)| start < end).map(|(start, end)| (start, end - start)).collect()
+        left.into_iter().map(|(start, end)| (start as u32, (end - start) as u32)).collect()
     }
 }
 
-fn units(offset: PlanOffset) -> u32 {
-    (offset.get() / limits::ALLOCATION_ALIGNMENT.get()) as u32
-}
-
-/// Disjoint stretches, each from its key to its value; no two of them touch.
-struct Idle(BTreeMap<u32, u32>);
-
-impl Idle {
-    /// Takes what is there of `[from, to)` out.
-    fn take(&mut self, from: u32, to: u32) {
-        while let Some((start, end)) = self.0.range(..to).next_back().map(|(start, end)| (*start, *end)) {
-            if end <= from {
-                break;
-            }
-            self.0.remove(&start);
-            if end > to {
-                self.0.insert(to, end);
-            }
-            if start < from {
-                self.0.insert(start, from);
-            }
-        }
-    }
-
-    /// Puts `[from, to)` in, of which nothing is there.
-    fn give(&mut self, mut from: u32, mut to: u32) {
-        if let Some((start, end)) = self.0.range(..=from).next_back().map(|(start, end)| (*start, *end))
-            && end == from
-        {
-            self.0.remove(&start);
-            from = start;
-        }
-        if let Some(end) = self.0.remove(&to) {
-            to = end;
-        }
-        self.0.insert(from, to);
-    }
+/// From where to where bytes of the pool reach, in units of allocation: less than 2^32 in a pool that can be served from.
+fn units(span: PlanSpan) -> (u64, u64) {
+    let unit = limits::ALLOCATION_ALIGNMENT.get();
+    (span.start().get() / unit, span.end().get() / unit)
 }
 
 /// A space as bytes of the pool.

@@ -11,7 +11,7 @@ use crate::units::Tick;
 
 fn buffer(bytes: u64, lifetime: Lifetime, again: Option<Lifetime>) -> Buffer {
     let bytes = Bytes::new(bytes);
-    let len = problem::rounded(bytes).unwrap();
+    let len = limits::allocation_len(bytes).unwrap();
     let phases = PhasePair::default();
     Buffer { bytes, len, stream: StreamId(0), context: ContextKey::UNKNOWN, lifetime, again, phases }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::expiry::Times;
-use super::{Entry, Plan, problem::rounded};
+use super::{Entry, Plan};
 use crate::limits;
 use crate::units::{Bytes, Lifetime, Place, Tick};
 
@@ -157,7 +157,7 @@ fn check_dynamic(plan: &Plan) -> Result<(), Wrong> {
 
 fn check_entry(plan: &Plan, entry: usize, of: &Entry) -> Result<(), Wrong> {
     let offset = of.offset.raw();
-    let Some(len) = rounded(of.bytes) else { return Err(Wrong::Size { entry, bytes: of.bytes }) };
+    let Some(len) = limits::allocation_len(of.bytes) else { return Err(Wrong::Size { entry, bytes: of.bytes }) };
     if !offset.is_multiple_of(limits::ALLOCATION_ALIGNMENT.get()) {
         return Err(Wrong::Alignment { entry, offset });
     }

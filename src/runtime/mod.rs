@@ -524,8 +524,7 @@ impl Drop for Runtime {
         pools.deferred.end(self.device.driver());
         let mut chunks = Vec::new();
         if let Some(installed) = pools.planned.take() {
-            let count = installed.mapping.slot_count();
-            chunks.extend((0..count).filter_map(|slot| installed.mapping.chunk(slot).cloned()));
+            chunks.extend(installed.mapping.chunks().cloned());
         }
         chunks.extend(pools.packed.take_all());
         chunks.extend(pools.stitching.take_all());

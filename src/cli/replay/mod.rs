@@ -13,7 +13,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::plan::{about_one_pass, differences, made_from};
-use super::{DONE, Failure, Outcome, counted, read_plan, trace, whole_file};
+use super::{DONE, Failure, Outcome, read_plan, trace, whole_file};
 use crate::clock::SystemClock;
 use crate::driver::cost_table::CostTable;
 use crate::error::excerpt;
@@ -28,7 +28,7 @@ use crate::replay::{lacks, min_capacity, perturb, recorded, repeat, replay};
 use crate::runtime::RuntimeConfig;
 use crate::trace::Trace;
 use crate::trace::import::snapshot::AllocatorSettings;
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 use sweep::Sweep;
 
 #[derive(Debug, Args)]

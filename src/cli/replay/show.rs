@@ -7,13 +7,12 @@ use serde_json::{Value, json};
 use super::super::table::Table;
 use super::super::{Failure, Outcome, print_json, print_out, whole_file};
 use super::{Least, ReplayArgs, Replayed, Result};
-use crate::cli::counted;
 use crate::driver::cost_table::CostTable;
 use crate::replay::calls::{CallSum, SHOWN};
 use crate::replay::script::{Asked, Script, Step};
 use crate::replay::{PoolName, PoolReport, Record, Report, Run, Setup, grouped};
 use crate::trace::Trace;
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 
 /// Prints it all. With a capacity the answer is no where a pool ran out of memory.
 pub(super) fn print(args: &ReplayArgs, replayed: &Replayed<'_>, setup: &Setup) -> Outcome {

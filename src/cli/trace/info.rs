@@ -6,11 +6,11 @@ use serde_json::json;
 
 use super::word;
 use crate::cli::table::Table;
-use crate::cli::{DONE, Outcome, counted, print_json, print_out};
+use crate::cli::{DONE, Outcome, print_json, print_out};
 use crate::trace::import::Imported;
 use crate::trace::period::Numbering;
 use crate::trace::{Breakdown, IterationFigures, Part};
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 
 /// Rows of a table that would not end.
 const SHOWN: usize = 10;

@@ -9,12 +9,12 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use super::{DONE, Failure, Outcome, counted, print_json};
+use super::{DONE, Failure, Outcome, print_json};
 use crate::trace::EventKind;
 use crate::trace::import;
 use crate::trace::import::Imported;
 use crate::trace::period::Numbering;
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 use target::Target;
 
 #[derive(Debug, Args)]

@@ -3,9 +3,8 @@
 //! What an allocator does that knows nothing of what comes; n log n whatever the lifetimes are. Small buffers that live long keep large extents cut up, so they have
 //! a part of the pool to themselves, as in PyTorch's allocator.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use super::Stopped;
+use crate::extents::Extents;
 use crate::units::{Bytes, Lifetime, Tick};
 
 /// Which buffers are small enough to be placed apart from the others.
@@ -51,15 +50,15 @@ pub(super) fn place(buffers: &[(Lifetime, u64)], small: Small) -> Result<Vec<u64
     // At one tick whoever leaves goes first: lifetimes are half-open.
     changes.sort_unstable();
     let mut offsets = vec![0; buffers.len()];
-    let (mut larges, mut smalls) = (Extents::default(), Extents::default());
+    let (mut larges, mut smalls) = (Stack::default(), Stack::default());
     let is_small = |len: u64| len < small.end().get();
     for (_, comes, at) in changes {
         let len = buffers[at].1;
-        let extents = if is_small(len) { &mut smalls } else { &mut larges };
+        let stack = if is_small(len) { &mut smalls } else { &mut larges };
         if comes {
-            offsets[at] = extents.take(len).ok_or(Stopped::TooLarge)?;
+            offsets[at] = stack.take(len).ok_or(Stopped::TooLarge)?;
         } else {
-            extents.give(offsets[at], len);
+            stack.free.give(offsets[at], len);
         }
     }
     // Small ones lie above the others.
@@ -70,56 +69,26 @@ pub(super) fn place(buffers: &[(Lifetime, u64)], small: Small) -> Result<Vec<u64
     Ok(offsets)
 }
 
-/// Free extents below the top.
+/// Bytes up to the top, and what is free of them.
 #[derive(Default)]
-struct Extents {
+struct Stack {
     top: u64,
-    by_offset: BTreeMap<u64, u64>,
-    by_len: BTreeSet<(u64, u64)>,
+    free: Extents,
 }
 
-impl Extents {
+impl Stack {
     fn take(&mut self, len: u64) -> Option<u64> {
-        if let Some((found, offset)) = self.by_len.range((len, 0)..).next().copied() {
-            self.remove(offset, found);
-            if found > len {
-                self.insert(offset + len, found - len);
-            }
+        if let Some((_, offset)) = self.free.best_fit(len) {
+            self.free.take(offset, len);
             return Some(offset);
         }
         // Nothing fits: what is free right below the top is the beginning.
-        let last = self.by_offset.last_key_value().map(|(offset, len)| (*offset, *len));
-        let last = last.filter(|(offset, len)| offset + len == self.top);
+        let last = self.free.last().filter(|(offset, len)| offset + len == self.top);
         if let Some((offset, len)) = last {
-            self.remove(offset, len);
+            self.free.take(offset, len);
         }
         let offset = last.map_or(self.top, |(offset, _)| offset);
         self.top = offset.checked_add(len)?;
         Some(offset)
-    }
-
-    fn give(&mut self, offset: u64, len: u64) {
-        let (mut start, mut end) = (offset, offset + len);
-        if let Some((before, len)) = self.by_offset.range(..start).next_back().map(|(at, len)| (*at, *len))
-            && before + len == start
-        {
-            self.remove(before, len);
-            start = before;
-        }
-        if let Some(len) = self.by_offset.get(&end).copied() {
-            self.remove(end, len);
-            end += len;
-        }
-        self.insert(start, end - start);
-    }
-
-    fn insert(&mut self, offset: u64, len: u64) {
-        self.by_offset.insert(offset, len);
-        self.by_len.insert((len, offset));
-    }
-
-    fn remove(&mut self, offset: u64, len: u64) {
-        self.by_offset.remove(&offset);
-        self.by_len.remove(&(len, offset));
     }
 }

@@ -99,11 +99,12 @@ enum Stopped {
 /// promise. In the plan of a job that repeats itself small buffers have a part of their own in that, where it costs next to nothing: whoever is not where and when the plan has it, because something
 /// came or did not, stands in the way of others until it goes, and a kilobyte should not do so in the middle of the gigabyte that a workspace needs.
 pub fn solve(problem: &Problem) -> Result<Solution, PlanError> {
-    let bound = super::lower_bound(problem);
+    let changes = super::Changes::of(problem);
+    let bound = changes.bound(|_| true);
     let most = bound.get() + bound.get() / APART_COSTS_MAX;
     for below in APART_BELOW.into_iter().filter(|_| problem.comes_again()) {
         let is_small = |buffer: &Buffer| buffer.len < below;
-        let bounds = [true, false].map(|small| super::bound_of(problem, |buffer| is_small(buffer) == small).get());
+        let bounds = [true, false].map(|small| changes.bound(|len| (len < below) == small).get());
         if bounds.contains(&0) || bounds[0] + bounds[1] > most {
             continue;
         }

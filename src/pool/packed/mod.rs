@@ -12,13 +12,11 @@
 //!
 //! Invariant: live allocations, free stretches and holes of a range lie side by side and cover it up to its end, and no chunk is in two slots.
 
-mod extents;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use self::extents::Extents;
 use super::AddressMap;
+use crate::extents::Extents;
 use crate::ids::StreamId;
 use crate::limits;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
@@ -102,6 +100,15 @@ impl PackedPool {
 
     fn units_per_slot(&self) -> u64 {
         self.granule.get() / UNIT
+    }
+
+    fn bytes_of(&self, slots: usize) -> Bytes {
+        Bytes::new(slots as u64 * self.granule.get())
+    }
+
+    /// Slots for which a range has addresses.
+    fn room(&self, range: &Range) -> usize {
+        (range.mapping.span().len().get() / self.granule.get()) as usize
     }
 
     /// Serves a request from what is free, if there is room.
@@ -189,8 +196,7 @@ impl PackedPool {
         let last = range.holes.last_key_value().filter(|(first, len)| *first + *len == count);
         let first = last.map_or(count, |(first, _)| *first);
         let at_end = Growth { range: Some(at), first, slots: slots_for(units.saturating_sub(before(first))) };
-        let room = range.mapping.span().len().get() / self.granule.get();
-        places.extend(Some(at_end).filter(|growth| first + growth.slots <= room as usize));
+        places.extend(Some(at_end).filter(|growth| first + growth.slots <= self.room(range)));
         places
     }
 
@@ -225,9 +231,8 @@ impl PackedPool {
         if rest.is_empty() {
             return Ok(());
         }
-        let room = self.ranges[range].mapping.span().len().get() / self.granule.get();
         let end = self.ranges[range].mapping.slot_count();
-        let put = if end + rest.len() <= room as usize {
+        let put = if end + rest.len() <= self.room(&self.ranges[range]) {
             self.put(range, end, rest)
         } else {
             self.add_range(rest.len(), stream).and_then(|range| self.put(range, 0, rest))
@@ -257,7 +262,7 @@ impl PackedPool {
             range.holes.insert(first + chunks.len(), count - chunks.len());
         }
         range.free.give(first as u64 * per_slot, chunks.len() as u64 * per_slot);
-        self.held += Bytes::new(chunks.len() as u64 * self.granule.get());
+        self.held += self.bytes_of(chunks.len());
         Ok(())
     }
 
@@ -288,9 +293,9 @@ impl PackedPool {
         stream: StreamId,
     ) -> Result<usize, (Vec<Arc<Chunk>>, MemoryError)> {
         let growth = self.growth(PackedPool::units_of(bytes), stream, Prefer::FewNew(chunks.len() as u64));
-        let wanted = growth.slots.saturating_sub(chunks.len()) as u64;
+        let wanted = self.bytes_of(growth.slots.saturating_sub(chunks.len()));
         let runs = self.idle_runs().filter(|run| !self.is_beside(&growth, run)).collect();
-        chunks.extend(self.take_runs(runs, Bytes::new(wanted * self.granule.get())));
+        chunks.extend(self.take_runs(runs, wanted));
         match self.grow_at(growth, &chunks, stream) {
             Ok(()) => Ok(chunks.len()),
             Err(error) => Err((chunks, error)),
@@ -323,7 +328,6 @@ impl PackedPool {
         let range = &mut self.ranges[range];
         let chunks = range.mapping.take(first..first + count)?;
         range.free.take(first as u64 * per_slot, count as u64 * per_slot);
-        self.held -= Bytes::new(count as u64 * self.granule.get());
         let (mut from, mut holes) = (first, count);
         if let Some((before, len)) = range.holes.range(..first).next_back().map(|(before, len)| (*before, *len))
             && before + len == first
@@ -335,6 +339,7 @@ impl PackedPool {
             holes += len;
         }
         range.holes.insert(from, holes);
+        self.held -= self.bytes_of(count);
         Ok(chunks)
     }
 
@@ -343,10 +348,7 @@ impl PackedPool {
         self.live.clear();
         (self.held, self.live_units) = (Bytes::ZERO, 0);
         let ranges = std::mem::take(&mut self.ranges);
-        let slots = ranges.iter().flat_map(|range| (0..range.mapping.slot_count()).map(move |slot| (range, slot)));
-        let chunks = slots.filter_map(|(range, slot)| range.mapping.chunk(slot).cloned()).collect();
-        drop(ranges);
-        chunks
+        ranges.iter().flat_map(|range| range.mapping.chunks().cloned()).collect()
     }
 
     /// Bytes of all its chunks.
@@ -372,7 +374,7 @@ impl PackedPool {
             held: self.held,
             live: Bytes::new(self.live_units * UNIT),
             largest_contiguous: Bytes::new(longest * UNIT),
-            idle_chunks: Bytes::new(idle as u64 * self.granule.get()),
+            idle_chunks: self.bytes_of(idle),
         }
     }
 
@@ -407,10 +409,10 @@ impl PackedPool {
                 if is_hole == range.mapping.chunk(slot).is_some() {
                     return Err(format!("range {at}: slot {slot} is a hole or not, and its chunk says otherwise"));
                 }
-                held += u64::from(!is_hole);
+                held += usize::from(!is_hole);
             }
         }
-        let held = Bytes::new(held * self.granule.get());
+        let held = self.bytes_of(held);
         if held == self.held { Ok(()) } else { Err(format!("{} are counted and {held} are held", self.held)) }
     }
 }

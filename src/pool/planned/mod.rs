@@ -34,7 +34,7 @@ use super::Request;
 use crate::ids::StreamId;
 use crate::limits;
 use crate::plan::validate::{self, Wrong};
-use crate::plan::{self, Entry, Expiries, Plan};
+use crate::plan::{self, Expiries, Plan};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place, PlanOffset, PlanSpan, Span};
 
 /// The planned pool of one device.
@@ -250,11 +250,7 @@ impl PlannedPool {
         let mut number = |stream: StreamId| {
             *stream_of.entry(stream).or_insert_with(|| {
                 let bound = (stream == StreamId::DEFAULT).then_some(StreamId::DEFAULT);
-                let spans = plan.entries.iter().filter(|entry| entry.stream == stream).map(Entry::span);
-                let part = spans.fold(0..0, |part: Range<u64>, span| {
-                    let (start, end) = (span.start().get(), span.end().get());
-                    if part.is_empty() { start..end } else { part.start.min(start)..part.end.max(end) }
-                });
+                let part = plan.part_of(stream).map_or(0..0, |part| part.start().get()..part.end().get());
                 streams.0.push(Stream { bound, part });
                 streams.0.len() as u32 - 1
             })
@@ -351,14 +347,13 @@ impl PlannedPool {
     #[inline]
     fn expire(&mut self, planned: &Planned) {
         if self.expiries.within(planned.expired).iter().any(|entry| self.orderly.is_set(*entry)) {
-            self.make_tenants(planned.expired);
+            self.make_tenants(self.expiries.within(planned.expired).to_vec());
         }
     }
 
     #[cold]
-    fn make_tenants(&mut self, (start, end): (u32, u32)) {
-        for at in start..end {
-            let [entry] = *self.expiries.within((at, at + 1)) else { continue };
+    fn make_tenants(&mut self, entries: Vec<u32>) {
+        for entry in entries {
             if self.orderly.is_set(entry) {
                 self.make_tenant(entry);
             }
@@ -379,7 +374,7 @@ impl PlannedPool {
     fn offsets_of(&self, entry: u32) -> PlanSpan {
         let planned = &self.entries[entry as usize];
         let start = PlanOffset::new(u64::from(planned.offset) * limits::ALLOCATION_ALIGNMENT.get());
-        let len = planned.bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT);
+        let len = limits::allocation_len(planned.bytes);
         Span::new(start, len.expect("checked when the plan was made")).expect("checked when the plan was made")
     }
 
@@ -427,16 +422,17 @@ impl PlannedPool {
         if !is_smaller || !is_free {
             return self.relocate(entry, request);
         }
-        let len = request.bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT);
+        let len = limits::allocation_len(request.bytes);
         let span = len.and_then(|len| Span::new(span.start(), len)).expect("it is less than the entry's");
-        self.serve_tenant(span, request, planned.stream)
+        Served::Reused(self.serve_tenant(span, request, planned.stream))
     }
 
     /// The entry's place cannot be had, and for as long as it lives some other can.
     #[cold]
     fn relocate(&mut self, entry: u32, request: &Request) -> Served {
         let stream = self.entries[entry as usize].stream;
-        self.find_room(entry, request).map_or(Served::Elsewhere, |span| self.serve_tenant(span, request, stream))
+        let Some(span) = self.find_room(entry, request) else { return Served::Elsewhere };
+        Served::Reused(self.serve_tenant(span, request, stream))
     }
 
     /// Serves a request that the plan does not know where the plan sends nobody for as long as can be: it may be gone by then, and if it is not, what is in its way goes elsewhere in turn.
@@ -445,19 +441,16 @@ impl PlannedPool {
         let of_plan = (0..self.streams.0.len() as u32)
             .find(|stream| self.streams.0[*stream as usize].bound == Some(request.stream))?;
         let span = self.longest_room(of_plan, request)?;
-        match self.serve_tenant(span, request, of_plan) {
-            Served::Reused(address) => Some(address),
-            _ => None,
-        }
+        Some(self.serve_tenant(span, request, of_plan))
     }
 
     /// Serves a request where no entry has it.
-    fn serve_tenant(&mut self, span: PlanSpan, request: &Request, stream: u32) -> Served {
+    fn serve_tenant(&mut self, span: PlanSpan, request: &Request, stream: u32) -> DeviceAddress {
         self.settle(span, request.bytes);
         self.streams.bind(stream, request.stream);
         self.counts.reused += 1;
         let start = Bytes::new(span.start().get());
-        Served::Reused(self.span.start().checked_add(start).expect("every offset lies in the pool"))
+        self.span.start().checked_add(start).expect("every offset lies in the pool")
     }
 
     /// Moves the cursor to `entry` over all that lies between.
@@ -466,7 +459,8 @@ impl PlannedPool {
         while self.matcher.cursor() != entry {
             let over = self.matcher.cursor();
             self.matcher.skip();
-            self.expire(&self.entries[over as usize].clone());
+            let planned = self.entries[over as usize];
+            self.expire(&planned);
             skipped += 1;
         }
         self.counts.skipped += skipped;
@@ -474,8 +468,7 @@ impl PlannedPool {
     }
 
     fn make_tenant(&mut self, entry: u32) {
-        self.places.set(self.place(entry), Occupant::Tenant);
-        self.tenants.insert(self.offsets_of(entry), self.entries[entry as usize].bytes);
+        self.settle(self.offsets_of(entry), self.entries[entry as usize].bytes);
         self.orderly.clear(entry);
     }
 
@@ -491,8 +484,7 @@ impl PlannedPool {
             self.counts.blocked += 1;
             return self.relocate(entry, request);
         }
-        self.places.set(place, Occupant::Tenant);
-        self.tenants.insert(span, request.bytes);
+        self.settle(span, request.bytes);
         self.streams.bind(planned.stream, request.stream);
         self.counts.late += 1;
         if self.matcher.is_behind(entry) {
@@ -503,12 +495,7 @@ impl PlannedPool {
 
     /// The job is not where the cursor is but just behind `entry`: the cursor goes back, and what was served ahead of it is no longer orderly.
     fn rewind_behind(&mut self, entry: u32) {
-        let ahead: Vec<_> = self.matcher.since(entry).collect();
-        for other in ahead {
-            if self.orderly.is_set(other) {
-                self.make_tenant(other);
-            }
-        }
+        self.make_tenants(self.matcher.since(entry).collect());
         self.matcher.rewind_behind(entry);
     }
 
@@ -517,22 +504,17 @@ impl PlannedPool {
     pub fn free(&mut self, address: DeviceAddress) -> Option<Bytes> {
         let offset = self.offset_of(address)?;
         // At an offset that no entry has only a tenant can be.
-        let Some(place) = self.places.find(offset) else { return self.free_tenant(offset) };
+        let Some(place) = self.places.find(offset) else { return self.tenants.remove(self.plan_offset(offset)) };
         let bytes = match self.places.at(place) {
             Occupant::Nobody => return None,
             Occupant::Entry(entry) => {
                 self.orderly.clear(entry);
                 self.entries[entry as usize].bytes
             }
-            Occupant::Tenant => self.tenants.remove(self.plan_offset(offset)),
+            Occupant::Tenant => self.tenants.remove(self.plan_offset(offset)).expect("its place says that it is there"),
         };
         self.places.set(place, Occupant::Nobody);
         Some(bytes)
-    }
-
-    fn free_tenant(&mut self, offset: u32) -> Option<Bytes> {
-        let start = self.plan_offset(offset);
-        self.tenants.len_at(start).map(|_| self.tenants.remove(start))
     }
 
     fn plan_offset(&self, units: u32) -> PlanOffset {
@@ -585,9 +567,8 @@ impl PlannedPool {
         if self.free(address).is_some() {
             return true;
         }
-        let start = address.checked_distance(self.span.start()).map(|start| PlanOffset::new(start.get()));
-        let gone = start.filter(|start| self.tenants.len_at(*start).is_some());
-        gone.map(|start| self.tenants.remove(start)).is_some()
+        let start = address.checked_distance(self.span.start());
+        start.and_then(|start| self.tenants.remove(PlanOffset::new(start.get()))).is_some()
     }
 
     /// A request of a module whose sizes vary: in a space that the plan leaves idle for as long as it lives, if one is free.
@@ -598,7 +579,7 @@ impl PlannedPool {
         }
         let streams = &self.streams;
         let found = self.dynamic.find(request, self.matcher.cursor(), |stream| streams.agree(stream, request.stream));
-        found.and_then(|number| self.reuse(number, request)).unwrap_or(Served::Elsewhere)
+        found.and_then(|number| self.reuse(number, request)).map_or(Served::Elsewhere, Served::Reused)
     }
 
     /// A request that the entry at the cursor is not: one that the plan expects right here, without knowing its size. Nobody has said that it would vary.
@@ -609,19 +590,22 @@ impl PlannedPool {
         let streams = &self.streams;
         let number =
             self.dynamic.find_at(request, self.matcher.cursor(), |stream| streams.agree(stream, request.stream))?;
-        Some(self.reuse(number, request).unwrap_or(Served::Elsewhere))
+        Some(self.reuse(number, request).map_or(Served::Elsewhere, Served::Reused))
     }
 
     /// Serves a request that varies in the first of its spaces, the shortest first, that has room for it now (STAlloc, equation 7): best fit, but for spaces of which a part is taken.
-    fn reuse(&mut self, number: u32, request: &Request) -> Option<Served> {
+    fn reuse(&mut self, number: u32, request: &Request) -> Option<DeviceAddress> {
         let cursor = self.matcher.cursor();
         let group = self.dynamic.spaces.group(number)?;
         let (first, last) = group.cursor;
         let is_in_time =
             (first..=last).contains(&cursor) || last as usize == self.entries.len() && cursor == self.cycle_start;
-        let len = request.bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT)?;
+        if !is_in_time {
+            return None;
+        }
+        let len = limits::allocation_len(request.bytes)?;
         let units = u32::try_from(len.get() / limits::ALLOCATION_ALIGNMENT.get()).ok()?;
-        let spaces = self.dynamic.spaces.spaces(group, units).iter().filter(|_| is_in_time);
+        let spaces = self.dynamic.spaces.spaces(group, units);
         // The plan has these gone when the next entry comes, and nobody has looked since whether they are.
         let expired = self.entries.get(cursor as usize).map_or((0, 0), |next| next.expired);
         let is_free = |span: PlanSpan| {
@@ -632,7 +616,7 @@ impl PlannedPool {
             let start = self.tenants.gap(plan::span_of(*space), len)?;
             Span::new(start, len).filter(|span| is_free(*span))
         };
-        let span = spaces.copied().find_map(|space| gap(&space))?;
+        let span = spaces.iter().find_map(gap)?;
         Some(self.serve_tenant(span, request, self.dynamic.stream(number)))
     }
 

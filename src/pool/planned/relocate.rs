@@ -4,6 +4,7 @@
 //! Surprises are few, so this looks at everything that is live and at every entry that comes before the free: microseconds, where a request that goes by the plan takes nanoseconds.
 
 use super::{PlannedPool, Request};
+use crate::extents::cut;
 use crate::limits;
 use crate::plan::NEVER;
 use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
@@ -18,7 +19,7 @@ const AHEAD_MIN: usize = 64;
 impl PlannedPool {
     /// The smallest stretch that can serve a request for as long as `entry` lives, from the cursor on.
     pub(super) fn find_room(&self, entry: u32, request: &Request) -> Option<PlanSpan> {
-        let len = request.bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT)?;
+        let len = limits::allocation_len(request.bytes)?;
         let death = self.expiries.death(entry);
         if len < LEN_MIN || death == NEVER {
             return None;
@@ -44,12 +45,12 @@ impl PlannedPool {
 
     /// The stretch that can serve a request of which nothing is known for the longest.
     pub(super) fn longest_room(&self, stream: u32, request: &Request) -> Option<PlanSpan> {
-        let len = request.bytes.max(Bytes::new(1)).round_up(limits::ALLOCATION_ALIGNMENT)?;
+        let len = limits::allocation_len(request.bytes)?;
         if len < LEN_MIN {
             return None;
         }
         let mut room = self.room_now(len.get(), stream);
-        let mut last = room.first().copied();
+        let mut last = None;
         let mut next = self.matcher.cursor();
         for ahead in 0..AHEAD_MAX {
             if room.is_empty() || next as usize >= self.entries.len() {
@@ -86,38 +87,5 @@ impl PlannedPool {
             at = at.max(end.next_multiple_of(limits::ALLOCATION_ALIGNMENT.get()));
         }
         room
-    }
-}
-
-/// Takes `[from, to)` out of stretches that stand in the order of places; what is left of one and shorter than `len` goes.
-fn cut(room: &mut Vec<(u64, u64)>, from: u64, to: u64, len: u64) {
-    let mut at = room.partition_point(|(_, end)| *end <= from);
-    while let Some((start, end)) = room.get(at).copied().filter(|(start, _)| *start < to) {
-        let left = [(start, from), (to, end)].into_iter().filter(|(start, end)| *end >= start.saturating_add(len));
-        let left: Vec<(u64, u64)> = left.collect();
-        let count = left.len();
-        room.splice(at..=at, left);
-        at += count;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_cut_leaves_what_is_long_enough() {
-        let whole = vec![(0, 10), (20, 30), (40, 50)];
-        let after = |from, to, len| {
-            let mut room = whole.clone();
-            cut(&mut room, from, to, len);
-            room
-        };
-        assert_eq!(after(10, 20, 1), whole);
-        assert_eq!(after(3, 5, 2), [(0, 3), (5, 10), (20, 30), (40, 50)]);
-        assert_eq!(after(3, 5, 4), [(5, 10), (20, 30), (40, 50)]);
-        assert_eq!(after(5, 45, 5), [(0, 5), (45, 50)]);
-        assert_eq!(after(5, 45, 6), []);
-        assert_eq!(after(0, 60, 1), []);
     }
 }

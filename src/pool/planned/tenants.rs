@@ -76,9 +76,9 @@ impl Tenants {
         }
     }
 
-    /// Takes out the tenant that begins at `start`, and says how many bytes it had asked for.
-    pub(super) fn remove(&mut self, start: PlanOffset) -> Bytes {
-        let (end, bytes) = self.spans.remove(&start.get()).expect("the caller knows of this tenant");
+    /// Takes out the tenant that begins at `start`, if there is one, and says how many bytes it had asked for.
+    pub(super) fn remove(&mut self, start: PlanOffset) -> Option<Bytes> {
+        let (end, bytes) = self.spans.remove(&start.get())?;
         let len = Bytes::new(end - start.get());
         for cell in cells(Span::new(start, len).expect("it was inserted")) {
             self.counts[cell as usize] -= 1;
@@ -86,7 +86,7 @@ impl Tenants {
                 self.busy.clear(cell);
             }
         }
-        bytes
+        Some(bytes)
     }
 
     /// Bytes of the tenant that begins at `start`.
@@ -161,7 +161,7 @@ mod tests {
             if list.len() > 20 {
                 let gone = list.swap_remove(rng.index(list.len()));
                 assert_eq!(tenants.len_at(gone.start()), Some(gone.len()));
-                assert_eq!(tenants.remove(gone.start()), gone.len());
+                assert_eq!(tenants.remove(gone.start()), Some(gone.len()));
             }
         }
         tenants.invariants().unwrap();

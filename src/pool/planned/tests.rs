@@ -1,7 +1,7 @@
 //! One behaviour each; long random runs with everything that can go wrong are in `tests/model`.
 
 use super::*;
-use crate::plan::{DynamicEntry, Provenance};
+use crate::plan::{DynamicEntry, Entry, Provenance};
 use crate::trace::ContextKey;
 use crate::units::Lifetime;
 

@@ -45,7 +45,7 @@ impl StitchingPool {
                 before = Some(id);
             }
             withheld += range.withheld.iter().map(|chunk| chunk.len()).sum::<Bytes>();
-            let there = (0..range.mapping.slot_count()).filter(|slot| range.mapping.chunk(*slot).is_some()).count();
+            let there = range.mapping.chunks().count();
             if slots.len() != there || there == 0 {
                 return Err(format!("range {range_id} has {there} chunks and its blocks {}", slots.len()));
             }

@@ -98,7 +98,7 @@ impl StitchingPool {
         self.sblocks.clear();
         self.pblocks.clear();
         for range in self.ranges.drain() {
-            chunks.extend((0..range.mapping.slot_count()).filter_map(|slot| range.mapping.chunk(slot).cloned()));
+            chunks.extend(range.mapping.chunks().cloned());
             chunks.extend(range.withheld);
         }
         (self.held, self.withheld, self.aliased) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);

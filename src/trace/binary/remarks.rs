@@ -4,7 +4,7 @@
 
 use crate::limits;
 use crate::trace::Flaw;
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 
 /// What there is to say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -116,8 +116,4 @@ impl Remarks {
         sentences.extend(cut.map(|at| format!("the recording is cut at byte {at}: {is_cut}")));
         sentences
     }
-}
-
-fn counted(count: u64, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }

@@ -2,7 +2,7 @@
 
 use super::fields::{Action, Fields};
 use super::history::Findings;
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 
 /// All there is to say; nothing for a record that begins with the job and lacks nothing.
 pub(super) fn all(fields: &Fields, findings: &Findings, without_curve: &[u32]) -> Vec<String> {
@@ -102,13 +102,5 @@ fn left_out(notes: &mut Vec<String>, fields: &Fields, findings: &Findings) {
     if let Some((name, count)) = &fields.unknown {
         let entries = counted(*count, "entry");
         notes.push(format!("{entries} left out of kinds that are not known, such as {name}."));
-    }
-}
-
-fn counted(count: u64, what: &str) -> String {
-    match (count, what) {
-        (1, _) => format!("1 {what}"),
-        (_, "entry") => format!("{count} entries"),
-        _ => format!("{count} {what}s"),
     }
 }
