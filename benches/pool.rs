@@ -28,8 +28,7 @@ use stitchd::pool::AddressMap;
 use stitchd::pool::Request;
 use stitchd::record::{self, Written};
 use stitchd::rng::Rng;
-use stitchd::runtime::Counters;
-use stitchd::runtime::{Runtime, RuntimeConfig};
+use stitchd::runtime::{Counters, Runtime, RuntimeConfig, TapNumber};
 use stitchd::session::PrivateSource;
 use stitchd::store::Store;
 use stitchd::trace::binary::Remarks;
@@ -220,6 +219,7 @@ fn at_random(name: String) -> support::Compared {
 
 /// A recorder in a thread of its own, as a process has one, that says when it has caught up.
 struct Behind {
+    tap: TapNumber,
     /// Looks that found nothing.
     idle: Arc<AtomicU64>,
     thread: std::thread::JoinHandle<Remarks>,
@@ -228,7 +228,7 @@ struct Behind {
 impl Behind {
     fn of(runtime: &Runtime) -> Behind {
         let (tap, mut recorder) = record::begin(0, Written::new(std::io::sink()).unwrap(), RECORD_AHEAD_MAX);
-        runtime.record_into(Some(tap));
+        let tap = runtime.record_into(tap);
         let idle = Arc::new(AtomicU64::new(0));
         let looks = Arc::clone(&idle);
         let thread = std::thread::spawn(move || {
@@ -241,7 +241,7 @@ impl Behind {
                 std::thread::sleep(Duration::from_millis(2));
             }
         });
-        Behind { idle, thread }
+        Behind { tap, idle, thread }
     }
 
     /// Waits until it has everything. The look that is under way may have begun before.
@@ -275,7 +275,7 @@ fn recorded(label: String, name: &str) -> support::Compared {
         (time, iteration.pairs)
     };
     let compared = compare(label, ROUNDS, || round(&mut with), || round(&mut without));
-    with.0.record_into(None);
+    with.0.stop_recording(behind.tap);
     let remarks = behind.thread.join().unwrap();
     assert_eq!(remarks.dropped, 0, "{name}: every event is recorded, or this measures something else");
     compared

@@ -33,6 +33,7 @@
 //! | [`context`] | where in its job a thread is |
 //! | [`record`] | a trace of a running job: a tap in its runtime, and who makes events of what comes out |
 //! | [`runtime`] | the pools of one device in one process, and the way to more memory |
+//! | [`auto`] | plans made while the job runs, and when another is needed |
 //! | [`wire`] | what goes between processes: messages, packets with descriptors, who is at the other end |
 //! | [`session`] | the client's side of it |
 //! | `replay` | a trace through these pools, and through models of others |
@@ -94,9 +95,12 @@
 //! | peak, lower bound | the highest byte that is used, the largest sum of live sizes at any tick |
 //! | deviation | a request that the plan did not foresee, or one that it foresaw and that did not come ([`pool::planned::PlannedCounts`]) |
 //! | dynamic, varies | a request whose size is another in each iteration ([`plan::DynamicEntry`]); where it may go in the static pool is its reusable space ([`plan::ReuseSpaces`]) |
+//! | auto mode, offer | plans made from the first iterations of the job that they are for, and one that waits for an iteration to begin ([`auto`], [`runtime::Offer`]) |
+//! | hole | a part of the static pool without memory behind it yet, a slot of a mapping without a chunk |
 //! | packed | side by side in units of 512 bytes, in a range that grows at its end ([`pool::packed`]) |
 //! | tenant of the static pool | an allocation inside it whose planned place is taken by time, not by the plan: it blocks whoever would overlap it |
 
+pub mod auto;
 #[cfg(feature = "daemon")]
 pub mod cli;
 pub mod clock;

@@ -92,6 +92,8 @@ pub const CONTEXT_NAMES_LEN_MAX: usize = 16 << 20;
 pub const CONTEXTS_CACHED: usize = 1 << 10;
 /// Events that a runtime may be ahead of its recorder: half a second of a busy job, in 3 MiB. A power of two.
 pub const RECORD_AHEAD_MAX: usize = 1 << 16;
+/// Events of a job that are kept to make a plan of: two iterations of half a million requests each, in some 190 MiB that are given back when the plan is made.
+pub const AUTO_EVENTS_MAX: usize = 1 << 21;
 /// Events that a recorder writes: what a reader takes.
 pub const RECORD_EVENTS_MAX: usize = TRACE_EVENTS_MAX;
 /// Bytes of a file that a recorder writes: days of a job that repeats itself.

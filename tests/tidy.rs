@@ -21,16 +21,20 @@ const MAY_USE: [(&str, &[&str]); 18] = [
     ("context", &["trace"]),
     ("record", &["context", "pool", "trace"]),
     ("runtime", &["record", "pool", "plan", "trace", "memory", "driver"]),
-    ("replay", &["runtime", "steward", "ledger", "store", "pool", "plan", "trace", "memory", "driver"]),
+    ("auto", &["runtime", "record", "plan", "trace"]),
+    (
+        "replay",
+        &["auto", "context", "runtime", "steward", "ledger", "store", "pool", "plan", "trace", "memory", "driver"],
+    ),
     ("wire", &[]),
-    ("session", &["wire", "runtime", "record", "plan", "store", "memory", "driver"]),
+    ("session", &["auto", "wire", "runtime", "record", "plan", "store", "memory", "driver"]),
     ("daemon", &["session", "wire", "runtime", "plan", "steward", "ledger", "store", "memory", "driver"]),
     (
         "cli",
         &["daemon", "replay", "session", "wire", "runtime", "pool", "plan", "trace", "steward", "memory", "driver"],
     ),
     // The package beside this one.
-    ("client", &["session", "runtime", "record", "context", "pool", "plan", "trace"]),
+    ("client", &["auto", "session", "runtime", "record", "context", "pool", "plan", "trace"]),
     ("main", &["cli"]),
 ];
 

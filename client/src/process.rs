@@ -5,10 +5,12 @@
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use stitchd::auto::AutoPlanner;
 use stitchd::clock::{Clock, SystemClock};
 use stitchd::error::chain;
 use stitchd::plan::format;
 use stitchd::runtime::{Runtime, RuntimeConfig};
+use stitchd::session::auto::PlannerThread;
 use stitchd::session::locate::{self, Environment};
 use stitchd::session::recording::{FileRecording, Recording};
 use stitchd::session::{Session, SessionConfig, exit, fork};
@@ -25,6 +27,8 @@ static DEVICES: [Mutex<Pause>; DEVICES_MAX] = [const { Mutex::new(Pause::NONE) }
 static SESSION: Mutex<(Option<Arc<Session>>, Pause)> = Mutex::new((None, Pause::NONE));
 /// Recordings into files, one for each device, to end when the process does.
 static RECORDINGS: Mutex<Vec<FileRecording>> = Mutex::new(Vec::new());
+/// Who looks after the plans of runtimes, as long as the process lives.
+static PLANNERS: Mutex<Vec<PlannerThread>> = Mutex::new(Vec::new());
 static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new);
 
 /// How long the end of the process may wait for its recordings.
@@ -100,14 +104,24 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
     }
     // What is wrong with the session is no fault of the device.
     let session = session()?;
-    let runtime = pause.attempt(&*CLOCK, || make(&session, device))?;
-    Ok(slot.get_or_init(|| runtime))
+    let (runtime, planner) = pause.attempt(&*CLOCK, || make(&session, device))?;
+    let runtime = slot.get_or_init(|| runtime);
+    if let Some(planner) = planner {
+        // Without one more thread there are no plans, and the job goes on.
+        lock(&PLANNERS).extend(PlannerThread::begin(planner, runtime));
+    }
+    Ok(runtime)
 }
 
-fn make(session: &Arc<Session>, device: u32) -> Result<Runtime, String> {
+/// What `STITCHD_PLAN` is where plans are made while the job runs.
+const AUTO: &str = "auto";
+
+fn make(session: &Arc<Session>, device: u32) -> Result<(Runtime, Option<AutoPlanner>), String> {
     let environment = Environment::read();
     let runtime = session.runtime(device, RuntimeConfig::default()).map_err(|error| chain(&error))?;
-    if let Some(path) = &environment.plan {
+    let is_auto = environment.plan.as_ref().is_some_and(|plan| plan == AUTO);
+    let planner = is_auto.then(|| AutoPlanner::begin(&runtime));
+    if let Some(path) = environment.plan.as_ref().filter(|_| !is_auto) {
         let path = std::path::Path::new(path);
         let failed = |why: String| format!("STITCHD_PLAN: {}: {why}", path.display());
         let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
@@ -121,7 +135,7 @@ fn make(session: &Arc<Session>, device: u32) -> Result<Runtime, String> {
         lock(&RECORDINGS).push(recording);
         exit::before(end_recordings);
     }
-    Ok(runtime)
+    Ok((runtime, planner))
 }
 
 /// The process ends: what has been recorded is written to its end. In a forked child there is nothing to write, and nobody who could.

@@ -67,12 +67,22 @@ impl Mapping {
         Ok(Mapping { reservation: Reservation::new(device, len)?, slots: Vec::new() })
     }
 
+    /// Addresses for `count` slots of `len` bytes each, all of them holes.
+    pub fn hollow(device: &Arc<Device>, len: Bytes, count: usize) -> Result<Mapping, MemoryError> {
+        let whole = len.checked_mul(count as u64).ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
+        let reservation = Reservation::new(device, whole)?;
+        let start = |slot: usize| reservation.span().start().checked_add(Bytes::new(slot as u64 * len.get()));
+        let slot = |slot| Slot { start: start(slot).expect("it lies in the reservation"), len, chunk: None };
+        let slots = (0..count).map(slot).collect();
+        Ok(Mapping { reservation, slots })
+    }
+
     /// Maps chunks into slots that were taken, or behind the last, from slot `first` on, with read and write access. All are of the size of the slots, and they fit the addresses. On failure nothing has
     /// changed, but for chunks that could not be unmapped again: those are stuck.
     pub fn put(&mut self, first: usize, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
         let slots = first..first + chunks.len();
         let count = self.slots.len();
-        for chunk in chunks.iter().skip(self.slots.len() - first) {
+        for chunk in chunks.iter().skip(count - first) {
             let start = self.slots.last().map_or(self.span().start(), |last| {
                 last.start.checked_add(last.len).expect("it lies in the reservation")
             });
@@ -133,6 +143,12 @@ impl Mapping {
     /// The addresses of a slot.
     pub fn slot_span(&self, slot: usize) -> AddressSpan {
         Span::new(self.slots[slot].start, self.slots[slot].len).expect("a slot lies in the reservation")
+    }
+
+    /// The slots that a part of the addresses lies in.
+    pub fn slots_at(&self, span: AddressSpan) -> Range<usize> {
+        let first = self.slots.partition_point(|slot| slot.start <= span.start()).saturating_sub(1);
+        first..self.slots.partition_point(|slot| slot.start < span.end())
     }
 
     /// True when every slot was taken.

@@ -146,6 +146,13 @@ impl Plan {
         Plan::of(&problem, solution, iteration)
     }
 
+    /// A plan of the cycle alone, for a job that runs already: what it allocated once is there, and is no part of it.
+    pub fn of_cycle(trace: &Trace, iteration: u32) -> Result<Plan, PlanError> {
+        let problem = Problem::from_trace(trace, iteration)?.without_prologue()?;
+        let solution = solve::solve(&problem)?;
+        Plan::of(&problem, solution, iteration)
+    }
+
     /// The same by one solver alone.
     pub fn from_trace_with(trace: &Trace, iteration: u32, solver: solve::Solver) -> Result<Plan, PlanError> {
         let problem = Problem::from_trace(trace, iteration)?;
@@ -184,6 +191,13 @@ impl Plan {
         let spans = || self.entries.iter().filter(|entry| entry.stream == stream).map(Entry::span);
         let (start, end) = (spans().map(|span| span.start()).min()?, spans().map(|span| span.end()).max()?);
         Span::new(start, Bytes::new(end.get() - start.get()))
+    }
+
+    /// Bytes that are live where one pass of the cycle ends and the next begins, and are freed in that.
+    pub fn carried(&self) -> Bytes {
+        let ticks = |lifetime: Lifetime| lifetime.end.0 - lifetime.start.0;
+        let is_carried = |entry: &&Entry| entry.again.is_some_and(|again| ticks(again) != ticks(entry.lifetime));
+        self.entries.iter().filter(is_carried).map(|entry| entry.span().len()).sum()
     }
 
     /// HomoLayer groups (STAlloc, equation 3): different stretches of time in which requests that vary are live.

@@ -160,6 +160,17 @@ impl Problem {
         Ok(problem)
     }
 
+    /// What comes again and again, without what comes once before it.
+    pub fn without_prologue(mut self) -> Result<Problem, PlanError> {
+        self.buffers.drain(..self.cycle_start);
+        self.dynamic.drain(..self.dynamic_cycle_start);
+        // Those of the cycle come behind all of the prologue.
+        self.dynamic.iter_mut().for_each(|entry| entry.before -= self.cycle_start as u32);
+        (self.cycle_start, self.dynamic_cycle_start) = (0, 0);
+        self.dynamic_requests = self.dynamic.len() as u64;
+        if self.buffers.is_empty() { Err(PlanError::NothingStatic) } else { Ok(self) }
+    }
+
     fn push(&mut self, one: &Allocation, lifetime: Lifetime, again: Option<Lifetime>) -> Result<(), PlanError> {
         if self.buffers.len() >= limits::PLAN_ENTRIES_MAX {
             return Err(PlanError::TooManyRequests(self.buffers.len() + 1));

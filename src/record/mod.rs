@@ -87,6 +87,11 @@ impl<S: Sink> Recorder<S> {
         Remarks { dropped: self.outlet.dropped(), stopped, ..self.transcript.remarks() }
     }
 
+    /// Where the events go.
+    pub fn sink(&self) -> &S {
+        &self.sink
+    }
+
     /// Puts what has come where it outlives the process.
     pub fn flush(&mut self) {
         let remarks = self.remarks();

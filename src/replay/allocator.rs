@@ -82,8 +82,23 @@ pub struct More {
     pub served: ServedBytes,
     /// Requests that a plan did not foresee, or that it foresaw and that did not come.
     pub deviations: u64,
+    /// Plans that were made while the job ran, if that was wanted.
+    pub auto: Option<AutoPlans>,
     /// Bytes handed out while they were live already: corruption, in an allocator that does not guard its plan.
     pub overlapped: Bytes,
+}
+
+/// Plans that were made while the job ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AutoPlans {
+    /// Plans that were made.
+    pub made: u32,
+    /// Plans that were installed.
+    pub installed: u64,
+    /// Times that there was no memory for one.
+    pub refused: u64,
+    /// The first iteration that was served from one.
+    pub from_iteration: Option<u32>,
 }
 
 /// Bytes asked for, by who served them.

@@ -1,5 +1,7 @@
 //! The pools that a replay knows, by name, and how each is set up.
 
+use std::collections::HashSet;
+
 use super::allocator::Allocator;
 use super::models::caching::{CachingAllocator, Conf};
 use super::models::gmlake::{Gmlake, GmlakeOptions};
@@ -9,11 +11,12 @@ use super::production::{Production, ProductionOptions};
 use super::script::Script;
 use super::{Run, Watch, run};
 use crate::clock::Clock;
+use crate::context::{self, Pushed};
 use crate::driver::cost_table::CostTable;
 use crate::ladder::Ladder;
 use crate::plan::{Plan, PlanError};
 use crate::runtime::RuntimeConfig;
-use crate::trace::Trace;
+use crate::trace::{Context, Trace};
 use crate::units::Bytes;
 
 /// A pool, or a model of somebody's.
@@ -67,6 +70,8 @@ pub struct Setup {
     pub ladder: Ladder,
     /// How the production runtime behaves.
     pub runtime: RuntimeConfig,
+    /// The production pools make their plans while the job runs.
+    pub is_auto: bool,
 }
 
 /// What is replayed.
@@ -129,12 +134,29 @@ pub fn replay(
                 ladder: setup.ladder.clone(),
                 runtime: setup.runtime,
                 costs: costs.clone(),
+                is_auto: setup.is_auto,
             };
-            let (production, refused) = Production::new(&options, plan);
-            let done = go(production, script, watch, clock, progress);
-            PoolRun { note: refused.map(|why| format!("the plan is not used: {why}")), ..done }
+            if setup.is_auto {
+                make_contexts_known(job.trace);
+            }
+            let (mut production, refused) = Production::new(&options, plan);
+            let run = run(script, &mut production, watch, clock, progress);
+            let refused = refused.map(|why| format!("the plan is not used: {why}"));
+            let over = production.auto_is_over().map(|why| format!("no more plans are made while the job runs: {why}"));
+            PoolRun { run, note: refused.or(over) }
         }
     })
+}
+
+/// A job in a process of its own has pushed the contexts that it allocates from; what records it finds their words so.
+fn make_contexts_known(trace: &Trace) {
+    let contexts: HashSet<_> = trace.events.iter().map(|event| event.context).collect();
+    for Context { phase, microbatch, chunk, module } in contexts {
+        let module = trace.modules.get(module as usize).map_or("", String::as_str);
+        if context::push(&Pushed { phase, microbatch, chunk, module, is_dynamic: false }).is_ok() {
+            context::pop().expect("it was just pushed");
+        }
+    }
 }
 
 /// The least that a pool needs, and what it does then.

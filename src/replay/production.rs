@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::allocator::{Allocator, More, OutOfMemory, Reserved, ServedBytes};
+use super::allocator::{Allocator, AutoPlans, More, OutOfMemory, Reserved, ServedBytes};
 use super::calls::{CallSum, SHOWN};
 use super::script::Asked;
+use crate::auto::AutoPlanner;
 use crate::clock::{Clock, ManualClock};
 use crate::driver::cost_table::CostTable;
 use crate::driver::layers::metered::{Meter, Metered};
@@ -22,7 +23,7 @@ use crate::ledger::Holder;
 use crate::memory::{Chunk, Device};
 use crate::plan::Plan;
 use crate::pool::Request;
-use crate::runtime::{ChunkSource, Counters, Runtime, RuntimeConfig, RuntimeStats, SourceError, Want};
+use crate::runtime::{ChunkSource, Counter, Counters, Runtime, RuntimeConfig, RuntimeStats, SourceError, Want};
 use crate::steward::{Answer, Ask, Steward};
 use crate::store::Store;
 use crate::units::{Bytes, DeviceAddress};
@@ -38,6 +39,8 @@ pub struct ProductionOptions {
     pub runtime: RuntimeConfig,
     /// What calls cost.
     pub costs: CostTable,
+    /// Plans are made while the job runs.
+    pub is_auto: bool,
 }
 
 impl ProductionOptions {
@@ -57,6 +60,8 @@ pub struct Production {
     held: Vec<(DeviceAddress, StreamId)>,
     requests: u64,
     iterations: u64,
+    planner: Option<AutoPlanner>,
+    auto: AutoPlans,
     /// Why a request was not served.
     refusal: Option<String>,
 }
@@ -97,6 +102,7 @@ impl Production {
             Counters::private(),
         );
         let refused = plan.and_then(|plan| runtime.install_plan(plan).err()).map(|error| chain(&error));
+        let planner = options.is_auto.then(|| AutoPlanner::begin(&runtime));
         let production = Production {
             runtime,
             source,
@@ -106,6 +112,8 @@ impl Production {
             held: Vec::new(),
             requests: 0,
             iterations: 0,
+            planner,
+            auto: AutoPlans::default(),
             refusal: None,
         };
         (production, refused)
@@ -114,6 +122,20 @@ impl Production {
     /// What the runtime holds and has done.
     pub fn stats(&self) -> RuntimeStats {
         self.runtime.stats()
+    }
+
+    /// Does what a thread beside the job would do: looks after its plans.
+    fn look(&mut self) {
+        if let Some(planner) = &mut self.planner {
+            planner.look(&self.runtime);
+            let count = |counter| self.runtime.counters().get(counter);
+            (self.auto.installed, self.auto.refused) = (count(Counter::PlansInstalled), count(Counter::PlansRefused));
+        }
+    }
+
+    /// Why no more plans are made while the job runs, if none are.
+    pub fn auto_is_over(&self) -> Option<String> {
+        self.planner.as_ref().and_then(AutoPlanner::over).map(|over| chain(over))
     }
 
     /// Says what is wrong with pools or ledger; nothing, unless one has a bug.
@@ -130,6 +152,7 @@ impl Allocator for Production {
         self.requests += 1;
         if self.requests.is_multiple_of(64) {
             self.clock.advance(PER_64_REQUESTS);
+            self.look();
         }
         let Asked { bytes, stream, context, is_dynamic, .. } = *asked;
         let address = self.runtime.alloc(&Request { bytes, stream, context, is_dynamic }).map_err(|error| {
@@ -158,10 +181,14 @@ impl Allocator for Production {
         self.runtime.record_stream(self.held[slot as usize].0, stream);
     }
 
-    fn begin_iteration(&mut self, _iteration: u32) {
+    fn begin_iteration(&mut self, iteration: u32) {
         // The first begins where the job does, and ends nothing.
         if self.iterations > 0 {
             self.runtime.mark_iteration();
+            self.look();
+        }
+        if self.auto.installed > 0 {
+            self.auto.from_iteration.get_or_insert(iteration);
         }
         self.iterations += 1;
     }
@@ -198,6 +225,7 @@ impl Allocator for Production {
                 small: stats.served.small_bytes,
             },
             deviations: stats.planned.deviations(),
+            auto: self.planner.as_ref().map(|planner| AutoPlans { made: planner.made(), ..self.auto }),
             overlapped: Bytes::ZERO,
         }
     }

@@ -74,6 +74,10 @@ counters! {
     BytesReuse = 23, "bytes_reuse";
     /// Planned requests of another size.
     DeviationsResized = 24, "deviations_resized";
+    /// Plans that came while the job ran, and were installed.
+    PlansInstalled = 25, "plans_installed";
+    /// Those that were not: there was no memory for them.
+    PlansRefused = 26, "plans_refused";
 }
 
 const _: () = assert!(Counter::ALL.len() <= COUNTERS_MAX);

@@ -38,8 +38,13 @@ impl Runtime {
     /// With a plan what it does not serve is packed; where there is no memory for that, or no plan, blocks are stitched.
     fn serve_beside_plan(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         let has_plan = self.lock().planned.is_some();
-        if has_plan && let Some(address) = self.serve_packed(request)? {
-            return Ok(address);
+        if has_plan {
+            if let Some(address) = self.serve_unbacked(request)? {
+                return Ok(address);
+            }
+            if let Some(address) = self.serve_packed(request)? {
+                return Ok(address);
+            }
         }
         let served =
             if SmallPool::serves(request.bytes) { self.serve_small(request) } else { self.serve_block(request) };

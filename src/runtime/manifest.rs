@@ -63,13 +63,12 @@ impl Pools {
     /// The chunks behind a live allocation: where each part of it is visible, where that begins in the chunk, and the chunk. Nothing if it is not live.
     pub(super) fn pieces(&self, address: DeviceAddress) -> Vec<(AddressSpan, Bytes, Arc<Chunk>)> {
         let Some(span) = self.len_of(address).and_then(|len| Span::new(address, len)) else { return Vec::new() };
-        let chunks: Vec<(DeviceAddress, Arc<Chunk>)> = match &self.planned {
-            Some(installed) if installed.mapping.span().contains(address) => {
+        let mut planned = self.planned.iter().chain(&self.retired);
+        let chunks: Vec<(DeviceAddress, Arc<Chunk>)> = match planned.find(|one| one.mapping.span().contains(address)) {
+            Some(installed) => {
                 let mapping = &installed.mapping;
-                // A pool has hundreds of slots, and an allocation most often one.
-                let slots = (0..mapping.slot_count()).filter(|slot| mapping.slot_span(*slot).overlaps(span));
                 let slot = |slot| Some((mapping.slot_span(slot).start(), Arc::clone(mapping.chunk(slot)?)));
-                slots.filter_map(slot).collect()
+                mapping.slots_at(span).filter_map(slot).collect()
             }
             _ if self.packed.len_of(address).is_some() => self.packed.chunks_at(address),
             _ => self.stitching.chunks_at(address),

@@ -13,8 +13,10 @@
 mod counters;
 mod deferred;
 mod grow;
+mod installed;
 mod lock;
 mod manifest;
+mod offer;
 mod overflow;
 mod source;
 
@@ -24,6 +26,7 @@ use std::time::Duration;
 
 pub use counters::{Counter, Counters};
 pub use manifest::{ManifestError, Piece};
+pub use offer::Offer;
 pub use source::{ChunkSource, SourceError, Want};
 
 use crate::clock::Clock;
@@ -34,13 +37,14 @@ use crate::ladder::Shape;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::plan::Plan;
 use crate::pool::packed::{PackedPool, PackedUse};
-use crate::pool::planned::{InstallError, PlannedCounts, PlannedPool, Served};
+use crate::pool::planned::{InstallError, PlannedCounts, Served};
 use crate::pool::small::SmallPool;
 use crate::pool::stitching::{StitchConfig, StitchCounts, StitchUse, StitchingPool};
 use crate::pool::{AddressMap, Request};
 use crate::record::Tap;
 use crate::units::{Bytes, DeviceAddress};
 use deferred::Deferred;
+use installed::Installed;
 use lock::{Held, Lock};
 
 /// How a runtime behaves.
@@ -85,6 +89,12 @@ pub struct Runtime {
 #[derive(Debug)]
 struct Pools {
     planned: Option<Installed>,
+    /// Plans that another has taken the place of: something that they served is live.
+    retired: Vec<Installed>,
+    /// What plans have served that are no more.
+    counts_before: PlannedCounts,
+    /// The plan that is installed where the next iteration begins.
+    offered: Option<Offer>,
     /// What an installed plan does not serve.
     packed: PackedPool,
     stitching: StitchingPool,
@@ -94,8 +104,8 @@ struct Pools {
     deferred: Deferred,
     /// Until then the source is not asked for more: it has just refused.
     refused_until: Duration,
-    /// Where what happens is recorded, if it is.
-    tap: Option<Tap>,
+    /// Where what happens is recorded, if it is: each with its number.
+    taps: Vec<(TapNumber, Tap)>,
     /// Allocations and frees until figures are written that take a walk over all blocks.
     until_look: u32,
 }
@@ -106,12 +116,9 @@ const OPERATIONS_PER_LOOK: u32 = 8192;
 /// A walk over fewer blocks is less than the driver call that it follows.
 const WALKED_AT_ONCE: usize = 1024;
 
-#[derive(Debug)]
-struct Installed {
-    pool: PlannedPool,
-    mapping: Mapping,
-    id: PlanId,
-}
+/// One of the recordings of a runtime.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TapNumber(u32);
 
 /// Why a request was not served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -271,13 +278,16 @@ impl Runtime {
     ) -> Runtime {
         let pools = Pools {
             planned: None,
+            retired: Vec::new(),
+            counts_before: PlannedCounts::default(),
+            offered: None,
             packed: PackedPool::new(Arc::clone(&device), config.granule),
             stitching: StitchingPool::new(Arc::clone(&device), config.granule, config.stitch),
             small: SmallPool::default(),
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
             refused_until: Duration::ZERO,
-            tap: None,
+            taps: Vec::new(),
             until_look: OPERATIONS_PER_LOOK,
         };
         Runtime { device, source, clock, config, pools: Lock::new(pools), counters }
@@ -343,12 +353,24 @@ impl Runtime {
         }
         pools.note(Tap::mark);
         self.counters.add(Counter::Iterations, 1);
+        self.install_offered(&mut pools);
         self.look(&mut pools);
     }
 
-    /// Records from now on what happens through `tap`, or no more. Gives the one that was there: a recording ends when its tap goes.
-    pub fn record_into(&self, tap: Option<Tap>) -> Option<Tap> {
-        std::mem::replace(&mut self.lock().tap, tap)
+    /// Records from now on what happens through `tap`, too, until [`Runtime::stop_recording`] is told its number.
+    pub fn record_into(&self, tap: Tap) -> TapNumber {
+        let mut pools = self.lock();
+        let number = TapNumber(pools.taps.last().map_or(0, |(last, _)| last.0.wrapping_add(1)));
+        pools.taps.push((number, tap));
+        number
+    }
+
+    /// Takes a tap away, which ends its recording; says whether it was there.
+    pub fn stop_recording(&self, number: TapNumber) -> bool {
+        let mut pools = self.lock();
+        let before = pools.taps.len();
+        pools.taps.retain(|(known, _)| *known != number);
+        pools.taps.len() < before
     }
 
     /// Gets the static pool of a plan and serves from it from now on. What is live stays where it is.
@@ -356,14 +378,11 @@ impl Runtime {
         if self.lock().planned.is_some() {
             return Err(PlanInstallError::Installed);
         }
-        let id = plan.id();
         let len = plan.pool_len.max(Bytes::new(1));
-        let want = Want { len, shape: Shape::Largest, plan: Some(id), wait: self.config.wait };
+        let want = Want { len, shape: Shape::Largest, plan: Some(plan.id()), wait: self.config.wait };
         let chunks = self.source.acquire(want).map_err(|source| PlanInstallError::Source { len, source })?;
-        let installed = Mapping::stitch(&chunks).map_err(PlanInstallError::Memory).and_then(|mapping| {
-            let pool = PlannedPool::new(plan, mapping.span())?;
-            Ok(Installed { pool, mapping, id })
-        });
+        let installed = Mapping::stitch(&chunks).map_err(PlanInstallError::Memory);
+        let installed = installed.and_then(|mapping| Ok(Installed::whole(plan, mapping)?));
         let refused = match installed {
             Err(error) => Some(error),
             Ok(installed) => {
@@ -404,9 +423,7 @@ impl Runtime {
         let chunks = {
             let mut pools = self.lock();
             pools.empty_small_slabs();
-            let mut chunks = pools.stitching.trim(wanted);
-            let found = chunks.iter().map(|chunk| chunk.len()).sum();
-            chunks.extend(pools.packed.trim(wanted.saturating_sub(found)));
+            let chunks = pools.take_idle(wanted);
             self.note_held(&pools);
             chunks
         };
@@ -442,7 +459,7 @@ impl Runtime {
             peak_held: bytes(Counter::PeakHeldBytes),
             live: bytes(Counter::LiveBytes),
             peak_live: bytes(Counter::PeakLiveBytes),
-            static_pool: pools.planned.as_ref().map_or(Bytes::ZERO, |installed| installed.mapping.span().len()),
+            static_pool: pools.static_pools().map(Installed::held).sum(),
             live_allocations: pools.live_allocations(),
             served: ServedCounts {
                 planned: count(Counter::RequestsPlanned),
@@ -454,7 +471,7 @@ impl Runtime {
                 stitching_bytes: bytes(Counter::BytesStitching),
                 small_bytes: bytes(Counter::BytesSmall),
             },
-            planned: pools.planned.as_ref().map_or_else(PlannedCounts::default, |installed| installed.pool.counts()),
+            planned: pools.planned_counts(),
             stitch: pools.stitching.counts(),
             stitch_use: pools.stitching.usage(),
             packed_use: pools.packed.usage(),
@@ -465,9 +482,7 @@ impl Runtime {
     /// Says what is wrong with the pools; nothing, unless one has a bug. Takes time proportional to everything there is.
     pub fn invariants(&self) -> Result<(), String> {
         let pools = self.lock();
-        if let Some(installed) = &pools.planned {
-            installed.pool.invariants()?;
-        }
+        pools.static_pools().try_for_each(Installed::invariants)?;
         pools.packed.invariants()?;
         pools.stitching.invariants()?;
         pools.small.invariants()
@@ -483,7 +498,10 @@ impl Runtime {
 
     #[cold]
     fn look(&self, pools: &mut Pools) {
-        pools.until_look = OPERATIONS_PER_LOOK;
+        if self.begins_iteration(pools) {
+            self.install_offered(pools);
+        }
+        pools.until_look = if pools.offered.is_some() { offer::OPERATIONS_PER_LOOK } else { OPERATIONS_PER_LOOK };
         if pools.stitching.block_count() >= WALKED_AT_ONCE {
             self.note_contiguous(pools);
         }
@@ -507,7 +525,7 @@ impl Runtime {
         if pools.stitching.block_count() < WALKED_AT_ONCE {
             self.note_contiguous(pools);
         }
-        let planned = pools.planned.as_ref().map_or_else(PlannedCounts::default, |installed| installed.pool.counts());
+        let planned = pools.planned_counts();
         self.counters.set(Counter::DeviationsLate, planned.late);
         self.counters.set(Counter::DeviationsBlocked, planned.blocked);
         self.counters.set(Counter::DeviationsUnplanned, planned.unplanned);
@@ -523,7 +541,7 @@ impl Drop for Runtime {
         let Some(pools) = self.pools.get_mut() else { return };
         pools.deferred.end(self.device.driver());
         let mut chunks = Vec::new();
-        if let Some(installed) = pools.planned.take() {
+        for installed in pools.retired.drain(..).chain(pools.planned.take()) {
             chunks.extend(installed.mapping.chunks().cloned());
         }
         chunks.extend(pools.packed.take_all());
@@ -535,8 +553,8 @@ impl Drop for Runtime {
 impl Pools {
     /// Tells whoever records.
     #[inline]
-    fn note(&mut self, what: impl FnOnce(&mut Tap)) {
-        if let Some(tap) = &mut self.tap {
+    fn note(&mut self, what: impl Fn(&mut Tap)) {
+        for (_, tap) in &mut self.taps {
             what(tap);
         }
     }
@@ -547,6 +565,7 @@ impl Pools {
             let (address, requests, bytes) = match installed.pool.alloc(request) {
                 Served::At(address) => (address, Counter::RequestsPlanned, Counter::BytesPlanned),
                 Served::Reused(address) => (address, Counter::RequestsReuse, Counter::BytesReuse),
+                Served::Unbacked => return None,
                 not_here => match self.packed.alloc(request.bytes, request.stream) {
                     Some(address) => (address, Counter::RequestsStitching, Counter::BytesStitching),
                     None if not_here == Served::Unknown => {
@@ -573,12 +592,19 @@ impl Pools {
     fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: Counters) -> Result<(), NotLive> {
         let planned = self.planned.as_mut().and_then(|installed| installed.pool.free(address));
         let planned = planned.or_else(|| self.packed.free(address));
+        let planned = planned.or_else(|| self.free_retired(address));
         let bytes = match planned.or_else(|| self.stitching.free(address, stream)) {
             Some(bytes) => bytes,
             None => self.free_small(address, stream).ok_or(NotLive(address))?,
         };
         counters.freed(bytes);
         Ok(())
+    }
+
+    /// Takes an allocation back that a plan served which is there no more.
+    #[inline]
+    fn free_retired(&mut self, address: DeviceAddress) -> Option<Bytes> {
+        self.retired.iter_mut().find_map(|installed| installed.pool.free(address))
     }
 
     fn free_small(&mut self, address: DeviceAddress, stream: StreamId) -> Option<Bytes> {
@@ -597,7 +623,7 @@ impl Pools {
     }
 
     fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
-        let planned = self.planned.as_ref().and_then(|installed| installed.pool.len_of(address));
+        let planned = self.static_pools().find_map(|installed| installed.pool.len_of(address));
         let planned = planned.or_else(|| self.packed.len_of(address));
         planned.or_else(|| self.stitching.len_of(address)).or_else(|| self.small.len_of(address))
     }
@@ -616,13 +642,56 @@ impl Pools {
         self.stitching.idle_bytes() + self.packed.usage().idle_chunks
     }
 
+    /// The plan that is served from, and those that are not any more.
+    fn static_pools(&self) -> impl Iterator<Item = &Installed> {
+        self.planned.iter().chain(&self.retired)
+    }
+
+    /// What the plan has served, and those before it.
+    fn planned_counts(&self) -> PlannedCounts {
+        let now = self.planned.as_ref().map_or_else(PlannedCounts::default, |installed| installed.pool.counts());
+        self.counts_before + now
+    }
+
+    /// Serves from a plan no more: what it served stays where it is until it is freed.
+    fn retire_plan(&mut self) {
+        self.counts_before = self.planned_counts();
+        self.retired.extend(self.planned.take());
+    }
+
+    /// Bytes of chunks of which nothing is in use.
+    fn idle_chunks(&self) -> Bytes {
+        self.stitchable() + self.retired.iter().map(Installed::idle).sum()
+    }
+
+    /// Takes chunks out of which nothing is in use, until they hold `wanted` bytes or none is left. Those behind the plan that is served from stay.
+    fn take_idle(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let mut chunks = self.take_outside(wanted);
+        let found = chunks.iter().map(|chunk| chunk.len()).sum();
+        chunks.extend(self.packed.trim(wanted.saturating_sub(found)));
+        chunks
+    }
+
+    /// The same, and those of the packed pool stay, too.
+    fn take_outside(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let mut chunks = self.stitching.trim(wanted);
+        let mut left = wanted.saturating_sub(chunks.iter().map(|chunk| chunk.len()).sum());
+        for installed in &mut self.retired {
+            let taken = installed.take_idle(left);
+            left = left.saturating_sub(taken.iter().map(|chunk| chunk.len()).sum());
+            chunks.extend(taken);
+        }
+        self.retired.retain(|installed| !installed.is_over());
+        chunks
+    }
+
     fn held(&self) -> Bytes {
-        let planned = self.planned.as_ref().map_or(Bytes::ZERO, |installed| installed.mapping.span().len());
+        let planned: Bytes = self.static_pools().map(Installed::held).sum();
         planned + self.packed.held() + self.stitching.held()
     }
 
     fn live_allocations(&self) -> u64 {
-        let planned = self.planned.as_ref().map_or(0, |installed| installed.pool.live_allocations());
+        let planned: u64 = self.static_pools().map(|installed| installed.pool.live_allocations()).sum();
         planned + self.packed.live_allocations() + self.stitching.live_allocations() + self.small.live_allocations()
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::grow::{REFUSAL_HOLDS, ROUNDS_MAX};
+use super::installed::Installed;
 use super::{AllocError, Counter, Pools, Runtime};
 use crate::memory::{Chunk, MemoryError};
 use crate::pool::Request;
@@ -58,6 +59,73 @@ impl Runtime {
         Ok(None)
     }
 
+    /// Serves a request whose place in the static pool has no memory yet: from chunks that lie idle, or new ones. Nothing where there are none, or where the plan does not have it right now.
+    pub(super) fn serve_unbacked(&self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
+        let mut is_refused = false;
+        for _ in 0..ROUNDS_MAX {
+            let lacks = {
+                let mut pools = self.lock();
+                let wanted = pools.planned.as_ref().map_or_else(Vec::new, |installed| installed.lacks_for(request));
+                if wanted.is_empty() {
+                    return Ok(None);
+                }
+                self.finish_deferred(&mut pools);
+                pools.empty_small_slabs();
+                let most = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::lacks);
+                let chunks = pools.take_idle(most);
+                self.back(&mut pools, &wanted, chunks, request.bytes)?;
+                let Some(installed) = &mut pools.planned else { return Ok(None) };
+                let lacks = installed.lacks_for(request).len() as u64;
+                if lacks == 0 {
+                    return Ok(self.alloc_backed(&mut pools, request));
+                }
+                if is_refused {
+                    installed.pool.pass_over();
+                    return Ok(None);
+                }
+                self.config.granule.checked_mul(lacks).expect("they are slots of one mapping")
+            };
+            // Outside the lock: others go on.
+            match self.acquire(lacks, Duration::ZERO) {
+                Ok(chunks) => {
+                    let mut pools = self.lock();
+                    let wanted = pools.planned.as_ref().map_or_else(Vec::new, |installed| installed.lacks_for(request));
+                    self.back(&mut pools, &wanted, chunks, request.bytes)?;
+                }
+                Err(_) => {
+                    self.lock().refused_until = self.clock.now() + REFUSAL_HOLDS;
+                    is_refused = true;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts chunks behind the static pool, behind `wanted` first.
+    fn back(
+        &self,
+        pools: &mut Pools,
+        wanted: &[usize],
+        chunks: Vec<Arc<Chunk>>,
+        requested: Bytes,
+    ) -> Result<(), AllocError> {
+        let filled = match &mut pools.planned {
+            Some(installed) => installed.fill(wanted, chunks),
+            None => Ok(chunks),
+        };
+        self.note_held(pools);
+        let rest = filled.map_err(|(chunks, source)| self.unpacked(chunks, source, requested))?;
+        // Only where another thread was faster.
+        self.give_back(rest);
+        Ok(())
+    }
+
+    fn alloc_backed(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
+        let address = pools.alloc(request, self.counters)?;
+        pools.note(|tap| tap.alloc(request, address));
+        Some(address)
+    }
+
     pub(super) fn alloc_packed(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
         let address = pools.packed.alloc(request.bytes, request.stream)?;
         self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes);
@@ -72,7 +140,7 @@ impl Runtime {
         pools.empty_small_slabs();
         let outside = pools.stitching.idle_bytes().get() / self.config.granule.get();
         let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(outside));
-        let chunks = pools.stitching.trim(lacks.unwrap_or(Bytes::ZERO));
+        let chunks = pools.take_outside(lacks.unwrap_or(Bytes::ZERO));
         let moved = pools.packed.grow_by_moving(chunks, bytes, stream);
         self.note_held(pools);
         moved.map(|count| count > 0).map_err(|(chunks, source)| self.unpacked(chunks, source, bytes))

@@ -58,7 +58,7 @@ impl Recording<Collected> {
 }
 
 impl<S: Sink + Send + 'static> Recording<S> {
-    /// Records what `runtime` does from now on into `sink`, in place of what it did into another.
+    /// Records what `runtime` does from now on into `sink`.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl<S: Sink + Send + 'static> Recording<S> {
             // Whoever began it may not want to hear of it any more.
             let _ = tell.send(write_down(recorder, &over));
         })?;
-        runtime.record_into(Some(tap));
+        runtime.record_into(tap);
         Ok(Recording { is_over, thread: thread.thread().clone(), ended })
     }
 

@@ -65,13 +65,18 @@ pub fn number(trace: &mut Trace) -> Numbering {
         }
         return Numbering::Marks;
     }
-    match find(trace).filter(|period| is_job(trace, period)) {
+    match find_job(trace) {
         Some(period) => {
             assign(trace, &period);
             Numbering::Period(period.match_share)
         }
         None => Numbering::None,
     }
+}
+
+/// What repeats, if it is the iterations of a job.
+pub fn find_job(trace: &Trace) -> Option<Period> {
+    find(trace).filter(|period| is_job(trace, period))
 }
 
 /// Whether what repeats is the job, and not a part of its only iteration that repeats there (the layers of a model, the steps of its optimizer): most requests are in it, memory is as full

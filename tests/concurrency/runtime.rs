@@ -241,6 +241,44 @@ fn of_two_plans_at_once_one_is_installed_and_the_others_memory_goes_back() {
 }
 
 #[test]
+fn a_plan_that_comes_while_others_allocate_and_free_moves_nothing_that_is_live() {
+    in_many_orders(|| {
+        let bench = Bench::new(16);
+        // Idle from here on, and what the plan's pool is made of.
+        let before = bench.alloc(4 << 20, ONE).unwrap();
+        bench.free(before, ONE);
+        let plans = {
+            let bench = Arc::clone(&bench);
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let offer = bench.runtime.prepare(&plan(), Bytes::ZERO).unwrap();
+                    bench.runtime.offer(Some(offer));
+                    bench.runtime.mark_iteration();
+                }
+            })
+        };
+        let works = {
+            let bench = Arc::clone(&bench);
+            thread::spawn(move || {
+                let address = bench.alloc(3 << 20, ONE).unwrap();
+                bench.free(address, ONE);
+                bench.runtime.trim(Bytes::mib(2));
+            })
+        };
+        let here = bench.alloc(3 << 20, ONE).unwrap();
+        let small = bench.alloc(1 << 20, TWO).unwrap();
+        bench.free(here, ONE);
+        works.join().unwrap();
+        plans.join().unwrap();
+        bench.free(small, TWO);
+        bench.runtime.invariants().unwrap();
+        let held = bench.runtime.stats().held.get();
+        assert_eq!(bench.store.counts().0 * (2 << 20), held);
+        bench.end();
+    });
+}
+
+#[test]
 fn figures_are_whole_and_never_go_back_while_two_threads_write_them() {
     in_many_orders(|| {
         let bench = Bench::new(4);

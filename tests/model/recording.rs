@@ -144,7 +144,7 @@ impl Job {
 fn run<S: Sink>(seed: u64, sink: S) -> (Job, S) {
     let mut job = Job::new(seed);
     let (tap, mut recorder): (_, Recorder<S>) = record::begin(0, sink, 1 << 8);
-    assert!(job.runtime.record_into(Some(tap)).is_none());
+    let number = job.runtime.record_into(tap);
     let at = At::new("a recorded run", seed);
     for step in 0..STEPS {
         at.step.set(step);
@@ -158,7 +158,7 @@ fn run<S: Sink>(seed: u64, sink: S) -> (Job, S) {
     }
     let _ = context::pop();
     job.runtime.synchronize().unwrap();
-    assert!(job.runtime.record_into(None).is_some());
+    assert!(job.runtime.stop_recording(number) && !job.runtime.stop_recording(number));
     while recorder.drain(usize::MAX).goes_on {}
     let remarks = recorder.remarks();
     assert_eq!((remarks.dropped, remarks.unknown, remarks.nameless, remarks.refused), (0, 0, 0, job.refused));

@@ -19,8 +19,9 @@ use stitchd::pool::Request;
 use stitchd::pool::stitching::StitchConfig;
 use stitchd::rng::Rng;
 use stitchd::runtime::{
-    AllocError, ChunkSource, Counters, NotLive, Runtime, RuntimeConfig, RuntimeStats, SourceError, Want,
+    AllocError, ChunkSource, Counter, Counters, NotLive, Runtime, RuntimeConfig, RuntimeStats, SourceError, Want,
 };
+use stitchd::trace::Trace;
 use stitchd::units::{Bytes, DeviceAddress};
 
 use crate::alone;
@@ -142,6 +143,8 @@ struct Setup {
     alias: bool,
     config: RuntimeConfig,
     has_plan: bool,
+    /// Plans are offered while the job runs, of the job and of others.
+    has_offers: bool,
     faults: bool,
     unavailable_per_mille: u64,
     /// Bytes that the source has.
@@ -163,6 +166,7 @@ const SETUP: Setup = Setup {
         },
     },
     has_plan: false,
+    has_offers: false,
     faults: false,
     unavailable_per_mille: 0,
     budget: 256 * MIB,
@@ -462,8 +466,26 @@ fn step(bench: &mut Bench, rng: &mut Rng, gone: &mut Vec<u64>, are_small: bool) 
         930..970 => bench.watch.pass(stream),
         970..975 => bench.synchronize(),
         975..990 => bench.clock.advance(Duration::from_millis(rng.below(30))),
-        _ => bench.runtime.mark_iteration(),
+        _ => mark(bench),
     }
+}
+
+/// An iteration ends, and an offered plan may be installed: for that nothing more is held than before.
+fn mark(bench: &Bench) {
+    let before = bench.runtime.stats();
+    bench.runtime.mark_iteration();
+    let after = bench.runtime.stats();
+    assert!(after.held <= before.held, "{after:?} after {before:?}");
+    assert_eq!((after.live, after.live_allocations), (before.live, before.live_allocations));
+}
+
+/// Offers a plan of the job, in its own order or not, or of another job.
+fn offer(bench: &Bench, rng: &mut Rng, trace: &Trace) {
+    let other = Job::random(rng);
+    let plan = if rng.chance(700) { Plan::of_cycle(trace, 2) } else { Plan::of_cycle(&other.trace(3), 2) };
+    // A driver that fails has no addresses, and a random job may repeat nothing.
+    let prepared = plan.ok().and_then(|plan| bench.runtime.prepare(&plan, Bytes::mib(64)).ok());
+    bench.runtime.offer(prepared.filter(|_| rng.chance(950)));
 }
 
 fn run(setup: Setup, seed: u64, steps: u64) {
@@ -488,7 +510,10 @@ fn run(setup: Setup, seed: u64, steps: u64) {
                 _ => bench.faulty.layer().fail_always(&[]),
             }
         }
-        if setup.has_plan && rng.chance(600) {
+        if setup.has_offers && rng.chance(2) {
+            offer(&bench, &mut rng, &trace);
+        }
+        if (setup.has_plan || setup.has_offers) && rng.chance(600) {
             match *acts.next().unwrap() {
                 Act::Alloc(slot) => {
                     let request = job.request(slot, &trace, stitchd::trace::Phase::Forward);
@@ -518,9 +543,15 @@ fn run(setup: Setup, seed: u64, steps: u64) {
     let wanted = if setup.faults { steps / 20 } else { steps / 5 };
     assert!(bench.served > wanted && served.stitching > steps / 100, "{served:?}");
     // Beside a plan small ones are packed with the others.
-    assert!(setup.has_plan || served.small > steps / 100, "{served:?}");
+    assert!(setup.has_plan || setup.has_offers || served.small > steps / 100, "{served:?}");
     assert!(bench.failures > 10, "nothing ran out");
     assert!(!setup.has_plan || served.planned > steps / 20, "{served:?}");
+    if setup.has_offers {
+        let count = |counter| bench.runtime.counters().get(counter);
+        let (installed, refused) = (count(Counter::PlansInstalled), count(Counter::PlansRefused));
+        assert!(installed > 3 && (refused > 0 || setup.faults), "{installed} plans installed, {refused} refused");
+        assert!(served.planned > steps / 50, "{served:?}");
+    }
     bench.end();
 }
 
@@ -535,6 +566,18 @@ fn live_allocations_share_nothing_and_all_figures_are_right() {
 fn with_a_plan_and_others_beside_it_all_figures_are_right() {
     for seed in SEEDS {
         run(Setup { has_plan: true, budget: 400 * MIB, ..SETUP }, seed, 100_000);
+    }
+}
+
+#[test]
+fn plans_that_come_while_the_job_runs_take_what_is_idle_and_nothing_that_is_live() {
+    for seed in SEEDS {
+        run(Setup { has_offers: true, budget: 400 * MIB, ..SETUP }, seed, 50_000);
+        let config = RuntimeConfig { soft_budget: Bytes::mib(128), ..SETUP.config };
+        run(Setup { has_offers: true, alias: false, unavailable_per_mille: 200, config, ..SETUP }, seed, 30_000);
+        for part in 0..10 {
+            run(Setup { has_offers: true, faults: true, ..SETUP }, seed << 8 | part, 5_000);
+        }
     }
 }
 

@@ -47,6 +47,9 @@ pub(super) struct ReplayArgs {
     /// Plan from the trace up to and including this iteration, as a profiling run would
     #[arg(long, value_name = "N")]
     plan_from_iteration: Option<u32>,
+    /// Let stitchd's pools make their plans while the job runs, as `stitchd run --plan auto` does
+    #[arg(long, conflicts_with_all = ["plan", "plan_from_iteration"])]
+    auto: bool,
     /// Bytes that the device has for this process [default: any number]
     #[arg(long, value_name = "BYTES", conflicts_with = "min_capacity")]
     capacity: Option<Bytes>,
@@ -175,7 +178,14 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         return sweep.run(args, &pools, job, &setup, notes);
     }
     let results = all(args, &pools, job, &setup, &mut notes)?;
-    let replayed = Replayed { has_plan: plan.is_some(), trace, script: &script, recorded, notes, results };
+    let replayed = Replayed {
+        has_plan: profiled(args, plan.as_ref()).is_some(),
+        trace,
+        script: &script,
+        recorded,
+        notes,
+        results,
+    };
     if let Some(out) = &args.report {
         let work = Work::of(args);
         work.is("drawing");
@@ -230,6 +240,7 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         planned_iteration: args.plan_from_iteration,
         ladder: Ladder::standard(),
         runtime,
+        is_auto: args.auto && !args.disables("plan"),
     })
 }
 
@@ -279,6 +290,11 @@ fn plan(args: &ReplayArgs, trace: &Trace) -> std::result::Result<Option<Plan>, F
         (None, Some(iteration)) => Ok(Some(Plan::from_trace(trace, iteration)?)),
         (None, None) => Ok(None),
     }
+}
+
+/// The iterations up to this one are what plans are made of. While a job runs two are recorded, and it is in the third when the plan is made.
+fn profiled(args: &ReplayArgs, plan: Option<&Plan>) -> Option<u32> {
+    plan.map(|plan| plan.provenance.iteration).or((args.auto && !args.disables("plan")).then_some(2))
 }
 
 /// A plan that leaves more than this share of its pool idle at its peak is said to.
@@ -472,8 +488,7 @@ fn one(
 ) -> std::result::Result<Result, PlanError> {
     const ROUNDS: usize = 5;
     let clock = SystemClock::new();
-    let watch =
-        Watch { after_iteration: job.plan.map(|plan| plan.provenance.iteration), records: args.report.is_some() };
+    let watch = Watch { after_iteration: profiled(args, job.plan), records: args.report.is_some() };
     let last = AtomicUsize::new(0);
     let progress = |steps: usize| {
         bar.inc(steps.saturating_sub(last.swap(steps, Ordering::Relaxed)) as u64);

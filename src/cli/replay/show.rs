@@ -129,6 +129,12 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
             "small": run.more.served.small.get(),
         },
         "deviations": run.more.deviations,
+        "auto": run.more.auto.map(|auto| json!({
+            "made": auto.made,
+            "installed": auto.installed,
+            "refused": auto.refused,
+            "from_iteration": auto.from_iteration,
+        })),
         "overlapped_bytes": run.more.overlapped.get(),
         "ns_per_operation": result.ns_per_operation,
     });

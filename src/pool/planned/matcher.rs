@@ -100,6 +100,13 @@ impl Matcher {
         }
     }
 
+    /// Takes back that the cursor went over `entry` just now.
+    pub(super) fn step_back(&mut self, entry: u32) {
+        let passed = self.passed() - 1;
+        self.cursor = entry;
+        self.passed_before = passed - u64::from(entry);
+    }
+
     /// The entry at the cursor was not asked for.
     pub(super) fn skip(&mut self) {
         if self.missed.len() == WINDOW {

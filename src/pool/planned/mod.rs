@@ -78,6 +78,23 @@ pub struct PlannedCounts {
     pub reused: u64,
 }
 
+impl std::ops::Add for PlannedCounts {
+    type Output = PlannedCounts;
+
+    fn add(self, other: PlannedCounts) -> PlannedCounts {
+        PlannedCounts {
+            hits: self.hits + other.hits,
+            late: self.late + other.late,
+            blocked: self.blocked + other.blocked,
+            unplanned: self.unplanned + other.unplanned,
+            skipped: self.skipped + other.skipped,
+            resynchronised: self.resynchronised + other.resynchronised,
+            resized: self.resized + other.resized,
+            reused: self.reused + other.reused,
+        }
+    }
+}
+
 impl PlannedCounts {
     /// Requests that the plan did not serve although it might have, and entries that nobody asked for.
     pub fn deviations(&self) -> u64 {
@@ -96,6 +113,9 @@ pub enum Served {
     Elsewhere,
     /// The plan does not know it. Another pool should serve it, and if none has room [`PlannedPool::alloc_anywhere`] may.
     Unknown,
+    /// It is the one at the cursor, and there is no memory behind its place yet ([`PlannedPool::lacks`]). Nothing has changed: it may be asked for again when there is, or
+    /// the cursor goes over it ([`PlannedPool::pass_over`]).
+    Unbacked,
 }
 
 /// An entry as the matcher and the guard need it: half a cache line, and all of it in that line.
@@ -298,8 +318,7 @@ impl PlannedPool {
 
     /// Allocations that are live here. Walks over the plan: a count that is kept would be written at every allocation.
     pub fn live_allocations(&self) -> u64 {
-        let orderly = (0..self.entries.len() as u32).filter(|entry| self.orderly.is_set(*entry)).count();
-        orderly as u64 + self.tenants.spans().count() as u64
+        self.live_spans().count() as u64
     }
 
     /// Serves a request, or says that another pool must.
@@ -333,14 +352,57 @@ impl PlannedPool {
         let is_free = self.places.at(place) == Occupant::Nobody
             && (self.tenants.is_empty() || self.tenants.is_clear(self.offsets_of(entry)));
         if !is_free {
-            self.counts.blocked += 1;
-            self.blocked_at_cursor += 1;
-            return self.relocate(entry, request);
+            return self.serve_blocked(entry, request);
         }
         self.places.set(place, Occupant::Entry(entry));
         self.orderly.set(entry);
         self.streams.bind(planned.stream, request.stream);
         Served::At(self.address(planned.offset))
+    }
+
+    /// The entry, which the cursor has just gone over, cannot have its place now.
+    #[cold]
+    fn serve_blocked(&mut self, entry: u32, request: &Request) -> Served {
+        if self.tenants.has_hole(self.offsets_of(entry)) {
+            self.matcher.step_back(entry);
+            return Served::Unbacked;
+        }
+        self.counts.blocked += 1;
+        self.blocked_at_cursor += 1;
+        self.relocate(entry, request)
+    }
+
+    /// The place of a request, where it is the one at the cursor and has no memory behind all of it.
+    pub fn lacks(&self, request: &Request) -> Option<PlanSpan> {
+        let cursor = self.matcher.cursor();
+        let is_it = (cursor as usize) < self.entries.len() && self.agrees(cursor, request);
+        is_it.then(|| self.offsets_of(cursor)).filter(|span| self.tenants.has_hole(*span))
+    }
+
+    /// The cursor goes over the entry that stands there: for it there is no memory.
+    pub fn pass_over(&mut self) {
+        let entry = self.matcher.cursor();
+        if let Some(planned) = self.entries.get(entry as usize).copied() {
+            self.matcher.skip();
+            self.expire(&planned);
+            self.counts.skipped += 1;
+        }
+    }
+
+    /// Says of a part of the pool, in whole cells of 2 MiB, that there is no memory behind it, or that there is. Nobody is there.
+    pub fn set_hole(&mut self, offsets: PlanSpan, is_hole: bool) {
+        self.tenants.set_hole(offsets, is_hole);
+    }
+
+    /// The addresses of a part of the pool.
+    pub fn addresses_of(&self, offsets: PlanSpan) -> AddressSpan {
+        let start = self.span.start().checked_add(Bytes::new(offsets.start().get()));
+        start.and_then(|start| Span::new(start, offsets.len())).expect("it is a part of the pool")
+    }
+
+    /// The parts of the pool that somebody has now.
+    pub fn live_spans(&self) -> impl Iterator<Item = PlanSpan> + '_ {
+        self.orderly.iter().map(|entry| self.offsets_of(entry)).chain(self.tenants.spans())
     }
 
     /// The cursor comes to an entry: whoever the plan has gone by then, and is still there, is a tenant from now on.
@@ -449,8 +511,7 @@ impl PlannedPool {
         self.settle(span, request.bytes);
         self.streams.bind(stream, request.stream);
         self.counts.reused += 1;
-        let start = Bytes::new(span.start().get());
-        self.span.start().checked_add(start).expect("every offset lies in the pool")
+        self.addresses_of(span).start()
     }
 
     /// Moves the cursor to `entry` over all that lies between.
@@ -622,9 +683,7 @@ impl PlannedPool {
 
     /// Nobody is there, looked up the slow way: over every live allocation.
     fn is_free_now(&self, span: PlanSpan) -> bool {
-        self.tenants.is_clear(span)
-            && (0..self.entries.len() as u32)
-                .all(|entry| !self.orderly.is_set(entry) || !self.offsets_of(entry).overlaps(span))
+        self.tenants.is_clear(span) && self.live_spans().all(|live| !live.overlaps(span))
     }
 
     /// An iteration ends: the next request is the first of the cycle.
@@ -638,9 +697,11 @@ impl PlannedPool {
 
     /// Says what is wrong with the pool; nothing, unless this module has a bug. Takes time proportional to everything there is.
     pub fn invariants(&self) -> Result<(), String> {
-        let orderly: Vec<u32> = (0..self.entries.len() as u32).filter(|entry| self.orderly.is_set(*entry)).collect();
-        let mut spans: Vec<PlanSpan> = orderly.iter().map(|entry| self.offsets_of(*entry)).collect();
-        spans.extend(self.tenants.spans());
+        let orderly: Vec<u32> = self.orderly.iter().collect();
+        let mut spans: Vec<PlanSpan> = self.live_spans().collect();
+        if let Some(span) = spans.iter().find(|span| self.tenants.has_hole(**span)) {
+            return Err(format!("{span:?} is live, and there is no memory behind it"));
+        }
         spans.sort_unstable_by_key(|span| span.start());
         if let Some(pair) = spans.windows(2).find(|pair| pair[0].overlaps(pair[1])) {
             return Err(format!("live allocations overlap: {pair:?}"));

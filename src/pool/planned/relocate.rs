@@ -73,7 +73,7 @@ impl PlannedPool {
             .orderly
             .iter()
             .map(|entry| self.offsets_of(entry))
-            .chain(self.tenants.spans())
+            .chain(self.tenants.obstacles())
             .map(|span| (span.start().get(), span.end().get()))
             .filter(|(start, end)| *start < part.end && part.start < *end)
             .collect();

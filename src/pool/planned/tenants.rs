@@ -1,12 +1,13 @@
-//! Allocations inside the planned pool that the plan's own order says nothing about, kept exactly.
+//! Who is in the way inside the planned pool: allocations that the plan's own order says nothing about, kept exactly, and cells behind which there is no memory yet.
 
 use std::collections::BTreeMap;
 
 use super::bits::Bits;
+use crate::extents::cut;
 use crate::limits;
 use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 
-/// Bytes in one cell.
+/// Bytes in one cell: as the smallest chunk.
 const CELL: u64 = 2 << 20;
 
 /// Spans that are taken, with a count per cell in front: a look-up touches the exact spans only where a cell is not empty.
@@ -16,26 +17,64 @@ pub(super) struct Tenants {
     spans: BTreeMap<u64, (u64, Bytes)>,
     /// Tenants that touch each cell.
     counts: Box<[u32]>,
-    /// One bit per cell: whether the count is not zero. A gigabyte is eight words.
+    /// One bit per cell: whether the count is not zero, or the cell is a hole. A gigabyte is eight words.
     busy: Bits,
+    /// Cells without memory, and how many there are.
+    holes: Bits,
+    hole_count: u32,
 }
 
 impl Tenants {
     pub(super) fn new(len: Bytes) -> Tenants {
         let cells = len.get().div_ceil(CELL) as usize;
-        Tenants { spans: BTreeMap::new(), counts: vec![0; cells].into_boxed_slice(), busy: Bits::new(cells) }
+        Tenants {
+            spans: BTreeMap::new(),
+            counts: vec![0; cells].into_boxed_slice(),
+            busy: Bits::new(cells),
+            holes: Bits::new(cells),
+            hole_count: 0,
+        }
     }
 
-    /// There are none, as in every job that goes by its plan.
+    /// Nobody and nothing is in the way, as in every job that goes by its plan.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.spans.is_empty()
+        self.spans.is_empty() && self.hole_count == 0
     }
 
-    /// Nobody has a byte of `span`.
+    /// There is no memory behind `span`, which is whole cells, or there is. Nobody is there.
+    pub(super) fn set_hole(&mut self, span: PlanSpan, is_hole: bool) {
+        let whole = |offset: PlanOffset| offset.get().is_multiple_of(CELL);
+        assert!(whole(span.start()) && whole(span.end()), "holes are whole cells");
+        for cell in cells(span) {
+            if self.holes.is_set(cell) == is_hole {
+                continue;
+            }
+            assert!(self.counts[cell as usize] == 0, "nobody is where no memory is");
+            if is_hole {
+                self.holes.set(cell);
+                self.busy.set(cell);
+                self.hole_count += 1;
+            } else {
+                self.holes.clear(cell);
+                self.busy.clear(cell);
+                self.hole_count -= 1;
+            }
+        }
+    }
+
+    /// There is no memory behind a part of `span`, or all of it.
+    pub(super) fn has_hole(&self, span: PlanSpan) -> bool {
+        self.hole_count > 0 && self.holes.any_of(cells(span))
+    }
+
+    /// Nobody has a byte of `span`, and there is memory behind it.
     pub(super) fn is_clear(&self, span: PlanSpan) -> bool {
         if !self.busy.any_of(cells(span)) {
             return true;
+        }
+        if self.has_hole(span) {
+            return false;
         }
         let (start, end) = (span.start().get(), span.end().get());
         let before = self.spans.range(..=start).next_back();
@@ -53,8 +92,10 @@ impl Tenants {
         }
         let mut best: Option<(u64, u64)> = None;
         let mut look = |from: u64, to: u64| {
-            if let Some(room) = to.checked_sub(from).filter(|room| *room >= len.get()) {
-                best = Some(best.map_or((room, from), |best| best.min((room, from))));
+            for (from, to) in self.without_holes(from, to) {
+                if let Some(room) = to.checked_sub(from).filter(|room| *room >= len.get()) {
+                    best = Some(best.map_or((room, from), |best| best.min((room, from))));
+                }
             }
         };
         let unit = limits::ALLOCATION_ALIGNMENT.get();
@@ -65,6 +106,16 @@ impl Tenants {
         }
         look(at, end);
         best.map(|(_, start)| PlanOffset::new(start))
+    }
+
+    /// What of a stretch has memory behind it.
+    fn without_holes(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
+        let mut stretches = vec![(from, to)];
+        if self.hole_count > 0 && from < to {
+            let holes = (from / CELL..to.div_ceil(CELL)).filter(|cell| self.holes.is_set(*cell as u32));
+            holes.for_each(|cell| cut(&mut stretches, cell * CELL, (cell + 1) * CELL, 1));
+        }
+        stretches
     }
 
     pub(super) fn insert(&mut self, span: PlanSpan, bytes: Bytes) {
@@ -101,12 +152,24 @@ impl Tenants {
         self.spans.iter().map(span)
     }
 
+    /// Everything that is in the way: tenants and holes.
+    pub(super) fn obstacles(&self) -> impl Iterator<Item = PlanSpan> + '_ {
+        let hole =
+            |cell: u32| Span::new(PlanOffset::new(u64::from(cell) * CELL), Bytes::new(CELL)).expect("a cell of a pool");
+        self.spans().chain(self.holes.iter().map(hole))
+    }
+
     pub(super) fn invariants(&self) -> Result<(), String> {
         let mut counts = vec![0_u32; self.counts.len()];
         self.spans().flat_map(cells).for_each(|cell| counts[cell as usize] += 1);
         let busy = |cell: usize| self.busy.is_set(cell as u32);
-        let wrong =
-            (0..counts.len()).find(|cell| counts[*cell] != self.counts[*cell] || busy(*cell) != (counts[*cell] > 0));
+        let is_hole = |cell: usize| self.holes.is_set(cell as u32);
+        if let Some(cell) = (0..counts.len()).find(|cell| counts[*cell] > 0 && is_hole(*cell)) {
+            return Err(format!("cell {cell} has no memory and {} tenants", counts[cell]));
+        }
+        let is_right =
+            |cell: usize| counts[cell] == self.counts[cell] && busy(cell) == (counts[cell] > 0 || is_hole(cell));
+        let wrong = (0..counts.len()).find(|cell| !is_right(*cell));
         wrong.map_or(Ok(()), |cell| Err(format!("cell {cell} counts {} and has {}", self.counts[cell], counts[cell])))
     }
 }

@@ -1,0 +1,186 @@
+//! Plans without a profiling run: the first iterations are recorded while the stitching pool serves them, a plan is made of one of them, and the runtime takes it where an iteration begins.
+//!
+//! ```text
+//!  recording ─────► planning ─────► offered ─────► following ─────► recording …
+//!   two whole        whoever         the runtime     deviations stay
+//!   iterations       looks           installs it     above a limit
+//! ```
+//!
+//! An [`AutoPlanner`] does nothing by itself: somebody looks after it now and then, a thread of its own in a training process ([`crate::session::auto`]), the loop of a replay. Planning happens in that
+//! look. The job pays for what a [`crate::record::Tap`] takes while it is recorded, and for mapping memory when the plan comes.
+//!
+//! Not for: deciding whether there is memory for a plan, which the runtime does ([`Runtime::offer`]).
+//!
+//! Invariant: whatever goes wrong, the job is served as it was before.
+
+mod deviations;
+mod recorded;
+
+use crate::error::chain;
+use crate::plan::{Plan, PlanError};
+use crate::runtime::{Counter, PlanInstallError, Runtime};
+use crate::units::Bytes;
+use deviations::Deviations;
+use recorded::{Ended, Recorded};
+
+/// Makes plans for one runtime.
+#[derive(Debug)]
+pub struct AutoPlanner {
+    stage: Stage,
+    /// Plans made so far.
+    made: u32,
+    /// Recordings in a row that lacked events.
+    torn: u32,
+    /// Bytes that are live where an iteration begins, as far as is known.
+    begins_at: Bytes,
+    /// The last plan is of what repeats, and not of what is marked.
+    is_unmarked: bool,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Recording(Box<Recorded>),
+    Offered(Box<Offered>),
+    Following(Deviations),
+    Over(Over),
+}
+
+/// Why no more plans are made.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Over {
+    /// Nothing repeats in what was recorded.
+    #[error("nothing repeats in the first {0} events of the job")]
+    NoPeriod(usize),
+    /// The recording lacked events, again and again.
+    #[error("events were made faster than they could be recorded")]
+    TooFast,
+    /// No plan can be made.
+    #[error("no plan can be made of what was recorded")]
+    Plan(#[from] PlanError),
+    /// It cannot be served from.
+    #[error("the plan cannot be served from")]
+    Install(#[from] PlanInstallError),
+    /// Installing it would have taken more memory than the job ever held.
+    #[error("the plan would take more memory than the job held without one")]
+    NoMemory,
+}
+
+/// A plan that the runtime has been offered.
+#[derive(Debug)]
+struct Offered {
+    plan: Plan,
+    installed_before: u64,
+    tries: u32,
+}
+
+/// A recording that lacks events is begun again so often.
+const TORN_MAX: u32 = 4;
+/// A plan for which there was no memory is offered so often: a later iteration may begin with less in use.
+const TRIES_MAX: u32 = 3;
+/// So much of what is idle once a plan is there is given back at a time: the job may want the lock in between.
+const GIVEN_BACK: Bytes = Bytes::mib(64);
+
+impl AutoPlanner {
+    /// Begins to record what `runtime` does, which has done nothing yet.
+    pub fn begin(runtime: &Runtime) -> AutoPlanner {
+        let stage = Stage::Recording(Box::new(Recorded::begin(runtime, false)));
+        AutoPlanner { stage, made: 0, torn: 0, begins_at: Bytes::ZERO, is_unmarked: false }
+    }
+
+    /// Goes on as far as it can. To be called many times a second while it [is recording](AutoPlanner::is_recording), and some times a second after that.
+    pub fn look(&mut self, runtime: &Runtime) {
+        let stage = std::mem::replace(&mut self.stage, Stage::Over(Over::TooFast));
+        self.stage = self.go_on(stage, runtime).unwrap_or_else(|over| {
+            tracing::debug!(why = %chain(&over), "no more plans are made for this job");
+            Stage::Over(over)
+        });
+    }
+
+    fn go_on(&mut self, stage: Stage, runtime: &Runtime) -> Result<Stage, Over> {
+        Ok(match stage {
+            Stage::Recording(mut recorded) => match recorded.look() {
+                None => Stage::Recording(recorded),
+                Some(ended) => self.plan(*recorded, ended, runtime)?,
+            },
+            Stage::Offered(offered) => self.wait(offered, runtime)?,
+            Stage::Following(mut deviations) => {
+                // Whoever marks iterations knows better what they are.
+                let has_marks = self.is_unmarked && runtime.counters().get(Counter::Iterations) > 0;
+                match has_marks || deviations.look(runtime) {
+                    false => Stage::Following(deviations),
+                    true => Stage::Recording(Box::new(Recorded::begin(runtime, true))),
+                }
+            }
+            Stage::Over(over) => Stage::Over(over),
+        })
+    }
+
+    /// The recording is a whole, or never will be: makes a plan of it and offers that.
+    fn plan(&mut self, recorded: Recorded, ended: Ended, runtime: &Runtime) -> Result<Stage, Over> {
+        let is_later = recorded.is_later();
+        let trace = recorded.end(runtime);
+        let is_unmarked = matches!(ended, Ended::Repeats(_));
+        let (trace, iteration) = match ended {
+            Ended::NoPeriod => return Err(Over::NoPeriod(trace.events.len())),
+            Ended::Torn if self.torn == TORN_MAX => return Err(Over::TooFast),
+            Ended::Torn => {
+                self.torn += 1;
+                return Ok(Stage::Recording(Box::new(Recorded::begin(runtime, true))));
+            }
+            Ended::Marked => recorded::marked(trace, is_later),
+            Ended::Repeats(period) => recorded::repeating(trace, &period),
+        };
+        self.torn = 0;
+        self.is_unmarked = is_unmarked;
+        let plan = Plan::of_cycle(&trace, iteration)?;
+        self.made += 1;
+        if !is_later {
+            self.begins_at = recorded::live_before(&trace, iteration);
+        }
+        let offered = Offered { plan, installed_before: runtime.counters().get(Counter::PlansInstalled), tries: 0 };
+        self.offer(Box::new(offered), runtime)
+    }
+
+    fn offer(&self, mut offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {
+        let offer = runtime.prepare(&offered.plan, self.begins_at)?;
+        runtime.offer(Some(offer));
+        offered.tries += 1;
+        Ok(Stage::Offered(offered))
+    }
+
+    /// The runtime has taken the plan, or has no memory for it, or waits for an iteration to begin.
+    fn wait(&self, offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {
+        if runtime.has_offer() {
+            return Ok(Stage::Offered(offered));
+        }
+        if runtime.counters().get(Counter::PlansInstalled) > offered.installed_before {
+            while runtime.trim(GIVEN_BACK) > Bytes::ZERO {}
+            return Ok(Stage::Following(Deviations::from_now(runtime, self.made, offered.plan.entries.len())));
+        }
+        if offered.tries == TRIES_MAX {
+            return Err(Over::NoMemory);
+        }
+        self.offer(offered, runtime)
+    }
+
+    /// The job is being recorded: the recording is short of room if nobody looks.
+    pub fn is_recording(&self) -> bool {
+        matches!(self.stage, Stage::Recording(_))
+    }
+
+    /// Why no more plans are made, if none are.
+    pub fn over(&self) -> Option<&Over> {
+        match &self.stage {
+            Stage::Over(over) => Some(over),
+            _ => None,
+        }
+    }
+
+    /// Plans made so far.
+    pub fn made(&self) -> u32 {
+        self.made
+    }
+}
+
+#[cfg(test)]
+mod tests;

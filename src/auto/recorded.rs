@@ -1,0 +1,126 @@
+//! The recording that a plan is made of, and when there is enough of it.
+//!
+//! With marks that is when two whole iterations are there: one that repeats, and one before it that says what varies and where things are freed. Without marks it is looked for what repeats, each time
+//! that twice as much is there.
+//!
+//! Not for: planning.
+//!
+//! Invariant: it takes no more than [`limits::AUTO_EVENTS_MAX`] events of memory, whatever the job does.
+
+use std::collections::HashMap;
+
+use crate::limits;
+use crate::record::{self, Collected, Recorder};
+use crate::runtime::{Runtime, TapNumber};
+use crate::trace::period::{self, Period};
+use crate::trace::{EventKind, Trace};
+use crate::units::Bytes;
+
+/// A recording under way.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    recorder: Recorder<Collected>,
+    tap: TapNumber,
+    /// Events that were looked through for marks, and the marks among them.
+    seen: usize,
+    marks: u32,
+    /// As many events as there were when it was last looked for what repeats.
+    searched: usize,
+    is_later: bool,
+}
+
+/// Why a recording goes no further.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// There are whole iterations, by their marks.
+    Marked,
+    /// There are whole iterations, by what repeats.
+    Repeats(Period),
+    /// It is as long as it may be, and nothing repeats.
+    NoPeriod,
+    /// It lacks events.
+    Torn,
+}
+
+/// Fewer events are not looked through for what repeats: a mark may come, and what repeats before the first of them are the micro-batches of an iteration.
+const SEARCHED_MIN: usize = 1 << 16;
+/// Whole iterations that are wanted.
+const WHOLE: u32 = 2;
+
+impl Recorded {
+    /// Begins it: `is_later` in the middle of the job, which is in the middle of an iteration.
+    pub(super) fn begin(runtime: &Runtime, is_later: bool) -> Recorded {
+        let sink = Collected::up_to(limits::AUTO_EVENTS_MAX);
+        let (tap, recorder) = record::begin(runtime.device().id().0, sink, limits::RECORD_AHEAD_MAX);
+        let tap = runtime.record_into(tap);
+        Recorded { recorder, tap, seen: 0, marks: 0, searched: SEARCHED_MIN / 2, is_later }
+    }
+
+    pub(super) fn is_later(&self) -> bool {
+        self.is_later
+    }
+
+    /// Takes what has come, and says whether that is all that is wanted.
+    pub(super) fn look(&mut self) -> Option<Ended> {
+        let goes_on = self.recorder.drain(limits::RECORD_AHEAD_MAX).goes_on;
+        if self.recorder.remarks().dropped > 0 {
+            return Some(Ended::Torn);
+        }
+        let events = &self.recorder.sink().trace().events;
+        let marks = events[self.seen..].iter().filter(|event| event.kind == EventKind::Mark).count();
+        self.marks += marks as u32;
+        self.seen = events.len();
+        if self.marks >= WHOLE + u32::from(self.is_later) {
+            return Some(Ended::Marked);
+        }
+        if self.marks == 0
+            && (self.seen >= 2 * self.searched || !goes_on)
+            && let Some(period) = self.search()
+        {
+            return Some(Ended::Repeats(period));
+        }
+        (!goes_on).then_some(Ended::NoPeriod)
+    }
+
+    /// What repeats, if that is there as often as is wanted.
+    fn search(&mut self) -> Option<Period> {
+        self.searched = self.seen;
+        let period = period::find_job(self.recorder.sink().trace())?;
+        (period.starts.len() > WHOLE as usize).then_some(period)
+    }
+
+    /// Ends it.
+    pub(super) fn end(self, runtime: &Runtime) -> Trace {
+        runtime.stop_recording(self.tap);
+        self.recorder.finish().0.into_trace()
+    }
+}
+
+/// The trace and the iteration of it that is planned, by its marks. What is later begins with a part of an iteration, which goes.
+pub(super) fn marked(mut trace: Trace, is_later: bool) -> (Trace, u32) {
+    if is_later {
+        trace.events.retain(|event| event.iteration > 0);
+        trace.events.iter_mut().for_each(|event| event.iteration -= 1);
+    }
+    (trace, WHOLE - 1)
+}
+
+/// The same by what repeats: the last iteration may be cut.
+pub(super) fn repeating(mut trace: Trace, period: &Period) -> (Trace, u32) {
+    period::assign(&mut trace, period);
+    let last = trace.iterations().saturating_sub(1);
+    (trace, last.saturating_sub(1))
+}
+
+/// Bytes that are live where an iteration begins, of what the trace has.
+pub(super) fn live_before(trace: &Trace, iteration: u32) -> Bytes {
+    let mut live: HashMap<u64, Bytes> = HashMap::new();
+    for event in trace.events.iter().take_while(|event| event.iteration < iteration) {
+        match event.kind {
+            EventKind::Alloc => drop(live.insert(event.id, event.bytes)),
+            EventKind::Free => drop(live.remove(&event.id)),
+            _ => {}
+        }
+    }
+    live.into_values().sum()
+}

@@ -1,0 +1,163 @@
+//! A job over a simulated device, and somebody who looks after its plans.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::clock::ManualClock;
+use crate::driver::sim::{SimDriver, SimOptions};
+use crate::ids::{DeviceId, StreamId};
+use crate::ladder::Ladder;
+use crate::memory::Device;
+use crate::pool::Request;
+use crate::runtime::{Counters, RuntimeConfig, RuntimeStats};
+use crate::session::PrivateSource;
+use crate::store::Store;
+use crate::units::DeviceAddress;
+
+const STREAM: StreamId = StreamId(0);
+
+struct Job {
+    runtime: Runtime,
+    planner: AutoPlanner,
+    has_marks: bool,
+    /// Kept for good, and by the iteration to the next.
+    weights: Vec<DeviceAddress>,
+    carried: Vec<DeviceAddress>,
+}
+
+impl Job {
+    fn new(has_marks: bool) -> Job {
+        let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::gib(8)])));
+        let device = Device::open(sim, DeviceId(0)).unwrap();
+        let store = Arc::new(Store::new(vec![Arc::clone(&device)]));
+        let source = Arc::new(PrivateSource::new(store, DeviceId(0), Ladder::standard()));
+        let clock = Arc::new(ManualClock::default());
+        let runtime = Runtime::new(device, source, clock, RuntimeConfig::default(), Counters::private());
+        let planner = AutoPlanner::begin(&runtime);
+        let mut job = Job { runtime, planner, has_marks, weights: Vec::new(), carried: Vec::new() };
+        job.weights = (0..40).map(|n| job.alloc(3 << 20 | n << 12)).collect();
+        job
+    }
+
+    fn alloc(&mut self, bytes: u64) -> DeviceAddress {
+        let address = self.runtime.alloc(&Request { stream: STREAM, ..Request::of(Bytes::new(bytes)) }).unwrap();
+        if self.has_marks {
+            self.planner.look(&self.runtime);
+        }
+        address
+    }
+
+    fn free(&mut self, address: DeviceAddress) {
+        self.runtime.free(address, STREAM).unwrap();
+    }
+
+    /// Layers up and down again, a gradient each that the next iteration frees.
+    fn iteration(&mut self, layers: u64, scale: u64) {
+        std::mem::take(&mut self.carried).into_iter().for_each(|address| self.free(address));
+        let mut kept = Vec::new();
+        for layer in 0..layers {
+            let work = self.alloc(scale * (5 << 20) + (layer << 14));
+            kept.push(self.alloc(scale * (2 << 20) + (layer << 10)));
+            self.free(work);
+        }
+        for (layer, address) in kept.into_iter().enumerate().rev() {
+            let gradient = self.alloc(scale * (1 << 20) + ((layer as u64) << 9));
+            self.carried.push(gradient);
+            self.free(address);
+        }
+        if self.has_marks {
+            self.runtime.mark_iteration();
+        }
+        self.planner.look(&self.runtime);
+        self.runtime.invariants().unwrap();
+    }
+
+    fn stats(&self) -> RuntimeStats {
+        self.runtime.stats()
+    }
+}
+
+#[test]
+fn a_job_goes_by_its_plan_from_the_fourth_iteration_on() {
+    let mut job = Job::new(true);
+    for _ in 0..3 {
+        job.iteration(20, 1);
+    }
+    let before = job.stats();
+    assert_eq!((before.served.planned, job.planner.made()), (0, 1));
+    for _ in 0..5 {
+        job.iteration(20, 1);
+        let stats = job.stats();
+        assert!(stats.held <= before.peak_held, "{stats:?}");
+    }
+    let stats = job.stats();
+    assert_eq!(stats.served.planned - before.served.planned, 5 * 60);
+    assert_eq!((stats.planned.deviations(), stats.planned.hits), (0, 5 * 60));
+    assert!(stats.static_pool > Bytes::mib(40) && stats.peak_held == before.peak_held, "{stats:?}");
+}
+
+#[test]
+fn what_is_idle_once_the_plan_is_there_is_given_back() {
+    let mut job = Job::new(true);
+    // A first iteration that takes much more than the others.
+    job.iteration(20, 3);
+    for _ in 0..5 {
+        job.iteration(20, 1);
+    }
+    let stats = job.stats();
+    assert!(stats.static_pool > Bytes::ZERO, "{stats:?}");
+    let needed = Bytes::mib(40 * 4) + stats.static_pool;
+    assert!(stats.held <= needed, "{} held, {needed} needed", stats.held);
+}
+
+#[test]
+fn a_job_that_changes_gets_another_plan_and_one_that_always_changes_does_not_get_one_each_time() {
+    let mut job = Job::new(true);
+    for _ in 0..5 {
+        job.iteration(20, 1);
+    }
+    assert_eq!(job.planner.made(), 1);
+    for _ in 0..14 {
+        job.iteration(26, 2);
+    }
+    assert_eq!(job.planner.made(), 2);
+    let before = job.stats();
+    job.iteration(26, 2);
+    assert_eq!(job.stats().served.planned - before.served.planned, 3 * 26);
+    assert_eq!(job.stats().planned.deviations(), before.planned.deviations());
+    for n in 0..60 {
+        job.iteration(10 + n * 7 % 13, 1 + n % 3);
+    }
+    assert!(job.planner.made() <= 7, "{} plans", job.planner.made());
+}
+
+#[test]
+fn iterations_that_nobody_marks_are_found() {
+    let mut job = Job::new(false);
+    // Some 130 events an iteration.
+    for _ in 0..700 {
+        job.iteration(20, 1);
+    }
+    assert_eq!((job.planner.made(), job.planner.over()), (1, None));
+    let before = job.stats();
+    assert!(before.served.planned > 0, "{before:?}");
+    job.iteration(20, 1);
+    let stats = job.stats();
+    assert_eq!(stats.served.planned - before.served.planned, 60);
+    assert_eq!(stats.planned.deviations(), before.planned.deviations());
+}
+
+#[test]
+fn where_nothing_repeats_the_job_is_served_as_before_and_it_is_said_why() {
+    let mut job = Job::new(false);
+    let mut rng = crate::rng::Rng::new(1);
+    while job.planner.over().is_none() {
+        for _ in 0..1000 {
+            let address = job.alloc(1 + rng.below(1 << 14));
+            job.free(address);
+        }
+        job.planner.look(&job.runtime);
+    }
+    assert!(matches!(job.planner.over(), Some(Over::NoPeriod(events)) if *events == crate::limits::AUTO_EVENTS_MAX));
+    assert_eq!(job.stats().served.planned, 0);
+}

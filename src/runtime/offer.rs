@@ -1,0 +1,89 @@
+//! A plan that comes while the job runs: made ready by another thread, installed between two iterations, with the memory that is there.
+//!
+//! What is live stays where it is, in the pools that served it. What is idle goes behind the addresses of the static pool; what lacks there comes as it is freed ([`super::installed`]). So the process never
+//! holds more for the plan than it held before: where that could not be, the plan is not installed, and this is counted.
+//!
+//! Not for: making plans ([`crate::auto`]).
+//!
+//! Invariant: the job waits for memory to be mapped, and for nothing else: neither for a planner nor for the daemon.
+
+use super::installed::Installed;
+use super::{Counter, Pools, Runtime};
+use crate::plan::Plan;
+use crate::units::Bytes;
+
+/// A plan ready to be served from, without memory.
+#[derive(Debug)]
+pub struct Offer {
+    installed: Installed,
+    /// Bytes that are live where an iteration begins, beside what lives for good.
+    carried: Bytes,
+    /// Without marks an iteration begins where so few bytes are live.
+    begins_at: Bytes,
+}
+
+/// An offer waits for so many operations at most between two looks whether an iteration begins.
+pub(super) const OPERATIONS_PER_LOOK: u32 = 32;
+
+impl Runtime {
+    /// Makes a plan ready that begins with the cycle: what its job allocated once is there already. `begins_at` bytes are live where an iteration begins. Takes milliseconds, and nobody waits.
+    ///
+    /// # Errors
+    ///
+    /// There are no addresses for it, or it cannot be served.
+    pub fn prepare(&self, plan: &Plan, begins_at: Bytes) -> Result<Offer, super::PlanInstallError> {
+        let installed = Installed::hollow(plan, &self.device, self.config.granule)?;
+        let begins_at = Bytes::new(begins_at.get().saturating_add(begins_at.get() / 64));
+        Ok(Offer { installed, carried: plan.carried(), begins_at })
+    }
+
+    /// Offers a plan: it is installed where the next iteration begins, in place of the one that is there. Where no iterations are marked that is where `begins_at` bytes are live, or fewer. An offer that
+    /// was not taken yet is withdrawn.
+    pub fn offer(&self, offer: Option<Offer>) {
+        let mut pools = self.lock();
+        if offer.is_some() {
+            pools.until_look = OPERATIONS_PER_LOOK;
+        }
+        let before = std::mem::replace(&mut pools.offered, offer);
+        drop(pools);
+        drop(before);
+    }
+
+    /// An offer waits for an iteration to begin.
+    pub fn has_offer(&self) -> bool {
+        self.lock().offered.is_some()
+    }
+
+    /// Where nobody marks iterations: one seems to begin here.
+    pub(super) fn begins_iteration(&self, pools: &Pools) -> bool {
+        let live = Bytes::new(self.counters.get(Counter::LiveBytes));
+        let has_marks = self.counters.get(Counter::Iterations) > 0;
+        !has_marks && pools.offered.as_ref().is_some_and(|offer| live <= offer.begins_at)
+    }
+
+    /// Installs the plan that was offered, if there is one and memory for it.
+    #[cold]
+    pub(super) fn install_offered(&self, pools: &mut Pools) {
+        let Some(Offer { mut installed, carried, .. }) = pools.offered.take() else { return };
+        self.finish_deferred(pools);
+        pools.empty_small_slabs();
+        let len = installed.mapping.span().len();
+        // The plan that is there gives up what nobody uses.
+        let replaced = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::idle);
+        let in_use = pools.held().saturating_sub(pools.idle_chunks() + replaced);
+        let after = in_use.saturating_sub(carried).checked_add(len);
+        let most = Bytes::new(self.counters.get(Counter::PeakHeldBytes));
+        if after.is_none_or(|after| after > most) {
+            self.counters.add(Counter::PlansRefused, 1);
+            return;
+        }
+        pools.retire_plan();
+        let chunks = pools.take_idle(len);
+        // Where a chunk cannot be mapped the plan is served from all the same: what it has no memory for goes elsewhere. The rest is none, or that of a failing driver.
+        let rest = installed.fill(&[], chunks).unwrap_or_else(|(rest, _)| rest);
+        pools.planned = Some(installed);
+        self.counters.add(Counter::PlansInstalled, 1);
+        self.give_back(rest);
+        self.note_held(pools);
+    }
+}

@@ -1,0 +1,55 @@
+//! The thread that looks after the plans of a runtime while the job runs.
+//!
+//! Not for: what it does when it looks ([`crate::auto`]).
+//!
+//! Invariant: the job never waits for this thread. Where it cannot be begun, or ends, the job goes on without plans, or with the one that it has.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Thread;
+use std::time::Duration;
+
+use crate::auto::AutoPlanner;
+use crate::runtime::Runtime;
+
+/// The pause between two looks while the job is recorded: a busy one makes a tenth of what a tap has room for in it.
+const PAUSE_RECORDING: Duration = Duration::from_millis(5);
+/// The pause at other times.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Somebody looks after the plans of a runtime, until this goes.
+#[derive(Debug)]
+pub struct PlannerThread {
+    is_over: Arc<AtomicBool>,
+    thread: Thread,
+}
+
+impl PlannerThread {
+    /// Looks after the plans of `runtime` with a planner that has begun to record it.
+    ///
+    /// # Errors
+    ///
+    /// What the system says of one more thread.
+    pub fn begin<R>(mut planner: AutoPlanner, runtime: R) -> std::io::Result<PlannerThread>
+    where
+        R: Deref<Target = Runtime> + Send + 'static,
+    {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let thread = std::thread::Builder::new().name("stitchd-auto".into()).spawn(move || {
+            while !over.load(Ordering::Acquire) && planner.over().is_none() {
+                planner.look(&runtime);
+                std::thread::park_timeout(if planner.is_recording() { PAUSE_RECORDING } else { PAUSE });
+            }
+        })?;
+        Ok(PlannerThread { is_over, thread: thread.thread().clone() })
+    }
+}
+
+impl Drop for PlannerThread {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
+        self.thread.unpark();
+    }
+}
