@@ -90,6 +90,7 @@
 //! | buffer | a request while it is planned: a size and a lifetime ([`plan::Buffer`]) |
 //! | problem, plan | what is to be placed, and where it was placed ([`plan::Problem`], [`plan::Plan`]) |
 //! | HomoPhase group, local plan, HomoSize group, memory layer | STAlloc's words: requests of the same computation phases, the block they make; blocks of one size, a row of them in time ([`plan::solve::Solver::Phased`]) |
+//! | fingerprint, position | a hash of what a job asks for in its first iteration; which of its processes this is ([`plan::Fingerprint`], [`plan::Position`]) |
 //! | prologue, cycle | the plan of what comes once, and of what every iteration repeats |
 //! | peak, lower bound | the highest byte that is used, the largest sum of live sizes at any tick |
 //! | deviation | a request that the plan did not foresee, or one that it foresaw and that did not come ([`pool::planned::PlannedCounts`]) |

@@ -9,7 +9,7 @@ use super::table::Table;
 use super::{DONE, Failure, Outcome, print_json, print_out, read_plan, trace, whole_file};
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
-use crate::plan::{Plan, Problem, format, lower_bound, solve, validate};
+use crate::plan::{Job, Plan, Position, Problem, format, lower_bound, solve, validate};
 use crate::trace::Trace;
 use crate::units::{Bytes, counted};
 
@@ -36,6 +36,12 @@ pub(super) struct PlanArgs {
     /// Use only this solver, such as first-fit/size-start
     #[arg(long, value_name = "NAME")]
     solver: Option<String>,
+    /// The plan is for this process of a job of several, counted from 0
+    #[arg(long, value_name = "R", requires = "world_size")]
+    rank: Option<u32>,
+    /// Of so many
+    #[arg(long, value_name = "N", requires = "rank")]
+    world_size: Option<u32>,
     /// Print one JSON object
     #[arg(long, global = true)]
     json: bool,
@@ -78,12 +84,13 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     if let Some(out) = &args.out {
         whole_file::is_not(out, file)?;
     }
+    let position = position(args.rank, args.world_size)?;
     let (mut imported, _) = trace::read_job(file, args.device)?;
     imported.notes.extend(about_one_pass(&imported.trace));
     let trace = imported.trace;
     let iteration = args.from_iteration.unwrap_or_else(|| u32::from(trace.iterations() > 1));
     let started = clock.now();
-    let plan = match &args.solver {
+    let mut plan = match &args.solver {
         None => Plan::from_trace(&trace, iteration)?,
         Some(name) => {
             let known = solve::Solver::ALL.map(solve::Solver::name).join(", ");
@@ -93,6 +100,7 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         }
     };
     let seconds = (clock.now() - started).as_secs_f64();
+    plan.job.position = position;
     imported.notes.extend(about_rounding(&plan));
     if let Some(out) = &args.out {
         whole_file::write(out, |mut file| std::io::Write::write_all(&mut file, &format::write(&plan)))?;
@@ -101,6 +109,9 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     if args.json {
         print_json(&json!({
             "plan": plan.id().to_hex(),
+            "fingerprint": plan.job.fingerprint.to_hex(),
+            "rank": plan.job.position.map(Position::rank),
+            "world_size": plan.job.position.map(Position::world_size),
             "buffers": plan.entries.len(),
             "lower_bound_bytes": plan.provenance.lower_bound.get(),
             "peak_bytes": plan.pool_len.get(),
@@ -118,6 +129,7 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         return DONE;
     }
     outln!("plan {} from {} of {}", plan.id().to_hex(), made_from(iteration), file.display());
+    outln!("  job        {}", job(&plan.job));
     outln!(
         "  requests   {} planned, {} vary and are left to the pools",
         plan.entries.len(),
@@ -137,6 +149,22 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         None => outln!("  not written; -o FILE writes it"),
     }
     DONE
+}
+
+/// The process that two options name.
+pub(super) fn position(rank: Option<u32>, world_size: Option<u32>) -> Result<Option<Position>, Failure> {
+    let Some((rank, world_size)) = rank.zip(world_size) else { return Ok(None) };
+    let none = || {
+        let most = limits::WORLD_SIZE_MAX;
+        Failure::Usage(format!("there is no rank {rank} of {world_size}: ranks go from 0, worlds to {most}"))
+    };
+    Position::new(rank, world_size).map(Some).ok_or_else(none)
+}
+
+/// Whose a plan is, in words.
+fn job(job: &Job) -> String {
+    let position = job.position.map_or_else(String::new, |position| format!(", {position}"));
+    format!("{}{position}", job.fingerprint)
 }
 
 /// What a plan for `iteration` is made from, in words.
@@ -248,6 +276,9 @@ fn show(file: &std::path::Path, json: bool) -> Outcome {
         };
         print_json(&json!({
             "plan": plan.id().to_hex(),
+            "fingerprint": plan.job.fingerprint.to_hex(),
+            "rank": plan.job.position.map(Position::rank),
+            "world_size": plan.job.position.map(Position::world_size),
             "pool_bytes": plan.pool_len.get(),
             "lower_bound_bytes": plan.provenance.lower_bound.get(),
             "solver": plan.provenance.solver,
@@ -258,8 +289,9 @@ fn show(file: &std::path::Path, json: bool) -> Outcome {
         return DONE;
     }
     print_out(&format_args!(
-        "plan {}: {} in {}, the first {} once, the others in every iteration\n",
+        "plan {} of job {}: {} in {}, the first {} once, the others in every iteration\n",
         plan.id().to_hex(),
+        job(&plan.job),
         counted(plan.entries.len() as u64, "request"),
         plan.pool_len,
         plan.cycle_start

@@ -1,7 +1,7 @@
 //! From a trace to a plan: addresses for every request that repeats, made ahead of time.
 //!
 //! `trace → problem → plan`: [`problem`] says which requests are planned and when each is live, [`phases`] in which computation phases, [`solve`] gives each an offset, [`validate`] checks
-//! the result without knowing how it was found, [`mod@format`] writes and reads it.
+//! the result without knowing how it was found, [`mod@format`] writes and reads it. [`Fingerprint`] says whose it is.
 //!
 //! Not for: serving. A plan is a hint; the planned pool trusts nothing in it but its own checks.
 //!
@@ -9,6 +9,7 @@
 //! do, and every entry lies inside the pool, aligned.
 
 mod expiry;
+mod fingerprint;
 pub mod format;
 mod lower_bound;
 mod phases;
@@ -19,6 +20,7 @@ pub mod validate;
 mod vary;
 
 pub use expiry::{Expiries, NEVER};
+pub use fingerprint::{Fingerprint, Job, Position};
 use lower_bound::Changes;
 pub use lower_bound::lower_bound;
 pub use phases::PhasePair;
@@ -43,6 +45,8 @@ pub struct Plan {
     pub dynamic: Vec<DynamicEntry>,
     /// Those before this one belong to the prologue.
     pub dynamic_cycle_start: usize,
+    /// Whose it is.
+    pub job: Job,
     /// How it came to be.
     pub provenance: Provenance,
 }
@@ -143,17 +147,17 @@ impl Plan {
     pub fn from_trace(trace: &Trace, iteration: u32) -> Result<Plan, PlanError> {
         let problem = Problem::from_trace(trace, iteration)?;
         let solution = solve::solve(&problem)?;
-        Plan::of(&problem, solution, iteration)
+        Plan::of(trace, &problem, solution, iteration)
     }
 
     /// The same by one solver alone.
     pub fn from_trace_with(trace: &Trace, iteration: u32, solver: solve::Solver) -> Result<Plan, PlanError> {
         let problem = Problem::from_trace(trace, iteration)?;
         let solution = solve::solve_in(&problem, solver)?;
-        Plan::of(&problem, solution, iteration)
+        Plan::of(trace, &problem, solution, iteration)
     }
 
-    fn of(problem: &Problem, solution: solve::Solution, iteration: u32) -> Result<Plan, PlanError> {
+    fn of(trace: &Trace, problem: &Problem, solution: solve::Solution, iteration: u32) -> Result<Plan, PlanError> {
         let placed = problem.buffers.iter().zip(&solution.offsets);
         let plan = Plan {
             pool_len: solution.peak,
@@ -161,6 +165,7 @@ impl Plan {
             cycle_start: problem.cycle_start,
             dynamic: problem.dynamic.clone(),
             dynamic_cycle_start: problem.dynamic_cycle_start,
+            job: Job { fingerprint: Fingerprint::of(trace), position: None },
             provenance: Provenance {
                 iteration,
                 solver: solution.solver.to_owned(),

@@ -326,10 +326,16 @@ fn spaces_are_what_nobody_has_over_the_interval() {
 
 #[test]
 fn a_plan_survives_being_written_and_read() {
-    let plan = Plan::from_trace(&small_job(3), 1).unwrap();
-    let bytes = format::write(&plan);
-    assert_eq!(format::read(&bytes), Ok(plan.clone()));
-    assert_eq!(plan.id(), format::read(&bytes).unwrap().id());
+    let mut plan = Plan::from_trace(&small_job(3), 1).unwrap();
+    let mut ids = BTreeSet::new();
+    for position in [None, Position::new(0, 1), Position::new(6, 7), Position::new(6, limits::WORLD_SIZE_MAX)] {
+        plan.job.position = position;
+        let bytes = format::write(&plan);
+        assert_eq!(format::read(&bytes), Ok(plan.clone()));
+        assert_eq!(plan.id(), format::read(&bytes).unwrap().id());
+        ids.insert(plan.id());
+    }
+    assert_eq!((ids.len(), plan.job.fingerprint), (4, Fingerprint::of(&small_job(1))));
 }
 
 #[test]
@@ -350,8 +356,12 @@ fn a_broken_plan_file_is_refused_wherever_it_is_broken() {
     longer.push(0);
     assert!(matches!(format::read(&longer), Err(format::FormatError::Length { .. })));
     let mut newer = bytes;
-    newer[6] = 3;
-    assert_eq!(format::read(&newer), Err(format::FormatError::Version { found: 3 }));
+    for found in [1, 2, format::VERSION + 1] {
+        newer[6] = found as u8;
+        let error = format::read(&newer).unwrap_err();
+        assert_eq!(error, format::FormatError::Version { found });
+        assert!(error.to_string().contains("make it again with `stitchd plan`"), "{error}");
+    }
 }
 
 /// With its checksum made right again, a body that says something impossible is refused for that.

@@ -1,7 +1,9 @@
 //! Plan files. Few changes survive their checksum, so the body of an input is also read with the header and the checksum that it should have.
 
 use stitchd::ids::StreamId;
-use stitchd::plan::{DynamicEntry, Entry, Expiries, Plan, Provenance, ReuseSpaces, format, span_of};
+use stitchd::plan::{
+    DynamicEntry, Entry, Expiries, Fingerprint, Job, Plan, Position, Provenance, ReuseSpaces, format, span_of,
+};
 use stitchd::pool::Request;
 use stitchd::pool::planned::{PlannedPool, Served};
 use stitchd::trace::ContextKey;
@@ -115,12 +117,13 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             cycle_start: 2,
             dynamic: vec![varies(1, Some(Lifetime::new(0, 1))), varies(3, None), varies(4, Some(Lifetime::new(8, 9)))],
             dynamic_cycle_start: 1,
+            job: Job { fingerprint: Fingerprint(0x1234_5678_9abc), position: Position::new(200, 256) },
             provenance: provenance.clone(),
         },
         Plan { pool_len: Bytes::gib(1), ..Plan::default() },
         Plan { pool_len: Bytes::MAX, entries: far, cycle_start: 1, provenance, ..Plan::default() },
     ];
     let mut seeds: Vec<_> = plans.iter().map(format::write).collect();
-    seeds.extend([b"STPLAN".to_vec(), b"STPLAN\x03\x00".to_vec()]);
+    seeds.extend([b"STPLAN".to_vec(), b"STPLAN\x04\x00".to_vec()]);
     seeds
 }
