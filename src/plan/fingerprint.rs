@@ -185,7 +185,7 @@ mod tests {
             };
             others.push(changed(&|other| other[at].0 += 1));
             others.push(changed(&|other| other[at].1 = if other[at].1 == 0 { 9 } else { 0 }));
-            others.push(changed(&|other| drop(other.remove(at))));
+            others.push(changed(&|other| other.truncate(at)));
             others.push(changed(&|other| other.insert(at, (77, 0))));
             if at > 0 {
                 others.push(changed(&|other| other.swap(at - 1, at)));
