@@ -85,6 +85,7 @@
 //! | context | where in its job a thread is: phase, micro-batch, chunk of the model, module ([`context`], [`trace::ContextKey`]) |
 //! | recording, tap, sink | a trace of a running job, the runtime's end of it, where its events go ([`record`]) |
 //! | remark | what a recording says of itself: what it lacks, what was made up ([`trace::binary::Remarks`]) |
+//! | cut | where the last iteration of a trace ends in the middle, because memory ran out or the process ended ([`trace::Cut`]) |
 //! | iteration, phase | one training step, a named part of it |
 //! | computation phase | phase, micro-batch and chunk of the model together, by number: when a buffer comes and goes, coarsely ([`plan::PhasePair`]) |
 //! | buffer | a request while it is planned: a size and a lifetime ([`plan::Buffer`]) |

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The body is a row of unsigned LEB128 numbers: pool length, entries, start of the cycle, provenance (iteration, lower bound, dynamic requests, work units, length
-//! and bytes of the solver's name, requests that vary, those of them in the prologue), the job (fingerprint, world size or 0, and where it is not 0 the rank), then per entry bytes, offset in units of allocation, stream, context, start of its lifetime less the one before
+//! and bytes of the solver's name, requests that vary, those of them in the prologue), the job (fingerprint, world size or 0, and where it is not 0 the rank), 0 or 1 and where the iteration is cut (events, requests, bytes live), then per entry bytes, offset in units of allocation, stream, context, start of its lifetime less the one before
 //! (zigzag), ticks, and 0 or 1 with the same for its second lifetime; then per request that varies the entry that it comes before, less that of the one before, stream, context, and 0 or
 //! 1 with its interval as a lifetime. Which spaces are idle in an interval follows from the entries ([`super::ReuseSpaces`]). Fixed numbers are little-endian.
 //!
@@ -17,7 +17,7 @@ use super::{DynamicEntry, Entry, Fingerprint, Job, Plan, Position, Provenance};
 use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
 use crate::limits;
-use crate::trace::ContextKey;
+use crate::trace::{ContextKey, Cut};
 use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
 
 const MAGIC: &[u8; 6] = b"STPLAN";
@@ -99,6 +99,7 @@ pub fn write(plan: &Plan) -> Vec<u8> {
     put(&mut body, dynamic.len() as u64);
     put(&mut body, *dynamic_cycle_start as u64);
     put_job(&mut body, job);
+    put_cut(&mut body, provenance.cut);
     let mut before = 0;
     for entry in entries {
         put(&mut body, entry.bytes.get());
@@ -189,6 +190,15 @@ fn put_job(body: &mut Vec<u8>, job: &Job) {
     }
 }
 
+fn put_cut(body: &mut Vec<u8>, cut: Option<Cut>) {
+    put(body, u64::from(cut.is_some()));
+    if let Some(Cut { events, requests, live, .. }) = cut {
+        for number in [events, requests, live.get()] {
+            put(body, number);
+        }
+    }
+}
+
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -254,6 +264,7 @@ impl Reader<'_> {
         let dynamic_cycle_start =
             self.bounded(dynamic_count as u64, "the cycle begins behind the last varying request")? as usize;
         let job = self.job()?;
+        let cut = self.cut(iteration)?;
         // An entry takes at least seven bytes: never reserve more than the file could fill.
         let mut entries = Vec::with_capacity(count.min(self.bytes.len() / 7));
         let mut before = 0;
@@ -274,8 +285,18 @@ impl Reader<'_> {
         if self.at != self.bytes.len() {
             return Err(self.error("something stands behind the last entry"));
         }
-        let provenance = Provenance { iteration, solver, lower_bound, dynamic_requests, work_units };
+        let provenance = Provenance { iteration, solver, lower_bound, dynamic_requests, work_units, cut };
         Ok(Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, job, provenance })
+    }
+
+    fn cut(&mut self, iteration: u32) -> Result<Option<Cut>, FormatError> {
+        Ok(match self.bounded(1, "neither a cut nor none")? {
+            0 => None,
+            _ => {
+                let (events, requests) = (self.number()?, self.number()?);
+                Some(Cut { iteration, events, requests, live: self.bytes_number()? })
+            }
+        })
     }
 
     fn job(&mut self) -> Result<Job, FormatError> {

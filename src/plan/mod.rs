@@ -29,7 +29,7 @@ pub use reuse::{ReuseSpaces, span_of};
 
 use crate::ids::{PlanId, StreamId};
 use crate::limits;
-use crate::trace::{ContextKey, Trace};
+use crate::trace::{ContextKey, Cut, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, PlanSpan, Span};
 
 /// Addresses for the requests of a job: those of its first iteration once, then those of one later iteration again and again.
@@ -95,6 +95,8 @@ pub struct Provenance {
     pub dynamic_requests: u64,
     /// Work that went into it: buffers placed, over all tries. The same for the same problem on every machine.
     pub work_units: u64,
+    /// Where the iteration that repeats was cut, if it was: it is planned as far as it goes.
+    pub cut: Option<Cut>,
 }
 
 /// Why there is no plan.
@@ -145,19 +147,14 @@ impl Entry {
 impl Plan {
     /// Plans the job of `trace` from its first iteration and `iteration`, without looking at anything that comes later.
     pub fn from_trace(trace: &Trace, iteration: u32) -> Result<Plan, PlanError> {
-        let problem = Problem::from_trace(trace, iteration)?;
-        let solution = solve::solve(&problem)?;
-        Plan::of(trace, &problem, solution, iteration)
+        Plan::of(trace, &Problem::from_trace(trace, iteration)?, None)
     }
 
-    /// The same by one solver alone.
-    pub fn from_trace_with(trace: &Trace, iteration: u32, solver: solve::Solver) -> Result<Plan, PlanError> {
-        let problem = Problem::from_trace(trace, iteration)?;
-        let solution = solve::solve_in(&problem, solver)?;
-        Plan::of(trace, &problem, solution, iteration)
-    }
-
-    fn of(trace: &Trace, problem: &Problem, solution: solve::Solution, iteration: u32) -> Result<Plan, PlanError> {
+    /// Plans a problem that was made of `trace`, by the best solver or by one alone.
+    pub fn of(trace: &Trace, problem: &Problem, solver: Option<solve::Solver>) -> Result<Plan, PlanError> {
+        let solution = solver.map_or_else(|| solve::solve(problem), |solver| solve::solve_in(problem, solver))?;
+        let cut_first = problem.cut.filter(|cut| cut.iteration == 0).map(|cut| trace.before(&cut));
+        let fingerprint = Fingerprint::of(cut_first.as_ref().unwrap_or(trace));
         let placed = problem.buffers.iter().zip(&solution.offsets);
         let plan = Plan {
             pool_len: solution.peak,
@@ -165,13 +162,14 @@ impl Plan {
             cycle_start: problem.cycle_start,
             dynamic: problem.dynamic.clone(),
             dynamic_cycle_start: problem.dynamic_cycle_start,
-            job: Job { fingerprint: Fingerprint::of(trace), position: None },
+            job: Job { fingerprint, position: None },
             provenance: Provenance {
-                iteration,
+                iteration: problem.iteration,
                 solver: solution.solver.to_owned(),
                 lower_bound: lower_bound(problem),
                 dynamic_requests: problem.dynamic_requests,
                 work_units: solution.work_units,
+                cut: problem.cut,
             },
         };
         validate::check(&plan).map_err(|source| PlanError::Wrong { solver: solution.solver, source })?;

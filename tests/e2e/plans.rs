@@ -233,6 +233,56 @@ fn what_put_has_answered_is_there_after_the_daemon_is_killed() {
 }
 
 #[test]
+fn a_run_that_ended_in_the_middle_of_an_iteration_is_planned_and_that_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let (csv, short, plan) = (dir.path().join("job.csv"), dir.path().join("short.csv"), dir.path().join("job.plan"));
+    run_json(&["trace", "convert", text(&trace("gpt2-medium-hf")), "-o", text(&csv), "--json"]);
+    let rows = std::fs::read_to_string(&csv).unwrap();
+    let column = rows.lines().next().unwrap().split(',').position(|name| name == "iteration").unwrap();
+    let of = |wanted: &str| rows.lines().filter(move |row| row.split(',').nth(column) == Some(wanted)).count();
+    let cut_in = |iteration: usize| {
+        let whole: usize = ["0", "1"][..iteration].iter().map(|before| of(before)).sum();
+        let kept = 1 + whole + of(&iteration.to_string()) / 2;
+        std::fs::write(&short, rows.lines().take(kept).map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+    };
+    let made = |more: &[&str]| {
+        let made = run_json(&[&["plan", text(&short), "-o", text(&plan), "--json"], more].concat());
+        let checked = run_json(&["plan", "check", text(&plan), text(&short), "--json"]);
+        assert_eq!(checked["valid"], true, "{more:?}: {checked}");
+        let (peak, bound) = (made["peak_bytes"].as_u64().unwrap(), made["lower_bound_bytes"].as_u64().unwrap());
+        assert!(bound <= peak && peak - bound <= bound / 1_000, "{more:?}: {made}");
+        let shown = run_json(&["plan", "show", text(&plan), "--json"]);
+        (made, shown)
+    };
+    let says = |made: &serde_json::Value, words: &str| {
+        let notes = made["notes"].as_array().unwrap();
+        assert!(notes.iter().any(|note| note.as_str().unwrap().contains(words)), "{notes:?}");
+    };
+    // Two whole ones before it.
+    cut_in(2);
+    let live = run_json(&["trace", "info", text(&short), "--json"])["persistent_bytes"].as_u64().unwrap();
+    let (whole, shown) = made(&[]);
+    assert_eq!((whole["iteration"].as_u64(), whole["cut"]["iteration"].as_u64()), (Some(1), Some(2)));
+    assert_eq!((whole["cut"]["live_bytes"].as_u64(), shown["cut"].is_null()), (Some(live), true));
+    says(&whole, "the plan is made from iterations 0 and 1, and --from-iteration 2 makes it from that");
+    let (cut, shown) = made(&["--from-iteration", "2"]);
+    assert_eq!(shown["cut"], cut["cut"]);
+    assert!(cut["peak_bytes"].as_u64().unwrap() >= live);
+    says(&cut, "as far as it goes");
+    // The first is whole, and better than half of the second.
+    cut_in(1);
+    let (whole, _) = made(&[]);
+    assert_eq!((whole["iteration"].as_u64(), whole["cut"]["iteration"].as_u64()), (Some(0), Some(1)));
+    says(&whole, "the plan is made from iteration 0");
+    let (cut, _) = made(&["--from-iteration", "1"]);
+    let requests = cut["cut"]["requests"].as_u64().unwrap();
+    let said = String::from_utf8(run(&["plan", "show", text(&plan)]).stdout).unwrap();
+    assert!(said.contains(&format!("\niteration 1 was cut after {requests} requests, with ")), "{said:.300}");
+    // A whole trace says nothing.
+    assert!(run_json(&["plan", text(&csv), "--json"])["cut"].is_null());
+}
+
+#[test]
 fn a_stored_file_that_is_no_plan_is_left_alone_and_said() {
     let dir = tempfile::tempdir().unwrap();
     let plans = dir.path().join("plans");

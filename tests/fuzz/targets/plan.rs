@@ -6,7 +6,7 @@ use stitchd::plan::{
 };
 use stitchd::pool::Request;
 use stitchd::pool::planned::{PlannedPool, Served};
-use stitchd::trace::ContextKey;
+use stitchd::trace::{ContextKey, Cut};
 use stitchd::units::{Bytes, DeviceAddress, Lifetime, PlanOffset, Span};
 
 /// Behind the name, the version and the length.
@@ -102,8 +102,14 @@ fn varies(before: u32, interval: Option<Lifetime>) -> DynamicEntry {
 }
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let provenance =
-        Provenance { iteration: 1, solver: "by hand".into(), lower_bound: Bytes::new(2048), ..Provenance::default() };
+    let cut = Some(Cut { iteration: 1, events: 9, requests: 3, live: Bytes::mib(7) });
+    let provenance = Provenance {
+        iteration: 1,
+        solver: "by hand".into(),
+        lower_bound: Bytes::new(2048),
+        cut,
+        ..Provenance::default()
+    };
     let two_streams = [entry(0, 0, 0, Lifetime::new(0, 9)), entry(1000, 512, 5, Lifetime::new(1, 3))];
     let mut again = entry(512, 1536, 0, Lifetime::new(2, 5));
     again.again = Some(Lifetime::new(7, 9));
