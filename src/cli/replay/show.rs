@@ -129,6 +129,7 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
             "small": run.more.served.small.get(),
         },
         "deviations": run.more.deviations,
+        "deviations_per_iteration": run.deviations,
         "overlapped_bytes": run.more.overlapped.get(),
         "ns_per_operation": result.ns_per_operation,
     });
