@@ -175,10 +175,11 @@ mod tests {
     #[test]
     fn another_size_order_number_or_stream_is_another_job() {
         let requests = [(512, 0), (1024, 0), (4096, 7), (512, 0), (100, 7), (9000, 9)];
+        type Requests = Vec<(u64, u64)>;
         let mut seen = vec![Fingerprint::of(&job(&requests, 1))];
-        let mut others: Vec<Vec<(u64, u64)>> = Vec::new();
+        let mut others: Vec<Requests> = Vec::new();
         for at in 0..requests.len() {
-            let changed = |change: &dyn Fn(&mut Vec<(u64, u64)>)| {
+            let changed = |change: &dyn Fn(&mut Requests)| {
                 let mut other = requests.to_vec();
                 change(&mut other);
                 other

@@ -140,7 +140,9 @@ pub fn perturb(trace: &Trace, how: &Perturbation, from: u32) -> Trace {
         }
         let last = last_microbatch(iteration);
         let extra = if does(Kind::OneMore) { last.clone() } else { Vec::new() };
-        if does(Kind::OneLess) {
+        // Without its only one an iteration would not be there.
+        let of_microbatches = || iteration.iter().filter_map(|event| event.context.microbatch);
+        if does(Kind::OneLess) && of_microbatches().min() < of_microbatches().max() {
             disturbed.dropped.extend(last.iter().map(|event| event.id));
         }
         let of_requests = how.kinds.iter().filter(|kind| kind.is_of_requests() && (is_middle || !how.is_once));
@@ -409,6 +411,9 @@ mod tests {
             let mut builder = Builder::default();
             once.events.iter().for_each(|event| builder.push(*event).unwrap());
         }
+        let alone = text(false).replace(",backward,1\n", ",backward,0\n").replace(",forward,1\n", ",forward,0\n");
+        let alone = crate::trace::csv::read(alone.as_bytes()).unwrap();
+        assert_eq!(count(&asked(&alone, "1:one-less", 1)), count(&alone), "an iteration has one at least");
         assert_eq!("7:".parse::<Perturbation>(), Err(NoPerturbation::Kind(String::new())));
         assert_eq!("x:once".parse::<Perturbation>(), Err(NoPerturbation::Seed("x".into())));
         assert_eq!("7".parse(), Ok(Perturbation::of_seed(7)));

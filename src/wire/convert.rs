@@ -92,12 +92,12 @@ impl TryFrom<v1::PlanFor> for WantedPlans {
         let v1::PlanFor { fingerprint, rank, world_size } = wanted;
         let most = limits::WORLD_SIZE_MAX;
         match (rank, world_size) {
-            (None, Some(_)) => return Err(malformed("job.rank", "none, of a world that is named")),
+            (None, Some(_)) => Err(malformed("job.rank", "none, of a world that is named")),
             (Some(rank), None) if rank >= most => {
-                return Err(malformed("job.rank", format!("{rank}; it must be below {most}")));
+                Err(malformed("job.rank", format!("{rank}; it must be below {most}")))
             }
             (Some(rank), Some(world_size)) if rank >= world_size || world_size > most => {
-                return Err(malformed("job.rank", format!("{rank} of {world_size}; worlds have 1 to {most}")));
+                Err(malformed("job.rank", format!("{rank} of {world_size}; worlds have 1 to {most}")))
             }
             _ => Ok(WantedPlans { fingerprint, rank, world_size }),
         }

@@ -217,11 +217,11 @@ impl Tree {
 
     /// Takes from both ends of a stretch what does not fill a node above.
     fn edges(start: &mut usize, end: &mut usize, mut take: impl FnMut(usize)) {
-        while start < end && *start % CHILDREN != 0 {
+        while start < end && !start.is_multiple_of(CHILDREN) {
             take(*start);
             *start += 1;
         }
-        while start < end && *end % CHILDREN != 0 {
+        while start < end && !end.is_multiple_of(CHILDREN) {
             *end -= 1;
             take(*end);
         }
