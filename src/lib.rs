@@ -86,11 +86,13 @@
 //! | context | where in its job a thread is: phase, micro-batch, chunk of the model, module ([`context`], [`trace::ContextKey`]) |
 //! | recording, tap, sink | a trace of a running job, the runtime's end of it, where its events go ([`record`]) |
 //! | remark | what a recording says of itself: what it lacks, what was made up ([`trace::binary::Remarks`]) |
+//! | cut | where the last iteration of a trace ends in the middle, because memory ran out or the process ended ([`trace::Cut`]) |
 //! | iteration, phase | one training step, a named part of it |
 //! | computation phase | phase, micro-batch and chunk of the model together, by number: when a buffer comes and goes, coarsely ([`plan::PhasePair`]) |
 //! | buffer | a request while it is planned: a size and a lifetime ([`plan::Buffer`]) |
 //! | problem, plan | what is to be placed, and where it was placed ([`plan::Problem`], [`plan::Plan`]) |
 //! | HomoPhase group, local plan, HomoSize group, memory layer | STAlloc's words: requests of the same computation phases, the block they make; blocks of one size, a row of them in time ([`plan::solve::Solver::Phased`]) |
+//! | fingerprint, position | a hash of what a job asks for in its first iteration; which of its processes this is ([`plan::Fingerprint`], [`plan::Position`]) |
 //! | prologue, cycle | the plan of what comes once, and of what every iteration repeats |
 //! | peak, lower bound | the highest byte that is used, the largest sum of live sizes at any tick |
 //! | deviation | a request that the plan did not foresee, or one that it foresaw and that did not come ([`pool::planned::PlannedCounts`]) |

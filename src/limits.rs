@@ -74,6 +74,10 @@ pub const HTTP_CONNECTIONS_MAX: usize = 32;
 pub const NAME_LEN_MAX: usize = 128;
 /// Plans that a daemon stores.
 pub const PLANS_MAX: usize = 1024;
+/// Bytes of all plans that a daemon stores: as many as there may be of a large job each, and no more than a runtime directory in memory has to spare.
+pub const PLANS_LEN_MAX: u64 = 1 << 30;
+/// Processes of one job: ten times those of the largest that are known.
+pub const WORLD_SIZE_MAX: u32 = 1 << 20;
 /// Requests in one plan.
 pub const PLAN_ENTRIES_MAX: usize = 1 << 22;
 /// Events in one trace.

@@ -9,8 +9,8 @@ use super::table::Table;
 use super::{DONE, Failure, Outcome, print_json, print_out, read_plan, trace, whole_file};
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
-use crate::plan::{Plan, Problem, format, lower_bound, solve, validate};
-use crate::trace::Trace;
+use crate::plan::{Job, Plan, PlanError, Position, Problem, format, lower_bound, solve, validate};
+use crate::trace::{Cut, Trace};
 use crate::units::{Bytes, counted};
 
 #[derive(Debug, Args)]
@@ -27,7 +27,7 @@ pub(super) struct PlanArgs {
     /// Write the plan here
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// The iteration that repeats; nothing later in the trace is looked at [default: 1, or 0 if that is all there is]
+    /// The iteration that repeats; nothing later in the trace is looked at [default: 1, or 0 if that is the only whole one]
     #[arg(long, value_name = "N")]
     from_iteration: Option<u32>,
     /// Which device of a job that uses several [default: the first that it allocates on]
@@ -36,6 +36,12 @@ pub(super) struct PlanArgs {
     /// Use only this solver, such as first-fit/size-start
     #[arg(long, value_name = "NAME")]
     solver: Option<String>,
+    /// The plan is for this process of a job of several, counted from 0
+    #[arg(long, value_name = "R", requires = "world_size")]
+    rank: Option<u32>,
+    /// Of so many
+    #[arg(long, value_name = "N", requires = "rank")]
+    world_size: Option<u32>,
     /// Print one JSON object
     #[arg(long, global = true)]
     json: bool,
@@ -78,21 +84,21 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     if let Some(out) = &args.out {
         whole_file::is_not(out, file)?;
     }
+    let position = position(args.rank, args.world_size)?;
+    let solver = args.solver.as_deref().map(solver).transpose()?;
     let (mut imported, _) = trace::read_job(file, args.device)?;
     imported.notes.extend(about_one_pass(&imported.trace));
+    let cut = imported.cut();
     let trace = imported.trace;
-    let iteration = args.from_iteration.unwrap_or_else(|| u32::from(trace.iterations() > 1));
+    // What is whole is better than what is not, and nothing later is looked at.
+    let last_whole = cut.map_or(trace.iterations(), |cut| cut.iteration).saturating_sub(1);
+    let iteration = args.from_iteration.unwrap_or(last_whole.min(1));
+    imported.notes.extend(cut.map(|cut| about_cut(&cut, iteration)));
     let started = clock.now();
-    let plan = match &args.solver {
-        None => Plan::from_trace(&trace, iteration)?,
-        Some(name) => {
-            let known = solve::Solver::ALL.map(solve::Solver::name).join(", ");
-            let unknown = || Failure::Usage(format!("there is no solver '{name}'; there are {known}"));
-            let solver = solve::Solver::ALL.into_iter().find(|solver| solver.name() == name).ok_or_else(unknown)?;
-            Plan::from_trace_with(&trace, iteration, solver)?
-        }
-    };
+    let problem = problem(&trace, iteration, cut)?;
+    let mut plan = Plan::of(&trace, &problem, solver)?;
     let seconds = (clock.now() - started).as_secs_f64();
+    plan.job.position = position;
     imported.notes.extend(about_rounding(&plan));
     if let Some(out) = &args.out {
         whole_file::write(out, |mut file| std::io::Write::write_all(&mut file, &format::write(&plan)))?;
@@ -101,6 +107,9 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     if args.json {
         print_json(&json!({
             "plan": plan.id().to_hex(),
+            "fingerprint": plan.job.fingerprint.to_hex(),
+            "rank": plan.job.position.map(Position::rank),
+            "world_size": plan.job.position.map(Position::world_size),
             "buffers": plan.entries.len(),
             "lower_bound_bytes": plan.provenance.lower_bound.get(),
             "peak_bytes": plan.pool_len.get(),
@@ -113,11 +122,14 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
             "dynamic_requests": plan.provenance.dynamic_requests,
             "static_pool_bytes": plan.pool_len.get(),
             "reuse_groups": plan.reuse_groups(),
+            "iteration": iteration,
+            "cut": cut.as_ref().map(cut_object),
             "notes": imported.notes,
         }));
         return DONE;
     }
     outln!("plan {} from {} of {}", plan.id().to_hex(), made_from(iteration), file.display());
+    outln!("  job        {}", job(&plan.job));
     outln!(
         "  requests   {} planned, {} vary and are left to the pools",
         plan.entries.len(),
@@ -137,6 +149,56 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         None => outln!("  not written; -o FILE writes it"),
     }
     DONE
+}
+
+/// The solver of this name.
+fn solver(name: &str) -> Result<solve::Solver, Failure> {
+    let known = solve::Solver::ALL.map(solve::Solver::name).join(", ");
+    let unknown = || Failure::Usage(format!("there is no solver '{name}'; there are {known}"));
+    solve::Solver::ALL.into_iter().find(|solver| solver.name() == name).ok_or_else(unknown)
+}
+
+/// What is planned of a trace that is cut there, or not at all.
+fn problem(trace: &Trace, iteration: u32, cut: Option<Cut>) -> Result<Problem, PlanError> {
+    match cut.filter(|cut| cut.iteration == iteration) {
+        Some(cut) => Problem::from_cut(trace, cut),
+        None => Problem::from_trace(trace, iteration),
+    }
+}
+
+/// Where a trace is cut, and what becomes of that in a plan for `iteration`.
+fn about_cut(cut: &Cut, iteration: u32) -> String {
+    if cut.iteration == iteration {
+        return format!("{}, and is planned as far as it goes: what was live lives on", cut_words(cut));
+    }
+    let planned = made_from(iteration);
+    let which = cut.iteration;
+    format!("{}; the plan is made from {planned}, and --from-iteration {which} makes it from that", cut_words(cut))
+}
+
+fn cut_words(cut: &Cut) -> String {
+    let requests = counted(cut.requests, "request");
+    format!("iteration {} was cut after {requests}, with {} live", cut.iteration, cut.live)
+}
+
+fn cut_object(cut: &Cut) -> serde_json::Value {
+    json!({ "iteration": cut.iteration, "requests": cut.requests, "live_bytes": cut.live.get() })
+}
+
+/// The process that two options name.
+pub(super) fn position(rank: Option<u32>, world_size: Option<u32>) -> Result<Option<Position>, Failure> {
+    let Some((rank, world_size)) = rank.zip(world_size) else { return Ok(None) };
+    let none = || {
+        let most = limits::WORLD_SIZE_MAX;
+        Failure::Usage(format!("there is no rank {rank} of {world_size}: ranks go from 0, worlds to {most}"))
+    };
+    Position::new(rank, world_size).map(Some).ok_or_else(none)
+}
+
+/// Whose a plan is, in words.
+fn job(job: &Job) -> String {
+    let position = job.position.map_or_else(String::new, |position| format!(", {position}"));
+    format!("{}{position}", job.fingerprint)
 }
 
 /// What a plan for `iteration` is made from, in words.
@@ -197,7 +259,7 @@ fn check(plan_file: &std::path::Path, trace_file: &std::path::Path, device: Opti
 /// What keeps the plan from being one for this job. At most a screen of it.
 pub(super) fn differences(plan: &Plan, trace: &Trace) -> Result<Vec<String>, Failure> {
     const SHOWN: usize = 20;
-    let problem = Problem::from_trace(trace, plan.provenance.iteration)?;
+    let problem = problem(trace, plan.provenance.iteration, plan.provenance.cut)?;
     let mut wrong = Vec::new();
     if let Err(error) = validate::check(plan) {
         wrong.push(error.to_string());
@@ -248,22 +310,30 @@ fn show(file: &std::path::Path, json: bool) -> Outcome {
         };
         print_json(&json!({
             "plan": plan.id().to_hex(),
+            "fingerprint": plan.job.fingerprint.to_hex(),
+            "rank": plan.job.position.map(Position::rank),
+            "world_size": plan.job.position.map(Position::world_size),
             "pool_bytes": plan.pool_len.get(),
             "lower_bound_bytes": plan.provenance.lower_bound.get(),
             "solver": plan.provenance.solver,
             "iteration": plan.provenance.iteration,
+            "cut": plan.provenance.cut.as_ref().map(cut_object),
             "cycle_start": plan.cycle_start,
             "entries": plan.entries.iter().map(entry).collect::<Vec<_>>(),
         }));
         return DONE;
     }
     print_out(&format_args!(
-        "plan {}: {} in {}, the first {} once, the others in every iteration\n",
+        "plan {} of job {}: {} in {}, the first {} once, the others in every iteration\n",
         plan.id().to_hex(),
+        job(&plan.job),
         counted(plan.entries.len() as u64, "request"),
         plan.pool_len,
         plan.cycle_start
     ));
+    if let Some(cut) = &plan.provenance.cut {
+        outln!("{}", cut_words(cut));
+    }
     let mut table = Table::new(&[">request", "part", ">size", ">offset", ">stream", "live", "again"]);
     for (at, entry) in plan.entries.iter().enumerate() {
         table.row(vec![

@@ -15,6 +15,7 @@ use super::chunk_server::give_back;
 use super::connections::Connections;
 use super::gate::Gate;
 use super::listener::{AcceptFailures, CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
+use super::plans::{PlanStore, PlanStoreError, Stored};
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
 use super::{Daemon, DaemonError, NodeDevice};
 use crate::error::{ErrorKind, chain};
@@ -22,10 +23,11 @@ use crate::ids::{ChunkId, PlanId, RequestId, SessionId};
 use crate::ladder::Shape;
 use crate::ledger::{EndReason, Holder, LedgerError, Refusal};
 use crate::limits;
+use crate::plan::Position;
 use crate::runtime::Counter;
 use crate::steward::{Answer, Ask};
 use crate::units::Bytes;
-use crate::wire::convert::{self, Malformed, WantedChunks};
+use crate::wire::convert::{self, Malformed, WantedChunks, WantedPlans};
 use crate::wire::peer::{Identity, Peer};
 use crate::wire::status::status;
 use crate::wire::v1::admin_server::{Admin, AdminServer};
@@ -112,6 +114,11 @@ fn refused(malformed: &Malformed) -> Status {
     status(ErrorKind::Invalid, malformed.to_string())
 }
 
+/// Which plans are wanted: any where nobody says.
+fn wanted_plans(job: Option<v1::PlanFor>) -> Result<WantedPlans, Status> {
+    WantedPlans::try_from(job.unwrap_or_default()).map_err(|error| refused(&error))
+}
+
 fn not_good(error: NotGood) -> Status {
     status(ErrorKind::NotFound, error.to_string())
 }
@@ -156,6 +163,17 @@ impl Daemon {
 }
 
 impl Service {
+    /// Has something done with the plans: reading, checking and writing one takes milliseconds, not on a thread that others wait for.
+    async fn with_plans<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&PlanStore) -> Result<T, PlanStoreError> + Send + 'static,
+    ) -> Result<T, Status> {
+        let daemon = Arc::clone(&self.0);
+        let done = tokio::task::spawn_blocking(move || work(&daemon.plans)).await;
+        let done = done.map_err(|error| status(ErrorKind::Broken, error.to_string()))?;
+        done.map_err(|error| status(error.kind(), chain(&error)))
+    }
+
     fn peer<T>(request: &Request<T>) -> Result<Arc<Peer>, Status> {
         let info = request.extensions().get::<PeerInfo>();
         info.map(|info| Arc::clone(&info.0)).ok_or_else(|| status(ErrorKind::Broken, "the connection has no peer"))
@@ -391,36 +409,46 @@ impl Plans for Service {
     async fn put(&self, request: Request<v1::PutPlanRequest>) -> Result<Response<v1::PutPlanReply>, Status> {
         let v1::PutPlanRequest { plan, name } = request.into_inner();
         let name = convert::name("name", &name).map_err(|error| refused(&error))?;
-        let daemon = Arc::clone(&self.0);
-        // Checking a plan and writing it takes milliseconds: not on a thread that others wait for.
-        let stored = tokio::task::spawn_blocking(move || daemon.plans.put(&plan, name)).await;
-        let stored = stored.map_err(|error| status(ErrorKind::Broken, error.to_string()))?;
-        let id = stored.map_err(|error| status(error.kind(), chain(&error)))?;
+        let id = self.with_plans(move |plans| plans.put(&plan, name)).await?;
         tracing::info!(plan = id.to_hex(), "plan stored");
         Ok(Response::new(v1::PutPlanReply { plan_id: id.0 }))
     }
 
     async fn get(&self, request: Request<v1::GetPlanRequest>) -> Result<Response<v1::GetPlanReply>, Status> {
-        let plan = self.0.plans.get(PlanId(request.get_ref().plan_id));
-        let plan = plan.map_err(|error| status(error.kind(), chain(&error)))?;
-        Ok(Response::new(v1::GetPlanReply { plan }))
+        let v1::GetPlanRequest { plan_id, job } = request.into_inner();
+        let wanted = wanted_plans(job)?;
+        if wanted.fingerprint.is_some() == (plan_id != 0) {
+            let malformed =
+                convert::malformed("plan_id", "it and the fingerprint of a job: exactly one is to be there");
+            return Err(refused(&malformed));
+        }
+        let get = move |plans: &PlanStore| {
+            let id = if plan_id == 0 { plans.best(&wanted)? } else { PlanId(plan_id) };
+            Ok((id, plans.get(id)?))
+        };
+        let (id, plan) = self.with_plans(get).await?;
+        Ok(Response::new(v1::GetPlanReply { plan, plan_id: id.0 }))
     }
 
-    async fn list(&self, _request: Request<v1::ListPlansRequest>) -> Result<Response<v1::ListPlansReply>, Status> {
+    async fn list(&self, request: Request<v1::ListPlansRequest>) -> Result<Response<v1::ListPlansReply>, Status> {
+        let wanted = wanted_plans(request.into_inner().job)?;
         let reserved = self.0.steward.reserved();
-        let info = |(id, stored): (PlanId, super::plans::Stored)| v1::PlanInfo {
+        let info = |(id, stored): (PlanId, Stored)| v1::PlanInfo {
             plan_id: id.0,
             name: stored.name,
             pool_bytes: stored.pool_len.get(),
             requests: stored.requests,
             reserved_bytes: reserved.iter().find(|(plan, _)| *plan == id).map_or(0, |(_, bytes)| bytes.get()),
+            fingerprint: stored.job.fingerprint.0,
+            rank: stored.job.position.map(Position::rank),
+            world_size: stored.job.position.map(Position::world_size),
         };
-        Ok(Response::new(v1::ListPlansReply { plans: self.0.plans.list().into_iter().map(info).collect() }))
+        Ok(Response::new(v1::ListPlansReply { plans: self.0.plans.list(&wanted).into_iter().map(info).collect() }))
     }
 
     async fn delete(&self, request: Request<v1::DeletePlanRequest>) -> Result<Response<v1::DeletePlanReply>, Status> {
         let id = PlanId(request.get_ref().plan_id);
-        self.0.plans.delete(id).map_err(|error| status(error.kind(), chain(&error)))?;
+        self.with_plans(move |plans| plans.delete(id)).await?;
         // Whatever was kept for it is nobody's now; most plans have nothing.
         let _ = self.0.steward.unreserve(id);
         Ok(Response::new(v1::DeletePlanReply {}))

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The body is a row of unsigned LEB128 numbers: pool length, entries, start of the cycle, provenance (iteration, lower bound, dynamic requests, work units, length
-//! and bytes of the solver's name, requests that vary, those of them in the prologue), then per entry bytes, offset in units of allocation, stream, context, start of its lifetime less the one before
+//! and bytes of the solver's name, requests that vary, those of them in the prologue), the job (fingerprint, world size or 0, and where it is not 0 the rank), 0 or 1 and where the iteration is cut (events, requests, bytes live), then per entry bytes, offset in units of allocation, stream, context, start of its lifetime less the one before
 //! (zigzag), ticks, and 0 or 1 with the same for its second lifetime; then per request that varies the entry that it comes before, less that of the one before, stream, context, and 0 or
 //! 1 with its interval as a lifetime. Which spaces are idle in an interval follows from the entries ([`super::ReuseSpaces`]). Fixed numbers are little-endian.
 //!
@@ -13,16 +13,16 @@
 //! [`super::validate`]. A version that it does not know is refused by number.
 
 use super::validate::{self, Wrong};
-use super::{DynamicEntry, Entry, Plan, Provenance};
+use super::{DynamicEntry, Entry, Fingerprint, Job, Plan, Position, Provenance};
 use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
 use crate::limits;
-use crate::trace::ContextKey;
+use crate::trace::{ContextKey, Cut};
 use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
 
 const MAGIC: &[u8; 6] = b"STPLAN";
 /// The version that this build writes, and the only one it reads.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 const HEADER_LEN: usize = MAGIC.len() + 2 + 8;
 const CHECKSUM_LEN: usize = 4;
 
@@ -82,7 +82,7 @@ impl FormatError {
 /// The plan as bytes.
 pub fn write(plan: &Plan) -> Vec<u8> {
     let mut body = Vec::with_capacity(plan.entries.len() * 24 + plan.dynamic.len() * 16);
-    let Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, provenance } = plan;
+    let Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, job, provenance } = plan;
     for number in [
         pool_len.get(),
         entries.len() as u64,
@@ -98,6 +98,8 @@ pub fn write(plan: &Plan) -> Vec<u8> {
     body.extend_from_slice(provenance.solver.as_bytes());
     put(&mut body, dynamic.len() as u64);
     put(&mut body, *dynamic_cycle_start as u64);
+    put_job(&mut body, job);
+    put_cut(&mut body, provenance.cut);
     let mut before = 0;
     for entry in entries {
         put(&mut body, entry.bytes.get());
@@ -180,6 +182,23 @@ fn put_lifetime(body: &mut Vec<u8>, lifetime: Lifetime, before: u64) {
     put(body, lifetime.ticks());
 }
 
+fn put_job(body: &mut Vec<u8>, job: &Job) {
+    put(body, job.fingerprint.0);
+    put(body, job.position.map_or(0, |position| u64::from(position.world_size())));
+    if let Some(position) = job.position {
+        put(body, u64::from(position.rank()));
+    }
+}
+
+fn put_cut(body: &mut Vec<u8>, cut: Option<Cut>) {
+    put(body, u64::from(cut.is_some()));
+    if let Some(Cut { events, requests, live, .. }) = cut {
+        for number in [events, requests, live.get()] {
+            put(body, number);
+        }
+    }
+}
+
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -244,6 +263,8 @@ impl Reader<'_> {
             self.bounded(limits::PLAN_ENTRIES_MAX as u64, "there are too many varying requests")? as usize;
         let dynamic_cycle_start =
             self.bounded(dynamic_count as u64, "the cycle begins behind the last varying request")? as usize;
+        let job = self.job()?;
+        let cut = self.cut(iteration)?;
         // An entry takes at least seven bytes: never reserve more than the file could fill.
         let mut entries = Vec::with_capacity(count.min(self.bytes.len() / 7));
         let mut before = 0;
@@ -264,8 +285,31 @@ impl Reader<'_> {
         if self.at != self.bytes.len() {
             return Err(self.error("something stands behind the last entry"));
         }
-        let provenance = Provenance { iteration, solver, lower_bound, dynamic_requests, work_units };
-        Ok(Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, provenance })
+        let provenance = Provenance { iteration, solver, lower_bound, dynamic_requests, work_units, cut };
+        Ok(Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, job, provenance })
+    }
+
+    fn cut(&mut self, iteration: u32) -> Result<Option<Cut>, FormatError> {
+        Ok(match self.bounded(1, "neither a cut nor none")? {
+            0 => None,
+            _ => {
+                let (events, requests) = (self.number()?, self.number()?);
+                Some(Cut { iteration, events, requests, live: self.bytes_number()? })
+            }
+        })
+    }
+
+    fn job(&mut self) -> Result<Job, FormatError> {
+        let fingerprint = Fingerprint(self.number()?);
+        let most = u64::from(limits::WORLD_SIZE_MAX);
+        let position = match self.bounded(most, "a job of more processes than there can be")? as u32 {
+            0 => None,
+            world_size => {
+                let rank = self.bounded(u64::from(world_size - 1), "a rank that the job does not have")? as u32;
+                Position::new(rank, world_size)
+            }
+        };
+        Ok(Job { fingerprint, position })
     }
 
     fn dynamic_entry(&mut self, at: u32, before: u64, entries: usize) -> Result<DynamicEntry, FormatError> {

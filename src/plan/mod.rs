@@ -1,7 +1,7 @@
 //! From a trace to a plan: addresses for every request that repeats, made ahead of time.
 //!
 //! `trace → problem → plan`: [`problem`] says which requests are planned and when each is live, [`phases`] in which computation phases, [`solve`] gives each an offset, [`validate`] checks
-//! the result without knowing how it was found, [`mod@format`] writes and reads it.
+//! the result without knowing how it was found, [`mod@format`] writes and reads it. [`Fingerprint`] says whose it is.
 //!
 //! Not for: serving. A plan is a hint; the planned pool trusts nothing in it but its own checks.
 //!
@@ -9,6 +9,7 @@
 //! do, and every entry lies inside the pool, aligned.
 
 mod expiry;
+mod fingerprint;
 pub mod format;
 mod lower_bound;
 mod phases;
@@ -19,6 +20,7 @@ pub mod validate;
 mod vary;
 
 pub use expiry::{Expiries, NEVER};
+pub use fingerprint::{Fingerprint, Job, Position};
 use lower_bound::Changes;
 pub use lower_bound::lower_bound;
 pub use phases::PhasePair;
@@ -27,7 +29,7 @@ pub use reuse::{ReuseSpaces, span_of};
 
 use crate::ids::{PlanId, StreamId};
 use crate::limits;
-use crate::trace::{ContextKey, Trace};
+use crate::trace::{ContextKey, Cut, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, PlanSpan, Span};
 
 /// Addresses for the requests of a job: those of its first iteration once, then those of one later iteration again and again.
@@ -43,6 +45,8 @@ pub struct Plan {
     pub dynamic: Vec<DynamicEntry>,
     /// Those before this one belong to the prologue.
     pub dynamic_cycle_start: usize,
+    /// Whose it is.
+    pub job: Job,
     /// How it came to be.
     pub provenance: Provenance,
 }
@@ -91,6 +95,8 @@ pub struct Provenance {
     pub dynamic_requests: u64,
     /// Work that went into it: buffers placed, over all tries. The same for the same problem on every machine.
     pub work_units: u64,
+    /// Where the iteration that repeats was cut, if it was: it is planned as far as it goes.
+    pub cut: Option<Cut>,
 }
 
 /// Why there is no plan.
@@ -141,26 +147,19 @@ impl Entry {
 impl Plan {
     /// Plans the job of `trace` from its first iteration and `iteration`, without looking at anything that comes later.
     pub fn from_trace(trace: &Trace, iteration: u32) -> Result<Plan, PlanError> {
-        let problem = Problem::from_trace(trace, iteration)?;
-        let solution = solve::solve(&problem)?;
-        Plan::of(&problem, solution, iteration)
+        Plan::of(trace, &Problem::from_trace(trace, iteration)?, None)
     }
 
     /// A plan of the cycle alone, for a job that runs already: what it allocated once is there, and is no part of it.
     pub fn of_cycle(trace: &Trace, iteration: u32) -> Result<Plan, PlanError> {
-        let problem = Problem::from_trace(trace, iteration)?.without_prologue()?;
-        let solution = solve::solve(&problem)?;
-        Plan::of(&problem, solution, iteration)
+        Plan::of(trace, &Problem::from_trace(trace, iteration)?.without_prologue()?, None)
     }
 
-    /// The same by one solver alone.
-    pub fn from_trace_with(trace: &Trace, iteration: u32, solver: solve::Solver) -> Result<Plan, PlanError> {
-        let problem = Problem::from_trace(trace, iteration)?;
-        let solution = solve::solve_in(&problem, solver)?;
-        Plan::of(&problem, solution, iteration)
-    }
-
-    fn of(problem: &Problem, solution: solve::Solution, iteration: u32) -> Result<Plan, PlanError> {
+    /// Plans a problem that was made of `trace`, by the best solver or by one alone.
+    pub fn of(trace: &Trace, problem: &Problem, solver: Option<solve::Solver>) -> Result<Plan, PlanError> {
+        let solution = solver.map_or_else(|| solve::solve(problem), |solver| solve::solve_in(problem, solver))?;
+        let cut_first = problem.cut.filter(|cut| cut.iteration == 0).map(|cut| trace.before(&cut));
+        let fingerprint = Fingerprint::of(cut_first.as_ref().unwrap_or(trace));
         let placed = problem.buffers.iter().zip(&solution.offsets);
         let plan = Plan {
             pool_len: solution.peak,
@@ -168,12 +167,14 @@ impl Plan {
             cycle_start: problem.cycle_start,
             dynamic: problem.dynamic.clone(),
             dynamic_cycle_start: problem.dynamic_cycle_start,
+            job: Job { fingerprint, position: None },
             provenance: Provenance {
-                iteration,
+                iteration: problem.iteration,
                 solver: solution.solver.to_owned(),
                 lower_bound: lower_bound(problem),
                 dynamic_requests: problem.dynamic_requests,
                 work_units: solution.work_units,
+                cut: problem.cut,
             },
         };
         validate::check(&plan).map_err(|source| PlanError::Wrong { solver: solution.solver, source })?;

@@ -22,7 +22,7 @@ use super::vary::{self, Asked};
 use super::{DynamicEntry, Entry, PlanError};
 use crate::ids::StreamId;
 use crate::limits;
-use crate::trace::{Context, ContextKey, Event, EventKind, Phase, Trace};
+use crate::trace::{Context, ContextKey, Cut, Event, EventKind, Phase, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
 
 /// Requests with their lifetimes, to be given addresses.
@@ -38,6 +38,10 @@ pub struct Problem {
     pub dynamic_cycle_start: usize,
     /// Requests that vary and were left out.
     pub dynamic_requests: u64,
+    /// The iteration that repeats.
+    pub iteration: u32,
+    /// Where that is cut.
+    pub cut: Option<Cut>,
 }
 
 /// One request.
@@ -93,6 +97,16 @@ impl Problem {
     /// A request of the cycle that is still live then is taken to be freed where the same request of the iteration before was freed; if that
     /// is not known either, it is left out, as a varying one.
     pub fn from_trace(trace: &Trace, iteration: u32) -> Result<Problem, PlanError> {
+        Problem::of(trace, iteration, None)
+    }
+
+    /// The requests of the first iteration and of one that is cut, as far as it goes. What lives at the cut, and nobody knows how long it would have, lives on.
+    pub fn from_cut(trace: &Trace, cut: Cut) -> Result<Problem, PlanError> {
+        Problem::of(&trace.before(&cut), cut.iteration, Some(cut))
+    }
+
+    fn of(trace: &Trace, iteration: u32, cut: Option<Cut>) -> Result<Problem, PlanError> {
+        let asked_for = iteration;
         let iterations = trace.iterations();
         if iteration >= iterations {
             return Err(PlanError::NoIteration { wanted: iteration, iterations });
@@ -110,7 +124,7 @@ impl Problem {
         let of = |iteration: u32| all_of(iteration).filter(|one| !one.is_dynamic);
         let habits = Habits::of(of(iteration - 1));
 
-        let mut problem = Problem::default();
+        let mut problem = Problem { iteration: asked_for, cut, ..Problem::default() };
         let end = prologue_len + 2 * cycle_len;
         for one in of(0) {
             let end = match one.freed {
@@ -139,7 +153,7 @@ impl Problem {
                     problem.push(one, lifetime, Some(Lifetime::new(start + cycle_len, end)))?;
                 }
                 // One iteration was seen: what it does not free is there for good.
-                None if is_first => problem.push(one, Lifetime::new(start, end), None)?,
+                None if is_first || cut.is_some() => problem.push(one, Lifetime::new(start, end), None)?,
                 // Live for more than an iteration: every pass would need another address.
                 _ => problem.dynamic_requests += 1,
             }

@@ -6,7 +6,7 @@ use super::solve::{Solver, solve, solve_in};
 use super::validate::{Wrong, check, check_placements};
 use super::*;
 use crate::rng::Rng;
-use crate::trace::{Context, Event, EventKind, Phase};
+use crate::trace::{Context, Ending, Event, EventKind, Phase};
 use crate::units::Tick;
 
 fn buffer(bytes: u64, lifetime: Lifetime, again: Option<Lifetime>) -> Buffer {
@@ -218,6 +218,35 @@ fn one_iteration_is_enough_for_a_plan() {
 }
 
 #[test]
+fn what_lives_at_a_cut_lives_on() {
+    let mut trace = small_job(2);
+    // Out of memory behind a request of a kind that no iteration had before: the rest did not happen.
+    trace.events.truncate(6);
+    trace.events.push(event(13, EventKind::Alloc, 5000, 1, Phase::Backward));
+    let cut = trace.cut(Ending { is_cut: true, refused: None }).unwrap();
+    assert_eq!(cut, Cut { iteration: 1, events: 7, requests: 2, live: Bytes::new(8000) });
+    let problem = Problem::from_cut(&trace, cut).unwrap();
+    let lives: Vec<_> = problem.buffers[3..].iter().map(|buffer| (buffer.lifetime, buffer.again)).collect();
+    let life = Lifetime::new;
+    // Four events in the prologue, three in each pass: the iteration before freed the first of the two later than the cut, and nobody has seen the other freed.
+    assert_eq!(lives, [(life(5, 7), Some(life(8, 10))), (life(6, 10), None)]);
+    assert_eq!(problem.dynamic_requests, 0);
+    let plan = Plan::of(&trace, &problem, None).unwrap();
+    assert_eq!((plan.provenance.cut, plan.provenance.iteration), (Some(cut), 1));
+    assert_eq!(format::read(&format::write(&plan)), Ok(plan.clone()));
+    assert_eq!(plan.job.fingerprint, Fingerprint::of(&small_job(1)), "the first iteration is whole");
+    // Without a word on the cut the request that nobody frees is left out.
+    assert_eq!(Problem::from_trace(&trace, 1).unwrap().dynamic_requests, 1);
+    // A first iteration that is cut is another job's, and a place behind the end is the end.
+    let cut = Cut { iteration: 0, events: 2, requests: 2, live: Bytes::new(3000) };
+    let plan = Plan::of(&trace, &Problem::from_cut(&trace, cut).unwrap(), None).unwrap();
+    assert_ne!(plan.job.fingerprint, Fingerprint::of(&trace));
+    assert_eq!(plan.entries.len(), 2);
+    let beyond = Cut { iteration: 9, events: u64::MAX, ..cut };
+    assert_eq!(Problem::from_cut(&trace, beyond), Err(PlanError::NoIteration { wanted: 9, iterations: 2 }));
+}
+
+#[test]
 fn a_job_in_which_everything_varies_has_no_plan() {
     let mut trace = small_job(2);
     trace.events.iter_mut().for_each(|event| event.is_dynamic = true);
@@ -326,10 +355,16 @@ fn spaces_are_what_nobody_has_over_the_interval() {
 
 #[test]
 fn a_plan_survives_being_written_and_read() {
-    let plan = Plan::from_trace(&small_job(3), 1).unwrap();
-    let bytes = format::write(&plan);
-    assert_eq!(format::read(&bytes), Ok(plan.clone()));
-    assert_eq!(plan.id(), format::read(&bytes).unwrap().id());
+    let mut plan = Plan::from_trace(&small_job(3), 1).unwrap();
+    let mut ids = BTreeSet::new();
+    for position in [None, Position::new(0, 1), Position::new(6, 7), Position::new(6, limits::WORLD_SIZE_MAX)] {
+        plan.job.position = position;
+        let bytes = format::write(&plan);
+        assert_eq!(format::read(&bytes), Ok(plan.clone()));
+        assert_eq!(plan.id(), format::read(&bytes).unwrap().id());
+        ids.insert(plan.id());
+    }
+    assert_eq!((ids.len(), plan.job.fingerprint), (4, Fingerprint::of(&small_job(1))));
 }
 
 #[test]
@@ -350,8 +385,12 @@ fn a_broken_plan_file_is_refused_wherever_it_is_broken() {
     longer.push(0);
     assert!(matches!(format::read(&longer), Err(format::FormatError::Length { .. })));
     let mut newer = bytes;
-    newer[6] = 3;
-    assert_eq!(format::read(&newer), Err(format::FormatError::Version { found: 3 }));
+    for found in [1, 2, format::VERSION + 1] {
+        newer[6] = found as u8;
+        let error = format::read(&newer).unwrap_err();
+        assert_eq!(error, format::FormatError::Version { found });
+        assert!(error.to_string().contains("make it again with `stitchd plan`"), "{error}");
+    }
 }
 
 /// With its checksum made right again, a body that says something impossible is refused for that.

@@ -15,7 +15,7 @@ mod run;
 pub mod script;
 
 pub use extend::repeat;
-pub use perturb::{lacks, perturb};
+pub use perturb::{NoPerturbation, Perturbation, lacks, perturb};
 pub use pools::{Job, Least, PoolName, PoolRun, Setup, min_capacity, replay};
 pub use record::{Placed, Point, Record};
 pub use recorded::recorded;

@@ -1,5 +1,5 @@
-//! A job that does not do tomorrow what it did today: a trace with requests dropped, inserted, swapped and resized, one micro-batch more, and an evaluation between two
-//! iterations. The same seed gives the same trace.
+//! A job that does not do tomorrow what it did today: a trace with requests dropped, inserted, swapped and resized, one micro-batch more or less, and an evaluation between two
+//! iterations; all of it, or some kinds alone. The same seed and kinds give the same trace.
 //!
 //! Not for: the iterations that a plan was made from; they stay as they were.
 
@@ -13,11 +13,97 @@ use crate::units::{Bytes, Tick};
 /// Of a thousand requests so many are disturbed.
 const PER_MILLE: u64 = 10;
 
+/// What is done to a trace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Perturbation {
+    seed: u64,
+    kinds: Vec<Kind>,
+    /// Requests are disturbed in the iteration in the middle only, as micro-batches are.
+    is_once: bool,
+}
+
+/// One way to differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Dropped,
+    Inserted,
+    Swapped,
+    Resized,
+    OneMore,
+    OneLess,
+    Evaluation,
+}
+
+impl Kind {
+    const ALL: [(&'static str, Kind); 7] = [
+        ("dropped", Kind::Dropped),
+        ("inserted", Kind::Inserted),
+        ("swapped", Kind::Swapped),
+        ("resized", Kind::Resized),
+        ("one-more", Kind::OneMore),
+        ("one-less", Kind::OneLess),
+        ("evaluation", Kind::Evaluation),
+    ];
+    /// The word by which requests are disturbed in one iteration.
+    const ONCE: &'static str = "once";
+
+    fn is_of_requests(self) -> bool {
+        matches!(self, Kind::Dropped | Kind::Inserted | Kind::Swapped | Kind::Resized)
+    }
+}
+
+/// Why a text names no perturbation.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NoPerturbation {
+    /// It does not begin with a number.
+    #[error("'{0}' is no seed: a number, and behind a colon the kinds, separated by commas, where not all are wanted")]
+    Seed(String),
+    /// There is no such kind.
+    #[error("there is no kind '{0}'; there are {names}, and once", names = Kind::ALL.map(|(name, _)| name).join(", "))]
+    Kind(String),
+}
+
+impl std::str::FromStr for Perturbation {
+    type Err = NoPerturbation;
+
+    /// `SEED` or `SEED:KIND,KIND`; with the kind `once`, requests are disturbed in one iteration.
+    fn from_str(text: &str) -> Result<Perturbation, NoPerturbation> {
+        let (seed, names) = text.split_once(':').map_or((text, None), |(seed, names)| (seed, Some(names)));
+        let seed = seed.parse().map_err(|_| NoPerturbation::Seed(seed.to_owned()))?;
+        let mut wanted = Perturbation { kinds: Vec::new(), ..Perturbation::of_seed(seed) };
+        for name in names.into_iter().flat_map(|names| names.split(',')) {
+            if name == Kind::ONCE {
+                wanted.is_once = true;
+                continue;
+            }
+            let known = Kind::ALL.into_iter().find(|(known, _)| *known == name);
+            wanted.kinds.push(known.ok_or_else(|| NoPerturbation::Kind(name.to_owned()))?.1);
+        }
+        if wanted.kinds.is_empty() {
+            wanted.kinds = Perturbation::of_seed(seed).kinds;
+        }
+        Ok(wanted)
+    }
+}
+
+impl Perturbation {
+    /// What nobody says otherwise: all kinds but one micro-batch less, which would undo the one more.
+    pub fn of_seed(seed: u64) -> Perturbation {
+        let kinds = Kind::ALL.map(|(_, kind)| kind).into_iter().filter(|kind| *kind != Kind::OneLess);
+        Perturbation { seed, kinds: kinds.collect(), is_once: false }
+    }
+
+    fn has(&self, kind: Kind) -> bool {
+        self.kinds.contains(&kind)
+    }
+}
+
 /// `trace`, disturbed from iteration `from` on.
-pub fn perturb(trace: &Trace, seed: u64, from: u32) -> Trace {
+pub fn perturb(trace: &Trace, how: &Perturbation, from: u32) -> Trace {
     let completing = trace.events.iter().filter(|event| event.kind == EventKind::FreeCompleted);
     let mut disturbed = Disturbed {
-        rng: Rng::new(seed),
+        rng: Rng::new(how.seed),
+        kinds: Vec::new(),
         ids: FreshIds::of(trace),
         completing: completing.map(|event| event.device).collect(),
         events: Vec::with_capacity(trace.events.len()),
@@ -48,10 +134,19 @@ pub fn perturb(trace: &Trace, seed: u64, from: u32) -> Trace {
     }
     for (at, iteration) in iterations.iter().enumerate() {
         let is_middle = at == iterations.len() / 2;
-        if is_middle {
+        let does = |kind| is_middle && how.has(kind);
+        if does(Kind::Evaluation) {
             disturbed.evaluation(iteration);
         }
-        let extra = if is_middle { extra_microbatch(iteration) } else { Vec::new() };
+        let last = last_microbatch(iteration);
+        let extra = if does(Kind::OneMore) { last.clone() } else { Vec::new() };
+        // Without its only one an iteration would not be there.
+        let of_microbatches = || iteration.iter().filter_map(|event| event.context.microbatch);
+        if does(Kind::OneLess) && of_microbatches().min() < of_microbatches().max() {
+            disturbed.dropped.extend(last.iter().map(|event| event.id));
+        }
+        let of_requests = how.kinds.iter().filter(|kind| kind.is_of_requests() && (is_middle || !how.is_once));
+        disturbed.kinds = of_requests.copied().collect();
         disturbed.iteration(iteration, &extra);
     }
     let mut trace = Trace { events: disturbed.events, modules: trace.modules.clone() };
@@ -62,9 +157,12 @@ pub fn perturb(trace: &Trace, seed: u64, from: u32) -> Trace {
 }
 
 /// What [`perturb`] cannot add to a trace, because that does not say what is of a micro-batch or of the forward pass.
-pub fn lacks(trace: &Trace) -> Option<&'static str> {
+pub fn lacks(trace: &Trace, how: &Perturbation) -> Option<&'static str> {
     let has = |what: fn(&Event) -> bool| trace.events.iter().any(what);
-    match (has(|event| event.context.microbatch.is_some()), has(|event| event.context.phase == Phase::Forward)) {
+    let wants_microbatch = how.has(Kind::OneMore) || how.has(Kind::OneLess);
+    let has_microbatch = !wants_microbatch || has(|event| event.context.microbatch.is_some());
+    let has_forward = !how.has(Kind::Evaluation) || has(|event| event.context.phase == Phase::Forward);
+    match (has_microbatch, has_forward) {
         (true, true) => None,
         (false, true) => Some("--perturb adds no micro-batch here: the trace does not say which requests are of one"),
         (true, false) => Some("--perturb adds no evaluation here: the trace does not say what is of the forward pass"),
@@ -76,6 +174,8 @@ pub fn lacks(trace: &Trace) -> Option<&'static str> {
 
 struct Disturbed {
     rng: Rng,
+    /// What happens to requests.
+    kinds: Vec<Kind>,
     ids: FreshIds,
     /// Devices of which the trace says when bytes can be used again.
     completing: HashSet<u32>,
@@ -102,17 +202,20 @@ impl Disturbed {
             }
             let mut event = *event;
             self.age_inserted();
-            if self.rng.chance(PER_MILLE) {
-                match self.rng.index(4) {
-                    0 => {
+            if !self.kinds.is_empty() && self.rng.chance(PER_MILLE) {
+                let nth = self.rng.index(self.kinds.len());
+                match self.kinds[nth] {
+                    Kind::Dropped => {
                         self.dropped.insert(event.id);
                         continue;
                     }
-                    1 => self.insert(&event),
-                    2 if held.is_none() => {
+                    Kind::Inserted => self.insert(&event),
+                    Kind::Swapped if held.is_none() => {
                         held = Some(event);
                         continue;
                     }
+                    // Two that are swapped already.
+                    Kind::Swapped if !self.kinds.contains(&Kind::Resized) => {}
                     _ => {
                         let per_mille = 500 + self.rng.index(1000) as u64;
                         let resized = u128::from(event.bytes.get()) * u128::from(per_mille) / 1000;
@@ -209,7 +312,7 @@ impl Disturbed {
 const INSERTED_LIVE: u32 = 4;
 
 /// What the last micro-batch of an iteration asks for, with the frees of it.
-fn extra_microbatch(iteration: &[Event]) -> Vec<Event> {
+fn last_microbatch(iteration: &[Event]) -> Vec<Event> {
     let Some(last) = iteration.iter().filter_map(|event| event.context.microbatch).max() else { return Vec::new() };
     let made: HashSet<u64> = iteration
         .iter()
@@ -255,14 +358,14 @@ mod tests {
     #[test]
     fn a_disturbed_trace_is_a_trace_the_same_for_the_same_seed_and_untouched_before() {
         let trace = trace();
-        let disturbed = perturb(&trace, 1, 2);
+        let disturbed = perturb(&trace, &Perturbation::of_seed(1), 2);
         let mut builder = Builder::default();
         for name in &trace.modules {
             builder.module(name);
         }
         disturbed.events.iter().for_each(|event| builder.push(*event).unwrap());
-        assert_eq!(perturb(&trace, 1, 2).events, disturbed.events);
-        assert_ne!(perturb(&trace, 2, 2).events, disturbed.events);
+        assert_eq!(perturb(&trace, &Perturbation::of_seed(1), 2).events, disturbed.events);
+        assert_ne!(perturb(&trace, &Perturbation::of_seed(2), 2).events, disturbed.events);
         let before = |trace: &Trace| {
             let events = trace.events.iter().filter(|event| event.iteration < 2);
             events.map(|event| (event.kind, event.id, event.bytes)).collect::<Vec<_>>()
@@ -276,6 +379,47 @@ mod tests {
         assert!(disturbed.events.iter().any(|event| !sizes.contains(&event.bytes)), "some are resized");
     }
 
+    fn asked(trace: &Trace, how: &str, from: u32) -> Trace {
+        perturb(trace, &how.parse().unwrap(), from)
+    }
+
+    #[test]
+    fn each_kind_can_be_had_alone_and_requests_be_disturbed_once() {
+        let trace = trace();
+        let count = |trace: &Trace| trace.events.iter().filter(|event| event.kind == EventKind::Alloc).count() as i64;
+        let of = |trace: &Trace, iteration: u32| -> Vec<Bytes> {
+            let of = trace.events.iter().filter(|event| event.kind == EventKind::Alloc && event.iteration == iteration);
+            of.map(|event| event.bytes).collect()
+        };
+        let more = |kind: &str| count(&asked(&trace, &format!("1:{kind}"), 1)) - count(&trace);
+        assert_eq!((more("one-more"), more("one-less"), more("evaluation")), (200, -200, 400));
+        assert_eq!((more("swapped"), more("resized"), more("one-more,one-less")), (0, 0, 0));
+        assert!((-30..0).contains(&more("dropped")) && (1..30).contains(&more("inserted")));
+        let swapped = asked(&trace, "1:swapped", 1);
+        assert_ne!(of(&swapped, 1), of(&trace, 1));
+        let sorted = |trace: &Trace| {
+            let mut sizes = of(trace, 1);
+            sizes.sort_unstable();
+            sizes
+        };
+        assert_eq!(sorted(&swapped), sorted(&trace), "the same requests in another order");
+        // Of iterations 1 to 3 the second is the middle.
+        for kind in ["dropped", "inserted", "swapped", "resized", "one-more", "one-less", "evaluation"] {
+            let once = asked(&trace, &format!("1:{kind},once"), 1);
+            let differs = (0..4).map(|nth| of(&once, nth) != of(&trace, nth)).collect::<Vec<_>>();
+            assert_eq!(differs, [false, false, true, false], "{kind}");
+            let mut builder = Builder::default();
+            once.events.iter().for_each(|event| builder.push(*event).unwrap());
+        }
+        let alone = text(false).replace(",backward,1\n", ",backward,0\n").replace(",forward,1\n", ",forward,0\n");
+        let alone = crate::trace::csv::read(alone.as_bytes()).unwrap();
+        assert_eq!(count(&asked(&alone, "1:one-less", 1)), count(&alone), "an iteration has one at least");
+        assert_eq!("7:".parse::<Perturbation>(), Err(NoPerturbation::Kind(String::new())));
+        assert_eq!("x:once".parse::<Perturbation>(), Err(NoPerturbation::Seed("x".into())));
+        assert_eq!("7".parse(), Ok(Perturbation::of_seed(7)));
+        assert_eq!("7:once".parse(), Ok(Perturbation { is_once: true, ..Perturbation::of_seed(7) }));
+    }
+
     #[test]
     fn what_is_put_in_is_completed_where_a_free_alone_gives_nothing_back() {
         let trace = crate::trace::csv::read(text(true).as_bytes()).unwrap();
@@ -286,7 +430,7 @@ mod tests {
         assert_eq!(unended(&trace), (0, 100), "the last ones end after the trace");
         let mut dropped = 0;
         for seed in 0..20 {
-            let disturbed = perturb(&trace, seed, 1);
+            let disturbed = perturb(&trace, &Perturbation::of_seed(seed), 1);
             let mut builder = Builder::default();
             disturbed.events.iter().for_each(|event| builder.push(*event).unwrap());
             let (live, waiting) = unended(&disturbed);
@@ -303,18 +447,18 @@ mod tests {
         let numbered = numbered.replace("0,free,0,", &format!("0,free,{},", u64::MAX));
         let trace = crate::trace::csv::read(numbered.as_bytes()).unwrap();
         let mut builder = Builder::default();
-        perturb(&trace, 1, 0).events.iter().for_each(|event| builder.push(*event).unwrap());
+        perturb(&trace, &Perturbation::of_seed(1), 0).events.iter().for_each(|event| builder.push(*event).unwrap());
     }
 
     #[test]
     fn an_evaluation_keeps_one_micro_batch_at_a_time() {
         // Two micro-batches whose forward passes both come first would be two at once in training; an evaluation needs one.
         let of_trace = |trace: &Trace| trace.summary().peak_live.get();
-        let (before, after) = (of_trace(&trace()), of_trace(&perturb(&trace(), 3, 0)));
+        let (before, after) = (of_trace(&trace()), of_trace(&perturb(&trace(), &Perturbation::of_seed(3), 0)));
         assert!(after < before / 5 * 6, "{after} of {before}");
         let both = text(false).replace(",backward,0\n", ",backward,1\n");
         let both = crate::trace::csv::read(both.as_bytes()).unwrap();
-        assert!(of_trace(&perturb(&both, 3, 0)) < of_trace(&both) / 5 * 6);
+        assert!(of_trace(&perturb(&both, &Perturbation::of_seed(3), 0)) < of_trace(&both) / 5 * 6);
     }
 
     #[test]
@@ -322,7 +466,7 @@ mod tests {
         let rows = "tick,event,id,bytes,stream,iteration\n0,alloc,1,100,0,0\n1,alloc,2,5000,0,1\n2,free,2,,0,0\n3,free,1,,0,1\n";
         let trace = crate::trace::csv::read(rows.as_bytes()).unwrap();
         for seed in 0..20 {
-            assert_eq!(perturb(&trace, seed, 1).summary().persistent, Bytes::ZERO);
+            assert_eq!(perturb(&trace, &Perturbation::of_seed(seed), 1).summary().persistent, Bytes::ZERO);
         }
     }
 
@@ -332,6 +476,6 @@ mod tests {
             let summary = trace.summary();
             summary.persistent
         };
-        assert_eq!(live(&perturb(&trace(), 3, 0)), Bytes::ZERO);
+        assert_eq!(live(&perturb(&trace(), &Perturbation::of_seed(3), 0)), Bytes::ZERO);
     }
 }

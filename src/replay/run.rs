@@ -30,6 +30,8 @@ pub struct Run {
     pub last_iteration: CallSum,
     /// What only some allocators have to tell.
     pub more: More,
+    /// Deviations of each iteration, in the order in which they begin.
+    pub deviations: Vec<u64>,
     /// How long the steps took, the caller's part of it included.
     pub time: Duration,
     /// For pictures, if wanted.
@@ -134,6 +136,8 @@ struct Keeper {
     record: Record,
     /// Driver calls at the beginning of each iteration.
     began: Vec<CallSum>,
+    /// Deviations at its beginning.
+    deviated: Vec<u64>,
 }
 
 impl Keeper {
@@ -146,6 +150,7 @@ impl Keeper {
             after: None,
             record: Record::default(),
             began: Vec::new(),
+            deviated: Vec::new(),
         }
     }
 
@@ -191,12 +196,15 @@ impl Keeper {
             self.note(allocator);
         }
         self.began.push(allocator.calls());
+        self.deviated.push(allocator.more().deviations);
     }
 
     fn finish<A: Allocator + ?Sized>(self, run: &mut Run, allocator: &A) {
         run.peak_live = self.peak_live;
         run.peak_reserved = allocator.reserved().peak;
         run.after = self.after;
+        let deviated = self.deviated.iter().copied().chain([run.more.deviations]).collect::<Vec<_>>();
+        run.deviations = deviated.windows(2).map(|pair| pair[1] - pair[0]).collect();
         // An iteration in which memory ran out has no end.
         let mut marks = self.began;
         if run.out_of_memory.is_none() {

@@ -74,7 +74,7 @@ type Lost = Arc<Mutex<Vec<DeviceUuid>>>;
 type Answer<T> = mpsc::Sender<Result<T, SessionError>>;
 
 enum Command {
-    GetPlan(PlanId, Answer<Vec<u8>>),
+    GetPlan(v1::GetPlanRequest, Answer<v1::GetPlanReply>),
     PutPlan(Vec<u8>, String, Answer<PlanId>),
 }
 
@@ -118,8 +118,8 @@ impl Control {
         self.attached.load(Ordering::Relaxed)
     }
 
-    pub(super) fn plan(&self, plan: PlanId) -> Result<Vec<u8>, SessionError> {
-        self.ask(|answer| Command::GetPlan(plan, answer))
+    pub(super) fn plan(&self, wanted: v1::GetPlanRequest) -> Result<v1::GetPlanReply, SessionError> {
+        self.ask(|answer| Command::GetPlan(wanted, answer))
     }
 
     pub(super) fn put_plan(&self, plan: Vec<u8>, name: &str) -> Result<PlanId, SessionError> {
@@ -270,9 +270,8 @@ async fn carry_out(command: Command, channel: Channel, patience: Duration) {
         .max_encoding_message_size(limits::GRPC_MESSAGE_LEN_MAX);
     // Whoever asked may have given up.
     match command {
-        Command::GetPlan(plan, answer) => {
-            let request = plans.get(v1::GetPlanRequest { plan_id: plan.0 });
-            let _ = answer.send(in_time(patience, request).await.map(|reply| reply.plan));
+        Command::GetPlan(wanted, answer) => {
+            let _ = answer.send(in_time(patience, plans.get(wanted)).await);
         }
         Command::PutPlan(plan, name, answer) => {
             let request = plans.put(v1::PutPlanRequest { plan, name });

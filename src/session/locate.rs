@@ -1,10 +1,11 @@
-//! Where the daemon is, and where a recording goes: the one place of the client that reads the environment.
+//! Where the daemon is, where a recording goes, and which process of its job this is: the one place of the client that reads the environment.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::driver::LibraryPlace;
+use crate::plan::Position;
 
 /// The name of the gRPC socket in a runtime directory.
 pub const SOCKET_NAME: &str = "stitchd.sock";
@@ -24,6 +25,10 @@ pub struct Environment {
     pub plan: Option<OsString>,
     /// `STITCHD_RECORD`: where what the process does is recorded; [`recording_path`] says in which file.
     pub record: Option<OsString>,
+    /// `RANK`, as launchers of jobs of several processes set it: which of them this is.
+    pub rank: Option<OsString>,
+    /// `WORLD_SIZE`: of how many.
+    pub world_size: Option<OsString>,
     /// `STITCHD_DRIVER_LIBRARY`, read in tests only: the library that stands for the vendor's.
     pub library: LibraryPlace,
 }
@@ -39,6 +44,8 @@ impl Environment {
             runtime_dir: read("STITCHD_RUNTIME_DIR"),
             plan: read("STITCHD_PLAN"),
             record: read("STITCHD_RECORD"),
+            rank: read("RANK"),
+            world_size: read("WORLD_SIZE"),
             #[cfg(feature = "testing")]
             library: read("STITCHD_DRIVER_LIBRARY").map(LibraryPlace::at).unwrap_or_default(),
             #[cfg(not(feature = "testing"))]
@@ -53,6 +60,12 @@ impl Environment {
         }
         let directory = self.dra_directory.as_ref().or(self.runtime_dir.as_ref());
         directory.map_or_else(|| PathBuf::from(RUNTIME_DIR), PathBuf::from).join(SOCKET_NAME)
+    }
+
+    /// Which process of its job this is. Nothing where the launcher does not say both numbers, or says what cannot be: other programs use these names, too.
+    pub fn position(&self) -> Option<Position> {
+        let number = |text: &Option<OsString>| text.as_ref()?.to_str()?.parse::<u32>().ok();
+        Position::new(number(&self.rank)?, number(&self.world_size)?)
     }
 }
 
@@ -128,5 +141,17 @@ mod tests {
         assert_eq!(environment.socket(), PathBuf::from("/run/dra/stitchd.sock"));
         environment.socket = Some("/x/y".into());
         assert_eq!(environment.socket(), PathBuf::from("/x/y"));
+    }
+    #[test]
+    fn a_process_knows_its_place_in_its_job_where_the_launcher_says_it() {
+        let position = |rank: &str, world_size: &str| {
+            let said = |text: &str| Some(OsString::from(text)).filter(|text| !text.is_empty());
+            Environment { rank: said(rank), world_size: said(world_size), ..Environment::default() }.position()
+        };
+        assert_eq!(position("3", "8"), Position::new(3, 8));
+        assert!(position("3", "8").is_some());
+        for (rank, world_size) in [("", "8"), ("3", ""), ("8", "8"), ("-1", "8"), ("a", "8"), ("3", "9999999999")] {
+            assert_eq!(position(rank, world_size), None, "{rank} of {world_size}");
+        }
     }
 }

@@ -34,13 +34,14 @@ use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceId, DeviceUuid, PlanId, SessionId};
 use crate::ladder::{Ladder, LadderError};
 use crate::memory::{Chunk, Device, MemoryError};
-use crate::plan::Plan;
 use crate::plan::format::{self, FormatError};
+use crate::plan::{Fingerprint, Plan, Position};
 use crate::runtime::{ChunkSource, Counters, Runtime, RuntimeConfig, SourceError, Want};
 use crate::units::Bytes;
-use crate::wire::convert::{Malformed, WantedChunks};
+use crate::wire::convert::{Malformed, WantedChunks, WantedPlans, malformed};
 use crate::wire::fd_channel::ChannelError;
 use crate::wire::stats_page::StatsPageError;
+use crate::wire::v1;
 use control::{Control, Seen, Watched};
 use link::Link;
 
@@ -318,7 +319,27 @@ impl Session {
 
     /// A plan that the daemon stores.
     pub fn plan(&self, plan: PlanId) -> Result<Plan, SessionError> {
-        Ok(format::read(&self.control.plan(plan)?)?)
+        let wanted = v1::GetPlanRequest { plan_id: plan.0, job: None };
+        Ok(format::read(&self.control.plan(wanted)?.plan)?)
+    }
+
+    /// The plan that the daemon stores for a job: of those for this process of it the newest, else of those for no particular process. Nothing where it has none.
+    pub fn plan_for(&self, fingerprint: Fingerprint, position: Option<Position>) -> Result<Option<Plan>, SessionError> {
+        let wanted = WantedPlans {
+            fingerprint: Some(fingerprint.0),
+            rank: position.map(Position::rank),
+            world_size: position.map(Position::world_size),
+        };
+        let reply = match self.control.plan(v1::GetPlanRequest { plan_id: 0, job: Some(wanted.into()) }) {
+            Err(SessionError::Refused { kind: ErrorKind::NotFound, .. }) => return Ok(None),
+            reply => reply?,
+        };
+        let plan = format::read(&reply.plan)?;
+        if plan.job.fingerprint != fingerprint {
+            let what = format!("of job {}, and {fingerprint} was asked for", plan.job.fingerprint);
+            return Err(malformed("plan", what).into());
+        }
+        Ok(Some(plan))
     }
 
     /// Stores a plan with the daemon.

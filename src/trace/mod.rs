@@ -9,6 +9,7 @@ mod breakdown;
 pub mod builder;
 #[cfg(feature = "daemon")]
 pub mod csv;
+mod cut;
 mod error;
 #[cfg(feature = "daemon")]
 pub mod export;
@@ -20,6 +21,7 @@ mod summary;
 mod unpack;
 
 pub use breakdown::{Breakdown, IterationFigures, Part, SizeClass};
+pub use cut::{Cut, Ending};
 pub use error::{Flaw, TraceError};
 pub use summary::Summary;
 

@@ -74,6 +74,43 @@ pub fn name(field: &'static str, text: &str) -> Result<String, Malformed> {
     Ok(text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
 }
 
+/// Which plans are wanted; whatever is not said may be anything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WantedPlans {
+    /// Of this job.
+    pub fingerprint: Option<u64>,
+    /// Of this process of it, counted from 0.
+    pub rank: Option<u32>,
+    /// Of so many; not without a rank.
+    pub world_size: Option<u32>,
+}
+
+impl TryFrom<v1::PlanFor> for WantedPlans {
+    type Error = Malformed;
+
+    fn try_from(wanted: v1::PlanFor) -> Result<WantedPlans, Malformed> {
+        let v1::PlanFor { fingerprint, rank, world_size } = wanted;
+        let most = limits::WORLD_SIZE_MAX;
+        match (rank, world_size) {
+            (None, Some(_)) => Err(malformed("job.rank", "none, of a world that is named")),
+            (Some(rank), None) if rank >= most => {
+                Err(malformed("job.rank", format!("{rank}; it must be below {most}")))
+            }
+            (Some(rank), Some(world_size)) if rank >= world_size || world_size > most => {
+                Err(malformed("job.rank", format!("{rank} of {world_size}; worlds have 1 to {most}")))
+            }
+            _ => Ok(WantedPlans { fingerprint, rank, world_size }),
+        }
+    }
+}
+
+impl From<WantedPlans> for v1::PlanFor {
+    fn from(wanted: WantedPlans) -> v1::PlanFor {
+        let WantedPlans { fingerprint, rank, world_size } = wanted;
+        v1::PlanFor { fingerprint, rank, world_size }
+    }
+}
+
 impl TryFrom<v1::Want> for WantedChunks {
     type Error = Malformed;
 
@@ -155,6 +192,20 @@ mod tests {
     fn a_want_survives_being_sent() {
         let wanted = WantedChunks::try_from(want()).unwrap();
         assert_eq!(v1::Want::from(wanted), want());
+    }
+
+    #[test]
+    fn plans_are_wanted_of_a_process_that_there_can_be() {
+        let read = |rank, world_size| {
+            let wanted = WantedPlans { fingerprint: Some(7), rank, world_size };
+            let read = WantedPlans::try_from(v1::PlanFor::from(wanted));
+            assert!(read == Ok(wanted) || read.as_ref().is_err_and(|error| error.field == "job.rank"), "{read:?}");
+            read.is_ok()
+        };
+        let most = limits::WORLD_SIZE_MAX;
+        assert!(read(None, None) && read(Some(0), None) && read(Some(7), Some(8)) && read(Some(0), Some(most)));
+        assert!(!read(None, Some(8)) && !read(Some(8), Some(8)) && !read(Some(0), Some(most + 1)));
+        assert!(!read(Some(most), None) && !read(Some(0), Some(0)));
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use stitchd::ids::PlanId;
+use stitchd::limits;
+use stitchd::plan::{Fingerprint, Plan, Position};
 use stitchd::pool::Request;
 use stitchd::runtime::RuntimeConfig;
 use stitchd::units::Bytes;
@@ -119,6 +122,164 @@ fn plans_are_listed_deleted_and_there_again_after_a_restart() {
     assert_eq!(daemon.cli_json(&["plans"])["plans"].as_array().unwrap().len(), 0);
     assert_eq!(daemon.cli(&["plans", "delete", &id]).status.code(), Some(2));
     daemon.terminate();
+}
+
+#[test]
+fn a_plan_is_found_by_its_job_and_its_process_and_fetched_as_it_was() {
+    let daemon = TestDaemon::start(64);
+    let trace = small_trace(daemon.path());
+    let file = |rank: Option<u32>| daemon.path().join(format!("of-{}.plan", rank.map_or(9, |rank| rank)));
+    for rank in [None, Some(0), Some(1)] {
+        let (plan, number) = (file(rank), rank.unwrap_or(0).to_string());
+        let mut args = vec!["plan", text(&trace), "-o", text(&plan), "--json"];
+        rank.iter().for_each(|_| args.extend(["--rank", &number, "--world-size", "2"]));
+        let made = run_json(&args);
+        assert_eq!((made["rank"].as_u64(), made["world_size"].as_u64()), (rank.map(u64::from), rank.map(|_| 2)));
+        let shown = run_json(&["plan", "show", text(&plan), "--json"]);
+        assert_eq!((&shown["fingerprint"], &shown["rank"]), (&made["fingerprint"], &made["rank"]));
+        let stored = daemon.cli_json(&["plans", "put", text(&plan)]);
+        assert_eq!((&stored["plan"], &stored["fingerprint"]), (&made["plan"], &made["fingerprint"]));
+    }
+    let said = String::from_utf8(run(&["plan", "show", text(&file(Some(1)))]).stdout).unwrap();
+    assert!(said.contains(", rank 1 of 2: 7 requests"), "{said}");
+    let listed = daemon.cli_json(&["plans"]);
+    let names: Vec<_> = listed["plans"].as_array().unwrap().iter().map(|plan| plan["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["of-1", "of-0", "of-9"], "the newest first");
+    let fingerprint = listed["plans"][0]["fingerprint"].as_str().unwrap().to_owned();
+    let out = daemon.path().join("fetched.plan");
+    let fetch = |which: &[&str], expected: Option<u32>| {
+        daemon.cli_json(&[&["plans", "get", "-o", text(&out)], which].concat());
+        assert_eq!(std::fs::read(&out).unwrap(), std::fs::read(file(expected)).unwrap(), "{which:?}");
+    };
+    fetch(&["--fingerprint", &fingerprint], Some(1));
+    fetch(&["--fingerprint", &fingerprint, "--rank", "0"], Some(0));
+    // Made for nobody in particular, it is for every process that has none of its own.
+    fetch(&["--fingerprint", &fingerprint, "--rank", "1", "--world-size", "4"], None);
+    fetch(&[listed["plans"][2]["plan"].as_str().unwrap()], None);
+
+    let session = daemon.session("job");
+    let trace = stitchd::trace::import::read_file(&trace).unwrap().trace;
+    let job = Fingerprint::of(&trace);
+    assert_eq!(job.to_hex(), fingerprint);
+    let plan = session.plan_for(job, Position::new(0, 2)).unwrap().unwrap();
+    assert_eq!(plan.job.position, Position::new(0, 2));
+    assert_eq!(session.plan_for(job, Position::new(5, 6)).unwrap().unwrap().job.position, None);
+    assert_eq!(session.plan_for(Fingerprint(1), None).unwrap(), None);
+
+    for (args, code, words) in [
+        (&["get", "-o", "x", "--fingerprint", "0000000000000001"][..], 2, "there is no plan for this job"),
+        (&["get", "-o", "x", "--fingerprint", "1"], 2, "not the fingerprint of a job"),
+        (&["get", "-o", "x", "--fingerprint", &fingerprint, "--rank", "2", "--world-size", "2"], 2, "2 of 2"),
+        (&["get", "-o", "x", "0000000000000001"], 2, "there is no plan 0000000000000001"),
+        (&["get", "-o", "x"], 2, "<ID>"),
+        (&["--fingerprint", "0000000000000001", "delete", "0000000000000001"], 2, "behind the subcommand"),
+        (&["put", "no.plan"], 2, "no.plan"),
+    ] {
+        let refused = daemon.cli(&[&["plans"], args].concat());
+        assert_eq!(refused.status.code(), Some(code), "{args:?}");
+        assert!(stderr(&refused).contains(words), "{args:?}: {}", stderr(&refused));
+    }
+    let many = ["plan", "x.csv", "--rank", "2", "--world-size", "2"];
+    assert!(stderr(&run(&many)).contains("there is no rank 2 of 2"));
+}
+
+#[test]
+fn what_put_has_answered_is_there_after_the_daemon_is_killed() {
+    const ROUNDS: usize = 4;
+    let mut daemon = TestDaemon::start(64);
+    let trace = stitchd::trace::import::read_file(&small_trace(daemon.path())).unwrap().trace;
+    let mut plan = Plan::from_trace(&trace, 1).unwrap();
+    let mut answered: Vec<(PlanId, String)> = Vec::new();
+    for round in 0..ROUNDS {
+        let session = daemon.session("job");
+        let pid = daemon.pid();
+        // Whatever it is doing just then: the next plan is on its way.
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20 + 25 * round as u64));
+            rustix::process::kill_process(
+                rustix::process::Pid::from_raw(pid as i32).unwrap(),
+                rustix::process::Signal::KILL,
+            )
+        });
+        for _ in 0..limits::PLANS_MAX / ROUNDS {
+            let rank = answered.len() as u32;
+            plan.job.position = Position::new(rank, 5000);
+            let name = format!("number {rank}");
+            match session.put_plan(&plan, &name) {
+                Ok(id) => answered.push((id, name)),
+                Err(_) => break,
+            }
+        }
+        killer.join().unwrap().unwrap();
+        drop(session);
+        daemon = TestDaemon::in_dir(daemon.kill(), &["--device=0=64MiB"]);
+        let listed = daemon.cli_json(&["plans"]);
+        let listed = listed["plans"].as_array().unwrap();
+        for (id, name) in &answered {
+            let is_it = |plan: &&serde_json::Value| plan["plan"] == id.to_hex();
+            let found = listed.iter().find(is_it).unwrap_or_else(|| panic!("{name} is gone in round {round}"));
+            assert_eq!(found["name"].as_str(), Some(name.as_str()));
+        }
+        // One may have been stored whose answer did not come.
+        assert!(listed.len() <= answered.len() + 1, "{} and {}", listed.len(), answered.len());
+        let files = std::fs::read_dir(daemon.path().join("plans")).unwrap();
+        let names: Vec<_> = files.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        assert_eq!(names.len(), 2 * listed.len(), "{names:?}");
+    }
+    assert!(answered.len() > ROUNDS, "{}", answered.len());
+    let newest = daemon.session("job").plan_for(plan.job.fingerprint, None).unwrap().unwrap();
+    let newest = newest.job.position.unwrap().rank() as usize;
+    assert!(newest + 1 >= answered.len(), "{newest} of {}", answered.len());
+}
+
+#[test]
+fn a_run_that_ended_in_the_middle_of_an_iteration_is_planned_and_that_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let (csv, short, plan) = (dir.path().join("job.csv"), dir.path().join("short.csv"), dir.path().join("job.plan"));
+    run_json(&["trace", "convert", text(&trace("gpt2-medium-hf")), "-o", text(&csv), "--json"]);
+    let rows = std::fs::read_to_string(&csv).unwrap();
+    let column = rows.lines().next().unwrap().split(',').position(|name| name == "iteration").unwrap();
+    let of = |wanted: &str| rows.lines().filter(move |row| row.split(',').nth(column) == Some(wanted)).count();
+    let cut_in = |iteration: usize| {
+        let whole: usize = ["0", "1"][..iteration].iter().map(|before| of(before)).sum();
+        let kept = 1 + whole + of(&iteration.to_string()) / 2;
+        std::fs::write(&short, rows.lines().take(kept).map(|row| format!("{row}\n")).collect::<String>()).unwrap();
+    };
+    let made = |more: &[&str]| {
+        let made = run_json(&[&["plan", text(&short), "-o", text(&plan), "--json"], more].concat());
+        let checked = run_json(&["plan", "check", text(&plan), text(&short), "--json"]);
+        assert_eq!(checked["valid"], true, "{more:?}: {checked}");
+        let (peak, bound) = (made["peak_bytes"].as_u64().unwrap(), made["lower_bound_bytes"].as_u64().unwrap());
+        assert!(bound <= peak && peak - bound <= bound / 1_000, "{more:?}: {made}");
+        let shown = run_json(&["plan", "show", text(&plan), "--json"]);
+        (made, shown)
+    };
+    let says = |made: &serde_json::Value, words: &str| {
+        let notes = made["notes"].as_array().unwrap();
+        assert!(notes.iter().any(|note| note.as_str().unwrap().contains(words)), "{notes:?}");
+    };
+    // Two whole ones before it.
+    cut_in(2);
+    let live = run_json(&["trace", "info", text(&short), "--json"])["persistent_bytes"].as_u64().unwrap();
+    let (whole, shown) = made(&[]);
+    assert_eq!((whole["iteration"].as_u64(), whole["cut"]["iteration"].as_u64()), (Some(1), Some(2)));
+    assert_eq!((whole["cut"]["live_bytes"].as_u64(), shown["cut"].is_null()), (Some(live), true));
+    says(&whole, "the plan is made from iterations 0 and 1, and --from-iteration 2 makes it from that");
+    let (cut, shown) = made(&["--from-iteration", "2"]);
+    assert_eq!(shown["cut"], cut["cut"]);
+    assert!(cut["peak_bytes"].as_u64().unwrap() >= live);
+    says(&cut, "as far as it goes");
+    // The first is whole, and better than half of the second.
+    cut_in(1);
+    let (whole, _) = made(&[]);
+    assert_eq!((whole["iteration"].as_u64(), whole["cut"]["iteration"].as_u64()), (Some(0), Some(1)));
+    says(&whole, "the plan is made from iteration 0");
+    let (cut, _) = made(&["--from-iteration", "1"]);
+    let requests = cut["cut"]["requests"].as_u64().unwrap();
+    let said = String::from_utf8(run(&["plan", "show", text(&plan)]).stdout).unwrap();
+    assert!(said.contains(&format!("\niteration 1 was cut after {requests} requests, with ")), "{said:.300}");
+    // A whole trace says nothing.
+    assert!(run_json(&["plan", text(&csv), "--json"])["cut"].is_null());
 }
 
 #[test]

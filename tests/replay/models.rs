@@ -8,7 +8,7 @@ use stitchd::driver::cost_table::CostTable;
 use stitchd::replay::models::caching::{CachingAllocator, Conf, Version};
 use stitchd::replay::models::gmlake::{Gmlake, GmlakeOptions, GmlakeRules, GmlakeStates};
 use stitchd::replay::script::Script;
-use stitchd::replay::{Run, Watch, repeat, run};
+use stitchd::replay::{Perturbation, Run, Watch, repeat, run};
 use stitchd::trace::Trace;
 use stitchd::units::Bytes;
 
@@ -44,7 +44,7 @@ fn a_disturbed_job_needs_about_what_it_needed() {
         let trace = trace(name);
         let before = Script::of(&trace, 0);
         for (seed, from) in [(1, 0), (2, 0), (3, 0), (3, 2)] {
-            let disturbed = stitchd::replay::perturb(&trace, seed, from);
+            let disturbed = stitchd::replay::perturb(&trace, &Perturbation::of_seed(seed), from);
             let after = Script::of(&disturbed, 0);
             let share = after.peak_live.get() as f64 / before.peak_live.get() as f64;
             println!("{name}, seed {seed} from {from}: {share:.3} of the peak before");

@@ -23,7 +23,7 @@ use crate::plan::{Plan, PlanError};
 use crate::replay::models::caching::{Conf, Version};
 use crate::replay::models::gmlake::GmlakeOptions;
 use crate::replay::script::Script;
-use crate::replay::{Job, Least, PoolName, PoolRun, Record, Setup, Watch};
+use crate::replay::{Job, Least, Perturbation, PoolName, PoolRun, Record, Setup, Watch};
 use crate::replay::{lacks, min_capacity, perturb, recorded, repeat, replay};
 use crate::runtime::RuntimeConfig;
 use crate::trace::Trace;
@@ -59,9 +59,9 @@ pub(super) struct ReplayArgs {
     /// Append the last iteration so many times
     #[arg(long, value_name = "K", default_value_t = 0)]
     repeat: u32,
-    /// Disturb the iterations that no plan was made from (all, without one): 1 % of requests dropped, inserted, swapped or resized, one micro-batch more, an evaluation between
-    #[arg(long, value_name = "SEED", allow_negative_numbers = true)]
-    perturb: Option<u64>,
+    /// Disturb the iterations that no plan was made from (all, without one): 1 % of requests dropped, inserted, swapped or resized, and in the one in the middle one-more micro-batch, and an evaluation before it; or these kinds alone, and one-less; with once, requests in the middle one only
+    #[arg(long, value_name = "SEED[:KIND,...]", allow_negative_numbers = true)]
+    perturb: Option<Perturbation>,
     /// Turn parts of stitchd's pools off, to see what they are worth: plan, reuse, stitch
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     disable: Vec<String>,
@@ -155,8 +155,8 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
     let recorded = recorded(&profile, device, &imported.reserved).filter(|_| is_as_recorded);
     work.is("preparing the trace");
     let trace = prepared(args, &profile, plan.as_ref())?;
-    if args.perturb.is_some() {
-        notes.extend(lacks(&profile).map(str::to_owned));
+    if let Some(how) = &args.perturb {
+        notes.extend(lacks(&profile, how).map(str::to_owned));
     }
     let trace = trace.as_ref().unwrap_or(&profile);
     let script = Script::of(trace, device);
@@ -396,7 +396,7 @@ fn prepared(args: &ReplayArgs, trace: &Trace, plan: Option<&Plan>) -> std::resul
         }
         prepared = Some(repeat(trace, args.repeat));
     }
-    if let Some(seed) = args.perturb {
+    if let Some(how) = &args.perturb {
         let trace = prepared.as_ref().unwrap_or(trace);
         // What a plan was made from stays as it was when it was made.
         let first = plan.map_or(0, |plan| plan.provenance.iteration.saturating_add(1));
@@ -407,7 +407,7 @@ fn prepared(args: &ReplayArgs, trace: &Trace, plan: Option<&Plan>) -> std::resul
             );
             return Err(Failure::Usage(text));
         }
-        prepared = Some(perturb(trace, seed, first));
+        prepared = Some(perturb(trace, how, first));
     }
     Ok(prepared)
 }

@@ -135,6 +135,7 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
             "refused": auto.refused,
             "from_iteration": auto.from_iteration,
         })),
+        "deviations_per_iteration": run.deviations,
         "overlapped_bytes": run.more.overlapped.get(),
         "ns_per_operation": result.ns_per_operation,
     });

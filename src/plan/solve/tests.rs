@@ -99,6 +99,53 @@ fn first_fit_takes_the_lowest_free_offset() {
     }
 }
 
+/// The same in less time: whatever is in the way, from the bottom up.
+fn swept_first_fit(buffers: &[&Buffer], order: Order) -> Vec<u64> {
+    let mut offsets = vec![0; buffers.len()];
+    let mut placed: Vec<usize> = Vec::new();
+    for at in order.sorted(buffers) {
+        let others = placed.iter().copied().filter(|other| live_together(buffers[at], buffers[*other]));
+        let mut others: Vec<_> =
+            others.map(|other| (offsets[other], offsets[other] + buffers[other].len.get())).collect();
+        others.sort_unstable();
+        let len = buffers[at].len.get();
+        let mut offset = 0;
+        for (start, end) in others {
+            if start >= offset + len {
+                break;
+            }
+            offset = end.max(offset);
+        }
+        offsets[at] = offset;
+        placed.push(at);
+    }
+    offsets
+}
+
+/// Lives of one tick and of all of them, so that every level of the tree is covered, touched and cut.
+#[test]
+fn first_fit_takes_the_lowest_free_offset_in_problems_of_many_sections() {
+    const TICKS: u64 = 6000;
+    for seed in 0..6 {
+        let mut rng = Rng::new(seed);
+        let mut problem = random_problem(&mut rng, 700 + 90 * seed as usize);
+        for buffer in &mut problem.buffers {
+            let start = rng.below(TICKS);
+            let most = 1 << rng.below(14);
+            let len = 1 + rng.below(most);
+            buffer.lifetime = Lifetime::new(start, (start + len).min(TICKS));
+            buffer.again = rng.chance(100).then(|| Lifetime::new(TICKS, TICKS + 1 + rng.below(50)));
+        }
+        let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
+        let one_pass = OnePass::of(&buffers);
+        for order in ORDERS {
+            let mut effort = Effort { steps: u64::MAX, top: u64::MAX, placed: 0 };
+            let placed = first_fit::place(&buffers, &one_pass, order, &mut effort);
+            assert_eq!(placed, Ok(swept_first_fit(&buffers, order)), "seed {seed}, {order:?}");
+        }
+    }
+}
+
 #[test]
 fn best_fit_takes_the_smallest_extent_that_is_large_enough() {
     let life = Lifetime::new;

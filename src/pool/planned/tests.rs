@@ -44,6 +44,7 @@ fn plan(entries: &[(u64, u64)], cycle_start: usize) -> Plan {
         dynamic: Vec::new(),
         dynamic_cycle_start: 0,
         provenance: Provenance::default(),
+        ..Plan::default()
     }
 }
 

@@ -3,7 +3,7 @@
 //! Invariant: each block counts from the beginning of the recording, so that the last one that can be read says it all.
 
 use crate::limits;
-use crate::trace::Flaw;
+use crate::trace::{Ending, Flaw};
 use crate::units::{Bytes, counted};
 
 /// What there is to say.
@@ -87,6 +87,12 @@ impl Remarks {
             _ => return Err(wrong),
         }
         Ok(())
+    }
+
+    /// What it says of its end.
+    pub fn ending(&self) -> Ending {
+        let refused = Some(self.refused_largest).filter(|_| self.refused > 0);
+        Ending { refused, is_cut: self.cut.is_some() || self.stopped.is_some() }
     }
 
     /// A sentence for each.

@@ -15,7 +15,7 @@ use std::path::Path;
 use super::builder::{Builder, RuleError};
 use super::period::{self, Numbering};
 use super::unpack::{Growth, Unpacked};
-use super::{Event, Trace, TraceError, binary, csv};
+use super::{Cut, Ending, Event, Trace, TraceError, binary, csv};
 use crate::units::Bytes;
 
 /// What came out of a file.
@@ -31,12 +31,19 @@ pub struct Imported {
     pub settings: Option<snapshot::AllocatorSettings>,
     /// The file is one iteration by what it is, and whatever repeats in it is a part of that: nobody should number it.
     pub is_one_iteration: bool,
+    /// What the file says of its end.
+    pub ending: Ending,
 }
 
 impl Imported {
     /// Numbers the iterations of the trace, if the file does not and has any.
     pub fn number(&mut self) -> Numbering {
         if self.is_one_iteration { Numbering::None } else { period::number(&mut self.trace) }
+    }
+
+    /// Where the last iteration is cut, once iterations are numbered.
+    pub fn cut(&self) -> Option<Cut> {
+        self.trace.cut(self.ending)
     }
 }
 
@@ -75,7 +82,7 @@ pub fn read(bytes: impl Read) -> Result<Imported, TraceError> {
     if head.starts_with(binary::MAGIC) {
         unpacked.hold_to(Growth::CODES);
         let binary::Recorded { trace, remarks } = binary::read_recorded(unpacked)?;
-        return Ok(Imported { trace, notes: remarks.sentences(), ..Imported::default() });
+        return Ok(Imported { trace, notes: remarks.sentences(), ending: remarks.ending(), ..Imported::default() });
     }
     if pickle::Pickle::begins_with(head) {
         unpacked.hold_to(Growth::PICKLE);

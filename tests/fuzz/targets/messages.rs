@@ -8,7 +8,7 @@ use stitchd::ids::{ChunkId, DeviceUuid, PlanId};
 use stitchd::ladder::{Ladder, Shape};
 use stitchd::limits;
 use stitchd::units::Bytes;
-use stitchd::wire::convert::{self, WantedChunks};
+use stitchd::wire::convert::{self, WantedChunks, WantedPlans};
 use stitchd::wire::fd_channel::{ChannelError, FdChannel};
 use stitchd::wire::v1::{self, client_frame, daemon_frame};
 
@@ -88,7 +88,7 @@ pub(crate) fn daemon_packet(bytes: &[u8]) {
 /// Any message of gRPC: the first byte says which.
 pub(crate) fn grpc(bytes: &[u8]) {
     let Some((which, bytes)) = bytes.split_first() else { return };
-    match which % 8 {
+    match which % 10 {
         0 => {
             let Some(open) = decoded::<v1::OpenRequest>(bytes) else { return };
             name(&open.name);
@@ -128,12 +128,27 @@ pub(crate) fn grpc(bytes: &[u8]) {
             let Some(reserve) = decoded::<v1::ReservePlanRequest>(bytes) else { return };
             uuid(&reserve.device_uuid);
         }
+        7 => {
+            let Some(get) = decoded::<v1::GetPlanRequest>(bytes) else { return };
+            get.job.into_iter().for_each(plan_for);
+        }
+        8 => {
+            let Some(list) = decoded::<v1::ListPlansRequest>(bytes) else { return };
+            list.job.into_iter().for_each(plan_for);
+        }
         _ => {
             decoded::<v1::StatusReply>(bytes);
             decoded::<v1::ListPlansReply>(bytes);
+            decoded::<v1::GetPlanReply>(bytes);
             decoded::<v1::Notice>(bytes);
         }
     }
+}
+
+fn plan_for(job: v1::PlanFor) {
+    let Ok(wanted) = WantedPlans::try_from(job) else { return };
+    assert_eq!(v1::PlanFor::from(wanted), job);
+    assert!(wanted.rank.is_none_or(|rank| rank < wanted.world_size.unwrap_or(limits::WORLD_SIZE_MAX)));
 }
 
 fn decoded<M: Message + Default>(bytes: &[u8]) -> Option<M> {
@@ -219,6 +234,9 @@ pub(crate) fn grpc_seeds() -> Vec<Vec<u8>> {
     let release = v1::ReleaseRequest { session_id: 1, secret: vec![1; 16], chunk_ids: vec![1, 2] };
     let put = v1::PutPlanRequest { plan: super::plan::seeds().remove(0), name: "job".into() };
     let reserve = v1::ReservePlanRequest { plan_id: 1, device_uuid: vec![5; 16], wait_ms: 0 };
+    let job = Some(v1::PlanFor { fingerprint: Some(0x1234), rank: Some(3), world_size: Some(8) });
+    let get = v1::GetPlanRequest { plan_id: 0, job };
+    let list = v1::ListPlansRequest { job: Some(v1::PlanFor { world_size: Some(8), ..v1::PlanFor::default() }) };
     let session = v1::SessionStatus { counters: [("live_bytes".to_owned(), 7)].into(), ..v1::SessionStatus::default() };
     let status = v1::StatusReply {
         devices: vec![v1::DeviceStatus { device: Some(device), ..v1::DeviceStatus::default() }],
@@ -233,6 +251,8 @@ pub(crate) fn grpc_seeds() -> Vec<Vec<u8>> {
         release.encode_to_vec(),
         put.encode_to_vec(),
         reserve.encode_to_vec(),
+        get.encode_to_vec(),
+        list.encode_to_vec(),
         status.encode_to_vec(),
     ];
     (0..).zip(bodies).map(|(which, body)| [vec![which], body].concat()).collect()

@@ -1,10 +1,12 @@
 //! Plan files. Few changes survive their checksum, so the body of an input is also read with the header and the checksum that it should have.
 
 use stitchd::ids::StreamId;
-use stitchd::plan::{DynamicEntry, Entry, Expiries, Plan, Provenance, ReuseSpaces, format, span_of};
+use stitchd::plan::{
+    DynamicEntry, Entry, Expiries, Fingerprint, Job, Plan, Position, Provenance, ReuseSpaces, format, span_of,
+};
 use stitchd::pool::Request;
 use stitchd::pool::planned::{PlannedPool, Served};
-use stitchd::trace::ContextKey;
+use stitchd::trace::{ContextKey, Cut};
 use stitchd::units::{Bytes, DeviceAddress, Lifetime, PlanOffset, Span};
 
 /// Behind the name, the version and the length.
@@ -100,8 +102,14 @@ fn varies(before: u32, interval: Option<Lifetime>) -> DynamicEntry {
 }
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
-    let provenance =
-        Provenance { iteration: 1, solver: "by hand".into(), lower_bound: Bytes::new(2048), ..Provenance::default() };
+    let cut = Some(Cut { iteration: 1, events: 9, requests: 3, live: Bytes::mib(7) });
+    let provenance = Provenance {
+        iteration: 1,
+        solver: "by hand".into(),
+        lower_bound: Bytes::new(2048),
+        cut,
+        ..Provenance::default()
+    };
     let two_streams = [entry(0, 0, 0, Lifetime::new(0, 9)), entry(1000, 512, 5, Lifetime::new(1, 3))];
     let mut again = entry(512, 1536, 0, Lifetime::new(2, 5));
     again.again = Some(Lifetime::new(7, 9));
@@ -115,12 +123,13 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             cycle_start: 2,
             dynamic: vec![varies(1, Some(Lifetime::new(0, 1))), varies(3, None), varies(4, Some(Lifetime::new(8, 9)))],
             dynamic_cycle_start: 1,
+            job: Job { fingerprint: Fingerprint(0x1234_5678_9abc), position: Position::new(200, 256) },
             provenance: provenance.clone(),
         },
         Plan { pool_len: Bytes::gib(1), ..Plan::default() },
         Plan { pool_len: Bytes::MAX, entries: far, cycle_start: 1, provenance, ..Plan::default() },
     ];
     let mut seeds: Vec<_> = plans.iter().map(format::write).collect();
-    seeds.extend([b"STPLAN".to_vec(), b"STPLAN\x03\x00".to_vec()]);
+    seeds.extend([b"STPLAN".to_vec(), b"STPLAN\x04\x00".to_vec()]);
     seeds
 }

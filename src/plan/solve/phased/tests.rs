@@ -348,7 +348,8 @@ mod shared_traces {
         for (name, most) in most {
             let trace = trace(name);
             // Whatever a plan is made by, it is validated when it is made.
-            let plan = Plan::from_trace_with(&trace, 1, Solver::Phased(Transients::Alone)).unwrap();
+            let problem = Problem::from_trace(&trace, 1).unwrap();
+            let plan = Plan::of(&trace, &problem, Some(Solver::Phased(Transients::Alone))).unwrap();
             assert!(plan.gap() * 10_000.0 <= f64::from(most), "{name}: {:.2} %", plan.gap() * 100.0);
             // To the letter what lives for a moment is packed side by side, and takes half as much again and more.
             let problem = Problem::from_trace(&trace, 1).unwrap();

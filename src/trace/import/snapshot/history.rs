@@ -17,7 +17,7 @@ use super::reserved::Curves;
 use crate::ids::StreamId;
 use crate::trace::builder::Builder;
 use crate::trace::import::Imported;
-use crate::trace::{Context, Event, EventKind, Phase};
+use crate::trace::{Context, Ending, Event, EventKind, Phase};
 use crate::units::{Bytes, Tick};
 
 /// What `fields` say happened.
@@ -368,7 +368,16 @@ impl<'f> History<'f> {
         let (reserved, incomplete) = self.curves.finish(before);
         let notes = super::notes::all(self.fields, &self.findings, &incomplete);
         let trace = written.builder.finish().unwrap_or_default();
-        Ok(Imported { trace, notes, reserved, settings: self.fields.settings.clone(), ..Imported::default() })
+        let refused = self.findings.refused.last().map(|(bytes, _)| *bytes);
+        let settings = self.fields.settings.clone();
+        Ok(Imported {
+            trace,
+            notes,
+            reserved,
+            settings,
+            ending: Ending { refused, is_cut: false },
+            ..Imported::default()
+        })
     }
 }
 

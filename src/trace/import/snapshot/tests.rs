@@ -2,7 +2,7 @@
 
 use super::super::written::{Node, annotation, entry, pickle, segment, snapshot};
 use super::*;
-use crate::trace::{Event, EventKind, Phase};
+use crate::trace::{Cut, Ending, Event, EventKind, Phase};
 
 const BASE: u64 = 0x7f00_0000_0000;
 const LIVE: &str = "active_allocated";
@@ -269,6 +269,9 @@ fn entries_that_are_no_allocations_are_named_or_passed_by() {
     // What was refused counts as what the job needs, and not as what it has.
     let summary = imported.trace.summary();
     assert_eq!((summary.peak_live.get(), summary.persistent.get()), ((2 << 30) + 10, 10));
+    assert_eq!(imported.ending, Ending { refused: Some(Bytes::gib(2)), is_cut: false });
+    let cut = Cut { iteration: 0, events: 3, requests: 2, live: Bytes::new(10) };
+    assert_eq!(imported.cut(), Some(cut), "the second time it ran out");
     notes_begin(
         &imported,
         &[
