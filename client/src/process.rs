@@ -10,7 +10,7 @@ use stitchd::clock::{Clock, SystemClock};
 use stitchd::error::chain;
 use stitchd::plan::format;
 use stitchd::runtime::{Runtime, RuntimeConfig};
-use stitchd::session::auto::PlannerThread;
+use stitchd::session::auto::{DaemonShelf, PlannerThread};
 use stitchd::session::locate::{self, Environment};
 use stitchd::session::recording::{FileRecording, Recording};
 use stitchd::session::{Session, SessionConfig, exit, fork};
@@ -108,7 +108,9 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
     let runtime = slot.get_or_init(|| runtime);
     if let Some(planner) = planner {
         // Without one more thread there are no plans, and the job goes on.
-        lock(&PLANNERS).extend(PlannerThread::begin(planner, runtime));
+        let environment = Environment::read();
+        let shelf = DaemonShelf::new(session, environment.position(), name());
+        lock(&PLANNERS).extend(PlannerThread::begin(planner, runtime, shelf));
     }
     Ok(runtime)
 }

@@ -17,11 +17,33 @@ mod deviations;
 mod recorded;
 
 use crate::error::chain;
-use crate::plan::{Plan, PlanError};
+use crate::plan::{Fingerprint, Plan, PlanError};
 use crate::runtime::{Counter, PlanInstallError, Runtime};
+use crate::trace::Trace;
 use crate::units::Bytes;
 use deviations::Deviations;
 use recorded::{Ended, Recorded};
+
+/// Where plans of earlier runs of a job are, and where those of this one go.
+pub trait Shelf {
+    /// A plan for the job that does this first.
+    fn find(&self, job: Fingerprint) -> Option<Plan>;
+
+    /// Keeps a plan for the next run.
+    fn keep(&self, plan: &Plan);
+}
+
+/// There is none, and nothing is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct NoShelf;
+
+impl Shelf for NoShelf {
+    fn find(&self, _: Fingerprint) -> Option<Plan> {
+        None
+    }
+
+    fn keep(&self, _: &Plan) {}
+}
 
 /// Makes plans for one runtime.
 #[derive(Debug)]
@@ -35,6 +57,8 @@ pub struct AutoPlanner {
     begins_at: Bytes,
     /// The last plan is of what repeats, and not of what is marked.
     is_unmarked: bool,
+    /// What the job did first, once that is known.
+    fingerprint: Option<Fingerprint>,
 }
 
 #[derive(Debug)]
@@ -84,24 +108,31 @@ impl AutoPlanner {
     /// Begins to record what `runtime` does, which has done nothing yet.
     pub fn begin(runtime: &Runtime) -> AutoPlanner {
         let stage = Stage::Recording(Box::new(Recorded::begin(runtime, false)));
-        AutoPlanner { stage, made: 0, torn: 0, begins_at: Bytes::ZERO, is_unmarked: false }
+        AutoPlanner { stage, made: 0, torn: 0, begins_at: Bytes::ZERO, is_unmarked: false, fingerprint: None }
     }
 
     /// Goes on as far as it can. To be called many times a second while it [is recording](AutoPlanner::is_recording), and some times a second after that.
-    pub fn look(&mut self, runtime: &Runtime) {
+    pub fn look(&mut self, runtime: &Runtime, shelf: &impl Shelf) {
         let stage = std::mem::replace(&mut self.stage, Stage::Over(Over::TooFast));
-        self.stage = self.go_on(stage, runtime).unwrap_or_else(|over| {
+        self.stage = self.go_on(stage, runtime, shelf).unwrap_or_else(|over| {
             tracing::debug!(why = %chain(&over), "no more plans are made for this job");
             Stage::Over(over)
         });
     }
 
-    fn go_on(&mut self, stage: Stage, runtime: &Runtime) -> Result<Stage, Over> {
+    fn go_on(&mut self, stage: Stage, runtime: &Runtime, shelf: &impl Shelf) -> Result<Stage, Over> {
         Ok(match stage {
-            Stage::Recording(mut recorded) => match recorded.look() {
-                None => Stage::Recording(recorded),
-                Some(ended) => self.plan(*recorded, ended, runtime)?,
-            },
+            Stage::Recording(mut recorded) => {
+                let ended = recorded.look();
+                if let Some(known) = self.find(&recorded, shelf) {
+                    let trace = recorded.end(runtime);
+                    return self.offer_known(known, &trace, runtime);
+                }
+                match ended {
+                    None => Stage::Recording(recorded),
+                    Some(ended) => self.plan(*recorded, ended, runtime, shelf)?,
+                }
+            }
             Stage::Offered(offered) => self.wait(offered, runtime)?,
             Stage::Following(mut deviations) => {
                 // Whoever marks iterations knows better what they are.
@@ -115,8 +146,29 @@ impl AutoPlanner {
         })
     }
 
+    /// The plan of an earlier run of this job, looked for once: when its first iteration is over.
+    fn find(&mut self, recorded: &Recorded, shelf: &impl Shelf) -> Option<Plan> {
+        if self.fingerprint.is_some() || !recorded.has_first_iteration() {
+            return None;
+        }
+        let fingerprint = Fingerprint::of(recorded.trace());
+        self.fingerprint = Some(fingerprint);
+        // What such a job allocates once is there already, and a plan that has it would take the memory a second time.
+        shelf.find(fingerprint).filter(|plan| plan.cycle_start == 0)
+    }
+
+    fn offer_known(&mut self, plan: Plan, first: &Trace, runtime: &Runtime) -> Result<Stage, Over> {
+        self.begins_at = recorded::live_before(first, 1);
+        self.offer_first(plan, runtime)
+    }
+
+    fn offer_first(&self, plan: Plan, runtime: &Runtime) -> Result<Stage, Over> {
+        let installed_before = runtime.counters().get(Counter::PlansInstalled);
+        self.offer(Box::new(Offered { plan, installed_before, tries: 0 }), runtime)
+    }
+
     /// The recording is a whole, or never will be: makes a plan of it and offers that.
-    fn plan(&mut self, recorded: Recorded, ended: Ended, runtime: &Runtime) -> Result<Stage, Over> {
+    fn plan(&mut self, recorded: Recorded, ended: Ended, runtime: &Runtime, shelf: &impl Shelf) -> Result<Stage, Over> {
         let is_later = recorded.is_later();
         let trace = recorded.end(runtime);
         let is_unmarked = matches!(ended, Ended::Repeats(_));
@@ -132,13 +184,16 @@ impl AutoPlanner {
         };
         self.torn = 0;
         self.is_unmarked = is_unmarked;
-        let plan = Plan::of_cycle(&trace, iteration)?;
+        let mut plan = Plan::of_cycle(&trace, iteration)?;
         self.made += 1;
+        if let Some(fingerprint) = self.fingerprint {
+            plan.job.fingerprint = fingerprint;
+            shelf.keep(&plan);
+        }
         if !is_later {
             self.begins_at = recorded::live_before(&trace, iteration);
         }
-        let offered = Offered { plan, installed_before: runtime.counters().get(Counter::PlansInstalled), tries: 0 };
-        self.offer(Box::new(offered), runtime)
+        self.offer_first(plan, runtime)
     }
 
     fn offer(&self, mut offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {

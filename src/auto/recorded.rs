@@ -60,13 +60,23 @@ impl Recorded {
         self.is_later
     }
 
+    /// What there is so far.
+    pub(super) fn trace(&self) -> &Trace {
+        self.recorder.sink().trace()
+    }
+
+    /// It has the first iteration of the job from its beginning to its mark.
+    pub(super) fn has_first_iteration(&self) -> bool {
+        !self.is_later && self.marks > 0
+    }
+
     /// Takes what has come, and says whether that is all that is wanted.
     pub(super) fn look(&mut self) -> Option<Ended> {
         let goes_on = self.recorder.drain(limits::RECORD_AHEAD_MAX).goes_on;
         if self.recorder.remarks().dropped > 0 {
             return Some(Ended::Torn);
         }
-        let events = &self.recorder.sink().trace().events;
+        let events = &self.trace().events;
         let marks = events[self.seen..].iter().filter(|event| event.kind == EventKind::Mark).count();
         self.marks += marks as u32;
         self.seen = events.len();
@@ -85,7 +95,7 @@ impl Recorded {
     /// What repeats, if that is there as often as is wanted.
     fn search(&mut self) -> Option<Period> {
         self.searched = self.seen;
-        let period = period::find_job(self.recorder.sink().trace())?;
+        let period = period::find_job(self.trace())?;
         (period.starts.len() > WHOLE as usize).then_some(period)
     }
 

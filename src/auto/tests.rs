@@ -1,5 +1,7 @@
 //! A job over a simulated device, and somebody who looks after its plans.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::*;
@@ -16,9 +18,26 @@ use crate::units::DeviceAddress;
 
 const STREAM: StreamId = StreamId(0);
 
+/// One plan, and how often it was asked for.
+#[derive(Debug, Default)]
+struct OneShelf(RefCell<(Option<Plan>, Vec<Fingerprint>)>);
+
+impl Shelf for OneShelf {
+    fn find(&self, job: Fingerprint) -> Option<Plan> {
+        let (plan, asked) = &mut *self.0.borrow_mut();
+        asked.push(job);
+        plan.clone().filter(|plan| plan.job.fingerprint == job)
+    }
+
+    fn keep(&self, plan: &Plan) {
+        self.0.borrow_mut().0 = Some(plan.clone());
+    }
+}
+
 struct Job {
     runtime: Runtime,
     planner: AutoPlanner,
+    shelf: Rc<OneShelf>,
     has_marks: bool,
     /// Kept for good, and by the iteration to the next.
     weights: Vec<DeviceAddress>,
@@ -27,6 +46,10 @@ struct Job {
 
 impl Job {
     fn new(has_marks: bool) -> Job {
+        Job::beside(has_marks, Rc::default())
+    }
+
+    fn beside(has_marks: bool, shelf: Rc<OneShelf>) -> Job {
         let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::gib(8)])));
         let device = Device::open(sim, DeviceId(0)).unwrap();
         let store = Arc::new(Store::new(vec![Arc::clone(&device)]));
@@ -34,7 +57,7 @@ impl Job {
         let clock = Arc::new(ManualClock::default());
         let runtime = Runtime::new(device, source, clock, RuntimeConfig::default(), Counters::private());
         let planner = AutoPlanner::begin(&runtime);
-        let mut job = Job { runtime, planner, has_marks, weights: Vec::new(), carried: Vec::new() };
+        let mut job = Job { runtime, planner, shelf, has_marks, weights: Vec::new(), carried: Vec::new() };
         job.weights = (0..40).map(|n| job.alloc(3 << 20 | n << 12)).collect();
         job
     }
@@ -42,7 +65,7 @@ impl Job {
     fn alloc(&mut self, bytes: u64) -> DeviceAddress {
         let address = self.runtime.alloc(&Request { stream: STREAM, ..Request::of(Bytes::new(bytes)) }).unwrap();
         if self.has_marks {
-            self.planner.look(&self.runtime);
+            self.planner.look(&self.runtime, &*self.shelf);
         }
         address
     }
@@ -68,7 +91,7 @@ impl Job {
         if self.has_marks {
             self.runtime.mark_iteration();
         }
-        self.planner.look(&self.runtime);
+        self.planner.look(&self.runtime, &*self.shelf);
         self.runtime.invariants().unwrap();
     }
 
@@ -156,8 +179,24 @@ fn where_nothing_repeats_the_job_is_served_as_before_and_it_is_said_why() {
             let address = job.alloc(1 + rng.below(1 << 14));
             job.free(address);
         }
-        job.planner.look(&job.runtime);
+        job.planner.look(&job.runtime, &*job.shelf);
     }
     assert!(matches!(job.planner.over(), Some(Over::NoPeriod(events)) if *events == crate::limits::AUTO_EVENTS_MAX));
     assert_eq!(job.stats().served.planned, 0);
+}
+
+#[test]
+fn a_job_that_ran_before_goes_by_its_plan_from_the_second_iteration_on() {
+    let shelf = Rc::new(OneShelf::default());
+    let run = |layers| {
+        let mut job = Job::beside(true, Rc::clone(&shelf));
+        (0..6).for_each(|_| job.iteration(layers, 1));
+        (job.planner.made(), job.stats())
+    };
+    let (first, second, other) = (run(20), run(20), run(21));
+    assert_eq!((first.0, second.0, other.0), (1, 0, 1));
+    assert_eq!((first.1.served.planned, second.1.served.planned), (3 * 60, 4 * 60));
+    assert_eq!(second.1.planned.deviations(), 0);
+    let asked = &shelf.0.borrow().1;
+    assert!(asked.len() == 3 && asked[0] == asked[1] && asked[1] != asked[2], "{asked:?}");
 }

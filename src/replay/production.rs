@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::allocator::{Allocator, AutoPlans, More, OutOfMemory, Reserved, ServedBytes};
 use super::calls::{CallSum, SHOWN};
 use super::script::Asked;
-use crate::auto::AutoPlanner;
+use crate::auto::{AutoPlanner, NoShelf};
 use crate::clock::{Clock, ManualClock};
 use crate::driver::cost_table::CostTable;
 use crate::driver::layers::metered::{Meter, Metered};
@@ -127,7 +127,7 @@ impl Production {
     /// Does what a thread beside the job would do: looks after its plans.
     fn look(&mut self) {
         if let Some(planner) = &mut self.planner {
-            planner.look(&self.runtime);
+            planner.look(&self.runtime, &NoShelf);
             let count = |counter| self.runtime.counters().get(counter);
             (self.auto.installed, self.auto.refused) = (count(Counter::PlansInstalled), count(Counter::PlansRefused));
         }

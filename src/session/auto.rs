@@ -10,8 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
-use crate::auto::AutoPlanner;
+use crate::auto::{AutoPlanner, Shelf};
+use crate::error::chain;
+use crate::plan::{Fingerprint, Plan, Position};
 use crate::runtime::Runtime;
+use crate::session::Session;
 
 /// The pause between two looks while the job is recorded: a busy one makes a tenth of what a tap has room for in it.
 const PAUSE_RECORDING: Duration = Duration::from_millis(5);
@@ -31,7 +34,11 @@ impl PlannerThread {
     /// # Errors
     ///
     /// What the system says of one more thread.
-    pub fn begin<R>(mut planner: AutoPlanner, runtime: R) -> std::io::Result<PlannerThread>
+    pub fn begin<R>(
+        mut planner: AutoPlanner,
+        runtime: R,
+        shelf: impl Shelf + Send + 'static,
+    ) -> std::io::Result<PlannerThread>
     where
         R: Deref<Target = Runtime> + Send + 'static,
     {
@@ -39,11 +46,44 @@ impl PlannerThread {
         let over = Arc::clone(&is_over);
         let thread = std::thread::Builder::new().name("stitchd-auto".into()).spawn(move || {
             while !over.load(Ordering::Acquire) && planner.over().is_none() {
-                planner.look(&runtime);
+                planner.look(&runtime, &shelf);
                 std::thread::park_timeout(if planner.is_recording() { PAUSE_RECORDING } else { PAUSE });
             }
         })?;
         Ok(PlannerThread { is_over, thread: thread.thread().clone() })
+    }
+}
+
+/// The plans that the daemon stores, as one process of a job finds them.
+#[derive(Debug)]
+pub struct DaemonShelf {
+    session: Arc<Session>,
+    position: Option<Position>,
+    name: String,
+}
+
+impl DaemonShelf {
+    /// Of a process at `position` of its job, which calls its plans so.
+    pub fn new(session: Arc<Session>, position: Option<Position>, name: String) -> DaemonShelf {
+        DaemonShelf { session, position, name }
+    }
+}
+
+impl Shelf for DaemonShelf {
+    fn find(&self, job: Fingerprint) -> Option<Plan> {
+        let found = self.session.plan_for(job, self.position);
+        found.unwrap_or_else(|error| {
+            tracing::debug!(error = %chain(&error), "no plan of an earlier run");
+            None
+        })
+    }
+
+    fn keep(&self, plan: &Plan) {
+        let mut plan = plan.clone();
+        plan.job.position = self.position;
+        if let Err(error) = self.session.put_plan(&plan, &self.name) {
+            tracing::debug!(error = %chain(&error), "the plan is not kept for the next run");
+        }
     }
 }
 
