@@ -145,6 +145,16 @@ size_t stitch_range_manifest(const void *ptr,
  */
 const char *stitch_last_error(void);
 
+/*
+ `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception that Python sees as a RuntimeError, with a text that begins
+ with "CUDA out of memory." (by which training programs know that a smaller batch may help) and goes on with what `stitch_last_error` says.
+
+ NULL is returned for a size of 0, and in a process without PyTorch (libc10.so), where there is nothing to raise; then `stitch_last_error` says why.
+ */
+void *stitch_torch_malloc(size_t size,
+                          int device,
+                          void *stream);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif  // __cplusplus

@@ -19,6 +19,8 @@ use stitchd::units::{Bytes, DeviceAddress};
 
 use crate::process;
 
+pub mod torch;
+
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::new(CString::default());
     static INSIDE: Cell<bool> = const { Cell::new(false) };
