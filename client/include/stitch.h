@@ -59,6 +59,20 @@ typedef struct stitch_piece {
   uint64_t handle;
 } stitch_piece;
 
+/*
+ A pool for what a captured graph replays, or one that a program made: PyTorch's MempoolId_t, which has these two numbers and is passed the same way.
+ */
+typedef struct stitch_torch_pool_id {
+  /*
+   The first number.
+   */
+  uint64_t first;
+  /*
+   The second.
+   */
+  uint64_t second;
+} stitch_torch_pool_id;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -84,6 +98,15 @@ void stitch_free(void *ptr,
                  size_t size,
                  int device,
                  void *stream);
+
+/*
+ `stream` uses the allocation at `ptr`, too: once it is freed its bytes are not reused before `stream` has passed the free. To be called before the free, by whoever queues work on a stream other than the one it
+ was allocated for.
+
+ NULL, and anything that is not a live allocation of this process, changes nothing and is no failure.
+ */
+void stitch_record_stream(const void *ptr,
+                          void *stream);
 
 /*
  This thread goes into a part of its job, until `stitch_context_pop`: what it allocates from now on is from there, for plans and recordings. Contexts lie inside each other, and the innermost counts
@@ -149,11 +172,65 @@ const char *stitch_last_error(void);
  `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception that Python sees as a RuntimeError, with a text that begins
  with "CUDA out of memory." (by which training programs know that a smaller batch may help) and goes on with what `stitch_last_error` says.
 
+ Between `stitch_torch_begin_allocate_to_pool` and its end it allocates in a pool's own memory, as `stitch_malloc` does, too.
+
  NULL is returned for a size of 0, and in a process without PyTorch (libc10.so), where there is nothing to raise; then `stitch_last_error` says why.
  */
 void *stitch_torch_malloc(size_t size,
                           int device,
                           void *stream);
+
+/*
+ For `set_init_fn`: PyTorch begins to use so many devices. Opens nothing: the session with the daemon begins at the first allocation, so a process that allocates nothing has none.
+ */
+void stitch_torch_init(int device_count);
+
+/*
+ For `set_reset_fn`, which `torch.cuda.empty_cache()` calls: waits for what is queued on the devices, and gives all idle memory back to the daemon. Nothing happens while a pool is open (`stitch_torch_begin_allocate_to_pool`):
+ waiting would break a capture.
+ */
+void stitch_torch_reset(void);
+
+/*
+ For `set_memory_fraction_fn`: the process holds at most this part of all memory of the device from now on, also where it has not used it yet. Above that, requests that need more fail, after all that is idle was tried.
+ What it holds already it keeps. 1 is no limit; what is not between 0 and 1 changes nothing, and `stitch_last_error` says so.
+ */
+void stitch_torch_memory_fraction(double fraction,
+                                  int device);
+
+/*
+ For `set_record_stream_fn`: `stitch_record_stream`.
+ */
+void stitch_torch_record_stream(void *ptr, void *stream);
+
+/*
+ For `set_begin_allocate_to_pool`: a capture begins, or a program uses a pool of its own. What is allocated from now on, on streams that `filter` accepts in the thread that asks, comes from memory that serves this pool alone. It stays
+ at its addresses, and what is freed in it is reused in it only, until the pool is released.
+
+ `filter` is a `std::function<bool(cudaStream_t)>` of libstdc++, by value as C++ passes it, which is a pointer; NULL accepts every stream. It is copied. From `stitch_malloc` it is called without a way to raise;
+ from `stitch_torch_malloc` what it raises is passed on.
+
+ While any pool is open nothing of the process waits for the device or asks about events, as a capture would break: frees that wait for other streams (`stitch_record_stream`) wait until the last pool is ended.
+
+ # Safety
+
+ `filter` is NULL or such an object, which lives until this returns; what it refers to lives until the pool is ended.
+ */
+void stitch_torch_begin_allocate_to_pool(int device,
+                                         struct stitch_torch_pool_id pool,
+                                         const void *filter);
+
+/*
+ For `set_end_allocate_to_pool_fn`: what is allocated from now on goes where it went before. A pool that is not open changes nothing, and `stitch_last_error` says so.
+ */
+void stitch_torch_end_allocate_to_pool(int device,
+                                       struct stitch_torch_pool_id pool);
+
+/*
+ For `set_release_pool`: the graph is gone. Once a pool has been released as often as it was begun, and nothing in it is live any more, its memory goes back to the daemon.
+ */
+void stitch_torch_release_pool(int device,
+                               struct stitch_torch_pool_id pool);
 
 #ifdef __cplusplus
 }  // extern "C"

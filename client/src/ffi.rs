@@ -12,13 +12,15 @@ use stitchd::context::{self, Pushed};
 use stitchd::error::chain;
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
-use stitchd::runtime::NotLive;
+use stitchd::runtime::{NotLive, PrivatePoolId};
 use stitchd::session::fork;
 use stitchd::trace::Phase;
 use stitchd::units::{Bytes, DeviceAddress};
 
+use crate::captures;
 use crate::process;
 
+pub(crate) mod filter;
 pub mod torch;
 
 thread_local! {
@@ -36,6 +38,12 @@ static QUIET: Once = Once::new();
 /// Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why.
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    serve(size, device, stream, captures::pool_for(device, stream))
+}
+
+/// Serves a request, from a private pool where one is named. Never unwinds.
+#[inline]
+fn serve(size: usize, device: c_int, stream: *mut c_void, pool: Option<PrivatePoolId>) -> *mut c_void {
     guarded(std::ptr::null_mut(), || {
         if size == 0 {
             return Ok(std::ptr::null_mut());
@@ -48,7 +56,11 @@ pub extern "C" fn stitch_malloc(size: usize, device: c_int, stream: *mut c_void)
             context: here.key,
             is_dynamic: here.is_dynamic,
         };
-        let address = runtime.alloc(&request).map_err(|error| chain(&error))?;
+        let served = match pool {
+            None => runtime.alloc(&request),
+            Some(pool) => runtime.alloc_private(pool, &request),
+        };
+        let address = served.map_err(|error| chain(&error))?;
         Ok(std::ptr::with_exposed_provenance_mut(address.get() as usize))
     })
 }
@@ -64,6 +76,21 @@ pub extern "C" fn stitch_free(ptr: *mut c_void, size: usize, device: c_int, stre
         let Some(runtime) = process::existing(device).filter(|_| !ptr.is_null()) else { return Ok(()) };
         let address = DeviceAddress::new(ptr.expose_provenance() as u64);
         runtime.free(address, StreamId(stream.addr() as u64)).map_err(|error| error.to_string())
+    });
+}
+
+/// `stream` uses the allocation at `ptr`, too: once it is freed its bytes are not reused before `stream` has passed the free. To be called before the free, by whoever queues work on a stream other than the one it
+/// was allocated for.
+///
+/// NULL, and anything that is not a live allocation of this process, changes nothing and is no failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_record_stream(ptr: *const c_void, stream: *mut c_void) {
+    guarded((), || {
+        if !ptr.is_null() {
+            let address = DeviceAddress::new(ptr.expose_provenance() as u64);
+            process::each(|runtime| runtime.record_stream(address, StreamId(stream.addr() as u64)));
+        }
+        Ok(())
     });
 }
 

@@ -2,6 +2,7 @@
 //!
 //! The path of an allocation takes no lock here: a device's runtime is found by one load. Only what has to be set up waits for others that set up the same.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::locate::{self, Environment};
 use stitchd::session::recording::{FileRecording, Recording};
 use stitchd::session::{Session, SessionConfig, exit, fork};
+use stitchd::units::Bytes;
 
 /// Devices that a process can use.
 const DEVICES_MAX: usize = 64;
@@ -21,6 +23,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 static RUNTIMES: [OnceLock<Runtime>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 /// One for each device, so that a device which takes long to set up, or cannot be, keeps nobody from the others.
 static DEVICES: [Mutex<Pause>; DEVICES_MAX] = [const { Mutex::new(Pause::NONE) }; DEVICES_MAX];
+/// The part of each device's memory that the process has set itself as a limit, in bits.
+static FRACTIONS: [AtomicU64; DEVICES_MAX] = [const { AtomicU64::new(1.0_f64.to_bits()) }; DEVICES_MAX];
 /// The session, and the last try to open one: without it there is no device.
 static SESSION: Mutex<(Option<Arc<Session>>, Pause)> = Mutex::new((None, Pause::NONE));
 /// Recordings into files, one for each device, to end when the process does.
@@ -76,6 +80,35 @@ pub(crate) fn existing(device: i32) -> Option<&'static Runtime> {
     usize::try_from(device).ok().and_then(|device| RUNTIMES.get(device)).and_then(OnceLock::get)
 }
 
+/// Does something with every runtime of the process.
+pub(crate) fn each(mut with: impl FnMut(&'static Runtime)) {
+    (0..DEVICES_MAX as i32).filter_map(existing).for_each(&mut with);
+}
+
+/// The most that this process wants to hold on a device, as a part of all that the device has: from now on, and also where it has not used the device yet.
+pub(crate) fn set_fraction(device: i32, fraction: f64) -> Result<(), String> {
+    let slot = usize::try_from(device).ok().and_then(|device| FRACTIONS.get(device));
+    let slot = slot.ok_or_else(|| no_such(device))?;
+    if !(0.0..=1.0).contains(&fraction) {
+        return Err(format!("{fraction} is no fraction of a device's memory"));
+    }
+    slot.store(fraction.to_bits(), Ordering::Release);
+    existing(device).map_or(Ok(()), |runtime| limit(runtime, device as u32))
+}
+
+/// Sets a runtime the limit that the process has set for its device.
+fn limit(runtime: &Runtime, device: u32) -> Result<(), String> {
+    let fraction = f64::from_bits(FRACTIONS[device as usize].load(Ordering::Acquire));
+    if fraction >= 1.0 {
+        runtime.set_limit(None);
+        return Ok(());
+    }
+    let total = runtime.device_total().map_err(|error| chain(&error))?;
+    let most = Bytes::new((total.get() as f64 * fraction) as u64);
+    runtime.set_limit(Some(most));
+    Ok(())
+}
+
 /// An iteration ends on a device, or on all that the process uses.
 pub(crate) fn mark_iteration(device: i32) -> Result<(), String> {
     if device >= DEVICES_MAX as i32 || device < -1 {
@@ -107,6 +140,7 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
 fn make(session: &Arc<Session>, device: u32) -> Result<Runtime, String> {
     let environment = Environment::read();
     let runtime = session.runtime(device, RuntimeConfig::default()).map_err(|error| chain(&error))?;
+    limit(&runtime, device)?;
     if let Some(path) = &environment.plan {
         let path = std::path::Path::new(path);
         let failed = |why: String| format!("STITCHD_PLAN: {}: {why}", path.display());

@@ -147,6 +147,10 @@ impl Runtime {
     /// Waits for everything that is queued on the device, as cudaFree would: then all idle bytes are for any stream. False if the device does not
     /// answer.
     fn wait_for_streams(&self, stream: StreamId) -> bool {
+        // A capture would break.
+        if self.lock().private.is_open() {
+            return false;
+        }
         let synchronize = || self.device.driver().synchronize(self.device.id()).is_ok();
         // Once for the events that frees wait for.
         if !synchronize() {
@@ -235,6 +239,7 @@ impl Runtime {
 
     /// Chunks of at least `len` bytes together, in as many leases as that takes: all of them, or none and why.
     pub(super) fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        self.check_limit(len)?;
         let granule = self.config.granule;
         let most = granule.checked_mul(limits::ACQUIRE_CHUNKS_MAX).unwrap_or(Bytes::LARGEST);
         let (mut chunks, mut left) = (Vec::new(), len);
@@ -254,7 +259,22 @@ impl Runtime {
         Ok(chunks)
     }
 
-    fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {
+    /// Whether the process may hold so much more, by the limit that it has set itself. Threads that grow at the same moment may pass it by what each asks for.
+    pub(super) fn check_limit(&self, more: Bytes) -> Result<(), SourceError> {
+        let (held, limit) = {
+            let pools = self.lock();
+            (pools.held(), pools.limit)
+        };
+        let Some(limit) = limit.filter(|limit| held.checked_add(more).is_none_or(|after| after > *limit)) else {
+            return Ok(());
+        };
+        let message = format!(
+            "{more} more are not asked for: this process has set itself a limit of {limit} on this device, and holds {held}"
+        );
+        Err(SourceError { kind: ErrorKind::OverLimit, message })
+    }
+
+    pub(super) fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {
         let pools = self.lock();
         let live = Bytes::new(self.counters.get(Counter::LiveBytes));
         let stitchable = pools.stitchable();

@@ -72,6 +72,7 @@ impl Pools {
                 slots.filter_map(slot).collect()
             }
             _ if self.packed.len_of(address).is_some() => self.packed.chunks_at(address),
+            _ if self.private.len_of(address).is_some() => self.private.chunks_at(address),
             _ => self.stitching.chunks_at(address),
         };
         let part = |(start, chunk): (DeviceAddress, Arc<Chunk>)| {

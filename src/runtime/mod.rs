@@ -16,6 +16,7 @@ mod grow;
 mod lock;
 mod manifest;
 mod overflow;
+mod private_pools;
 mod source;
 
 use std::collections::BTreeSet;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 pub use counters::{Counter, Counters};
 pub use manifest::{ManifestError, Piece};
+pub use private_pools::{PrivatePoolId, PrivateUse};
 pub use source::{ChunkSource, SourceError, Want};
 
 use crate::clock::Clock;
@@ -42,6 +44,7 @@ use crate::record::Tap;
 use crate::units::{Bytes, DeviceAddress};
 use deferred::Deferred;
 use lock::{Held, Lock};
+use private_pools::PrivatePools;
 
 /// How a runtime behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,9 +92,13 @@ struct Pools {
     packed: PackedPool,
     stitching: StitchingPool,
     small: SmallPool,
+    /// Memory for what captured graphs replay.
+    private: PrivatePools,
     /// Live allocations that other streams use, too.
     recorded: AddressMap<BTreeSet<StreamId>>,
     deferred: Deferred,
+    /// What the process has set itself as the most that it holds here.
+    limit: Option<Bytes>,
     /// Until then the source is not asked for more: it has just refused.
     refused_until: Duration,
     /// Where what happens is recorded, if it is.
@@ -235,6 +242,8 @@ pub struct RuntimeStats {
     pub stitch_use: StitchUse,
     /// What the packed pool holds.
     pub packed_use: PackedUse,
+    /// What private pools hold.
+    pub private_use: PrivateUse,
     /// Requests that failed.
     pub failures: u64,
 }
@@ -274,8 +283,10 @@ impl Runtime {
             packed: PackedPool::new(Arc::clone(&device), config.granule),
             stitching: StitchingPool::new(Arc::clone(&device), config.granule, config.stitch),
             small: SmallPool::default(),
+            private: PrivatePools::default(),
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
+            limit: None,
             refused_until: Duration::ZERO,
             tap: None,
             until_look: OPERATIONS_PER_LOOK,
@@ -291,6 +302,11 @@ impl Runtime {
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// All memory of the device, whoever has it.
+    pub fn device_total(&self) -> Result<Bytes, DriverError> {
+        Ok(self.device.driver().memory(self.device.id())?.total)
     }
 
     /// The counters.
@@ -316,13 +332,17 @@ impl Runtime {
     /// Takes an allocation back that was made on `stream`.
     #[inline]
     pub fn free(&self, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
-        self.pools.with(|pools| {
+        let is_spent = self.pools.with(|pools| {
             self.count_down(pools);
             if pools.recorded.is_empty() && pools.deferred.is_empty() {
                 return self.free_at_once(pools, address, stream);
             }
             self.free_recorded(pools, address, stream)
-        })
+        })?;
+        if is_spent {
+            self.give_back_spent();
+        }
+        Ok(())
     }
 
     /// Another stream uses the allocation, too: its bytes are not reused before that stream has passed the free. Addresses that are not ours are
@@ -331,7 +351,10 @@ impl Runtime {
         let mut pools = self.lock();
         if pools.is_live(address) && !pools.deferred.has(address) {
             pools.recorded.entry(address).or_default().insert(stream);
-            pools.note(|tap| tap.record_stream(address, stream));
+            // What is private is in no recording.
+            if pools.private.len_of(address).is_none() {
+                pools.note(|tap| tap.record_stream(address, stream));
+            }
         }
     }
 
@@ -359,7 +382,8 @@ impl Runtime {
         let id = plan.id();
         let len = plan.pool_len.max(Bytes::new(1));
         let want = Want { len, shape: Shape::Largest, plan: Some(id), wait: self.config.wait };
-        let chunks = self.source.acquire(want).map_err(|source| PlanInstallError::Source { len, source })?;
+        let chunks = self.check_limit(len).and_then(|()| self.source.acquire(want));
+        let chunks = chunks.map_err(|source| PlanInstallError::Source { len, source })?;
         let installed = Mapping::stitch(&chunks).map_err(PlanInstallError::Memory).and_then(|mapping| {
             let pool = PlannedPool::new(plan, mapping.span())?;
             Ok(Installed { pool, mapping, id })
@@ -399,10 +423,18 @@ impl Runtime {
         self.lock().pieces(address).into_iter().skip(1).map(|(span, ..)| span.start()).collect()
     }
 
-    /// Gives idle memory back to the daemon, `wanted` bytes of it or all there is; says how much it was.
+    /// Sets the most that the process wants to hold here, or none. What it holds already it keeps; above it requests fail that need more.
+    pub fn set_limit(&self, limit: Option<Bytes>) {
+        self.lock().limit = limit;
+    }
+
+    /// Gives idle memory back to the daemon, `wanted` bytes of it or all there is; says how much it was. None while a private pool is open: unmapping would break a capture.
     pub fn trim(&self, wanted: Bytes) -> Bytes {
         let chunks = {
             let mut pools = self.lock();
+            if pools.private.is_open() {
+                return Bytes::ZERO;
+            }
             pools.empty_small_slabs();
             let mut chunks = pools.stitching.trim(wanted);
             let found = chunks.iter().map(|chunk| chunk.len()).sum();
@@ -410,7 +442,7 @@ impl Runtime {
             self.note_held(&pools);
             chunks
         };
-        self.give_back(chunks)
+        self.give_back(chunks) + self.give_back_spent()
     }
 
     /// Gives chunks to whoever owns them and says how many bytes that was. Those that may still be visible here stay: nobody else may get them while
@@ -427,8 +459,9 @@ impl Runtime {
     /// Waits for all streams: what was freed while they used it is idle now.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.device.driver().synchronize(self.device.id())?;
-        let mut pools = self.lock();
-        self.finish_deferred(&mut pools);
+        if self.finish_deferred(&mut self.lock()) {
+            self.give_back_spent();
+        }
         Ok(())
     }
 
@@ -458,6 +491,7 @@ impl Runtime {
             stitch: pools.stitching.counts(),
             stitch_use: pools.stitching.usage(),
             packed_use: pools.packed.usage(),
+            private_use: pools.private.usage(),
             failures: count(Counter::Failures),
         }
     }
@@ -470,6 +504,7 @@ impl Runtime {
         }
         pools.packed.invariants()?;
         pools.stitching.invariants()?;
+        pools.private.invariants()?;
         pools.small.invariants()
     }
 
@@ -528,6 +563,7 @@ impl Drop for Runtime {
         }
         chunks.extend(pools.packed.take_all());
         chunks.extend(pools.stitching.take_all());
+        chunks.extend(pools.private.take_all());
         self.give_back(chunks);
     }
 }
@@ -599,7 +635,8 @@ impl Pools {
     fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
         let planned = self.planned.as_ref().and_then(|installed| installed.pool.len_of(address));
         let planned = planned.or_else(|| self.packed.len_of(address));
-        planned.or_else(|| self.stitching.len_of(address)).or_else(|| self.small.len_of(address))
+        let planned = planned.or_else(|| self.stitching.len_of(address)).or_else(|| self.small.len_of(address));
+        planned.or_else(|| self.private.len_of(address))
     }
 
     fn is_live(&self, address: DeviceAddress) -> bool {
@@ -618,12 +655,13 @@ impl Pools {
 
     fn held(&self) -> Bytes {
         let planned = self.planned.as_ref().map_or(Bytes::ZERO, |installed| installed.mapping.span().len());
-        planned + self.packed.held() + self.stitching.held()
+        planned + self.packed.held() + self.stitching.held() + self.private.held()
     }
 
     fn live_allocations(&self) -> u64 {
         let planned = self.planned.as_ref().map_or(0, |installed| installed.pool.live_allocations());
-        planned + self.packed.live_allocations() + self.stitching.live_allocations() + self.small.live_allocations()
+        let small = self.small.live_allocations() + self.private.live_allocations();
+        planned + self.packed.live_allocations() + self.stitching.live_allocations() + small
     }
 }
 

@@ -69,6 +69,10 @@ impl Runtime {
     /// Moves idle chunks to where the packed pool grows, and says whether there were any.
     fn gather(&self, pools: &mut Pools, request: &Request) -> Result<bool, AllocError> {
         let Request { bytes, stream, .. } = *request;
+        // Moving waits for the device, which would break a capture.
+        if pools.private.is_open() {
+            return Ok(false);
+        }
         pools.empty_small_slabs();
         let outside = pools.stitching.idle_bytes().get() / self.config.granule.get();
         let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(outside));

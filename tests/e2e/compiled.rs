@@ -46,14 +46,15 @@ pub(crate) fn compiled(language: Language, source: &str, to: PathBuf, words: &[&
     Some(to)
 }
 
-/// Runs a program that was compiled, with what it needs to find the library and the daemon.
-pub(crate) fn run(program: &Path, daemon: &TestDaemon, words: &[&str], environment: &[(&str, &str)]) -> Output {
+/// A program that was compiled, with what it needs to find the library and the daemon.
+pub(crate) fn command(program: &Path, daemon: &TestDaemon) -> Command {
     let library = client_library().expect("the program was linked to it");
-    Command::new(program)
-        .args(words)
-        .envs(daemon.environment())
-        .env("LD_LIBRARY_PATH", library.parent().unwrap())
-        .envs(environment.iter().copied())
-        .output()
-        .unwrap()
+    let mut command = Command::new(program);
+    command.envs(daemon.environment()).env("LD_LIBRARY_PATH", library.parent().unwrap());
+    command
+}
+
+/// Runs such a program.
+pub(crate) fn run(program: &Path, daemon: &TestDaemon, words: &[&str], environment: &[(&str, &str)]) -> Output {
+    command(program, daemon).args(words).envs(environment.iter().copied()).output().unwrap()
 }

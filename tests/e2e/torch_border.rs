@@ -1,9 +1,11 @@
 //! The part of the C border that PyTorch's pluggable allocator calls, by C++ programs that stand for it.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
+use std::process::Stdio;
 
-use crate::compiled::{Language, compiled, run};
-use crate::support::TestDaemon;
+use crate::compiled::{Language, command, compiled, run};
+use crate::support::{TestDaemon, hear, needs_host};
 
 /// A library that stands for PyTorch's, in the daemon's directory.
 fn standin_c10(daemon: &TestDaemon) -> Option<PathBuf> {
@@ -50,4 +52,23 @@ fn without_pytorch_there_is_null_and_the_last_error() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(lines[..6], ["NULL", "served", "NULL", "NULL", "NULL", "served"]);
     assert!(lines[6].starts_with("last error: out of memory: 1000.0 MiB asked for"), "{}", lines[6]);
+}
+
+#[test]
+fn the_hooks_of_pytorch_do_what_they_are_for() {
+    if needs_host("the program writes with the CPU") {
+        return;
+    }
+    let daemon = TestDaemon::start(64);
+    let target = daemon.path().join("hooks");
+    let Some(program) = compiled(Language::Cpp, "tests/e2e/torch/hooks.cc", target, &[]) else { return };
+    let mut client = command(&program, &daemon).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "caught: no such stream");
+    assert_eq!(hear(&mut lines), "reset");
+    // What was released, and what was idle, is the daemon's again. One allocation in the graph's pool is still live, by plain C.
+    daemon.wait_for_device("leased_bytes", 8 << 20);
+    drop(client.stdin.take());
+    assert_eq!(hear(&mut lines), "fine");
+    assert!(client.wait().unwrap().success());
 }
