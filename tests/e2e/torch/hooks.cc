@@ -104,8 +104,8 @@ int main() {
     fraction(0.5, 0);
     void *refused = stitch_malloc(40 * MIB, 0, DEFAULT);
     check(!refused && std::strstr(stitch_last_error(), "a limit of 32.0 MiB on this device"), "a limit holds");
-    char *less = ask(30 * MIB, DEFAULT);
-    stitch_free(less, 30 * MIB, 0, DEFAULT);
+    char *less = ask(20 * MIB, DEFAULT);
+    stitch_free(less, 20 * MIB, 0, DEFAULT);
     fraction(2.0, 0);
     check(std::strstr(stitch_last_error(), "2 is no fraction"), "what is no fraction is told");
     fraction(1.0, 0);
