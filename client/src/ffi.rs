@@ -20,7 +20,9 @@ use stitchd::units::{Bytes, DeviceAddress};
 use crate::captures;
 use crate::process;
 
+pub mod blocks;
 pub(crate) mod filter;
+pub mod statistics;
 pub mod torch;
 
 thread_local! {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// The files of the border, in the order of the header.
-const SOURCES: [&str; 2] = ["ffi.rs", "ffi/torch.rs"];
+const SOURCES: [&str; 4] = ["ffi.rs", "ffi/statistics.rs", "ffi/blocks.rs", "ffi/torch.rs"];
 
 /// Set this variable to write the header instead.
 const UPDATE: &str = "STITCHD_UPDATE";

@@ -47,6 +47,11 @@ impl Deferred {
         self.forget_spent(driver);
     }
 
+    /// Allocations that were freed and wait.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = DeviceAddress> + '_ {
+        self.waiting.iter().map(|waiting| waiting.address)
+    }
+
     /// The allocation was freed, and waits.
     pub(super) fn has(&self, address: DeviceAddress) -> bool {
         self.waiting.iter().any(|waiting| waiting.address == address)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{AllocError, Counter, Pools, Runtime, SourceError, Want};
+use super::{AllocError, Counter, Pools, Runtime, SourceError, Want, unit_len};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
 use crate::ladder::Shape;
@@ -29,6 +29,7 @@ impl Runtime {
             let mut pools = self.lock();
             self.counters.add(Counter::Failures, 1);
             if matches!(error, AllocError::OutOfMemory { .. }) {
+                pools.marks.note_out_of_memory();
                 pools.note(|tap| tap.refused(request));
             }
         }
@@ -55,7 +56,7 @@ impl Runtime {
 
     fn serve_block(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         self.block(request.bytes, request.stream, |pools, block| {
-            self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes);
+            self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes, block.len);
             pools.note(|tap| tap.alloc(request, block.address));
             block.address
         })
@@ -69,7 +70,8 @@ impl Runtime {
                 pools.stitching.lend(slab.address);
                 pools.small.add_slab(span, request.bytes, request.stream);
                 let address = pools.small.alloc(request.bytes, request.stream)?;
-                self.counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes);
+                let len = unit_len(request.bytes);
+                self.counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes, len);
                 pools.note(|tap| tap.alloc(request, address));
                 Some(address)
             });
@@ -158,6 +160,7 @@ impl Runtime {
         }
         let moment = {
             let mut pools = self.lock();
+            pools.marks.note_retry();
             self.finish_deferred(&mut pools);
             pools.empty_small_slabs();
             pools.stitching.moment()
@@ -231,7 +234,7 @@ impl Runtime {
             drop(chunks);
             return Ok(());
         };
-        self.note_held(&pools);
+        self.note_held(&mut pools);
         drop(pools);
         self.give_back(chunks);
         Err(GrowError::Memory(error))

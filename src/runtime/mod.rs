@@ -10,6 +10,7 @@
 //!   pools under the lock, and the request tries again: another thread may have been faster.
 //! * Counters are written under the lock, one writer each, and read by anybody.
 
+mod blocks;
 mod counters;
 mod deferred;
 mod grow;
@@ -18,21 +19,25 @@ mod manifest;
 mod overflow;
 mod private_pools;
 mod source;
+mod statistics;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use blocks::{Block, BlockState, Candidate, Segment, SegmentPool};
 pub use counters::{Counter, Counters};
 pub use manifest::{ManifestError, Piece};
 pub use private_pools::{PrivatePoolId, PrivateUse};
 pub use source::{ChunkSource, SourceError, Want};
+pub use statistics::MemoryStatistics;
 
 use crate::clock::Clock;
 use crate::driver::DriverError;
 use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
 use crate::ladder::Shape;
+use crate::limits;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::plan::Plan;
 use crate::pool::packed::{PackedPool, PackedUse};
@@ -45,6 +50,7 @@ use crate::units::{Bytes, DeviceAddress};
 use deferred::Deferred;
 use lock::{Held, Lock};
 use private_pools::PrivatePools;
+use statistics::Watermarks;
 
 /// How a runtime behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,6 +109,8 @@ struct Pools {
     refused_until: Duration,
     /// Where what happens is recorded, if it is.
     tap: Option<Tap>,
+    /// What statistics count that no pool does.
+    marks: Watermarks,
     /// Allocations and frees until figures are written that take a walk over all blocks.
     until_look: u32,
 }
@@ -269,6 +277,12 @@ pub struct ServedCounts {
     pub small_bytes: Bytes,
 }
 
+/// What an allocation occupies that is packed in units; one that was served is no longer than addresses are.
+#[inline]
+fn unit_len(bytes: Bytes) -> Bytes {
+    limits::allocation_len(bytes).unwrap_or(bytes)
+}
+
 impl Runtime {
     /// A runtime over `device` that gets its memory from `source` and counts in `counters`.
     pub fn new(
@@ -289,6 +303,7 @@ impl Runtime {
             limit: None,
             refused_until: Duration::ZERO,
             tap: None,
+            marks: Watermarks::default(),
             until_look: OPERATIONS_PER_LOOK,
         };
         Runtime { device, source, clock, config, pools: Lock::new(pools), counters }
@@ -394,7 +409,7 @@ impl Runtime {
                 let mut pools = self.lock();
                 if pools.planned.is_none() {
                     pools.planned = Some(installed);
-                    self.note_held(&pools);
+                    self.note_held(&mut pools);
                     None
                 } else {
                     Some(PlanInstallError::Installed)
@@ -439,7 +454,7 @@ impl Runtime {
             let mut chunks = pools.stitching.trim(wanted);
             let found = chunks.iter().map(|chunk| chunk.len()).sum();
             chunks.extend(pools.packed.trim(wanted.saturating_sub(found)));
-            self.note_held(&pools);
+            self.note_held(&mut pools);
             chunks
         };
         self.give_back(chunks) + self.give_back_spent()
@@ -530,8 +545,9 @@ impl Runtime {
     }
 
     /// Writes to the counters what is held, and in which pieces unless there are so many that this is not the moment.
-    fn note_held(&self, pools: &Pools) {
+    fn note_held(&self, pools: &mut Pools) {
         let held = pools.held();
+        self.note_marks(pools);
         self.counters.set(Counter::HeldBytes, held.get());
         self.counters.raise(Counter::PeakHeldBytes, held.get());
         self.counters
@@ -591,29 +607,31 @@ impl Pools {
                     None => return None,
                 },
             };
-            counters.served(requests, bytes, request.bytes);
+            counters.served(requests, bytes, request.bytes, unit_len(request.bytes));
             return Some(address);
         }
-        let (address, requests, bytes) = if SmallPool::serves(request.bytes) {
+        if SmallPool::serves(request.bytes) {
             let address = self.small.alloc(request.bytes, request.stream)?;
-            (address, Counter::RequestsSmall, Counter::BytesSmall)
-        } else {
-            let served = self.stitching.alloc(request.bytes, request.stream)?;
-            (served.address, Counter::RequestsStitching, Counter::BytesStitching)
-        };
-        counters.served(requests, bytes, request.bytes);
-        Some(address)
+            let len = unit_len(request.bytes);
+            counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes, len);
+            return Some(address);
+        }
+        let served = self.stitching.alloc(request.bytes, request.stream)?;
+        counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes, served.len);
+        Some(served.address)
     }
 
     #[inline]
     fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: Counters) -> Result<(), NotLive> {
         let planned = self.planned.as_mut().and_then(|installed| installed.pool.free(address));
-        let planned = planned.or_else(|| self.packed.free(address));
-        let bytes = match planned.or_else(|| self.stitching.free(address, stream)) {
-            Some(bytes) => bytes,
-            None => self.free_small(address, stream).ok_or(NotLive(address))?,
-        };
-        counters.freed(bytes);
+        if let Some(bytes) = planned.or_else(|| self.packed.free(address)) {
+            counters.freed(bytes, unit_len(bytes));
+        } else if let Some(bytes) = self.stitching.free(address, stream) {
+            counters.freed(bytes, self.stitching.block_len(bytes).unwrap_or(bytes));
+        } else {
+            let bytes = self.free_small(address, stream).ok_or(NotLive(address))?;
+            counters.freed(bytes, unit_len(bytes));
+        }
         Ok(())
     }
 

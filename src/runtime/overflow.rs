@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::grow::{REFUSAL_HOLDS, ROUNDS_MAX};
-use super::{AllocError, Counter, Pools, Runtime};
+use super::{AllocError, Counter, Pools, Runtime, unit_len};
 use crate::memory::{Chunk, MemoryError};
 use crate::pool::Request;
 use crate::pool::packed::Prefer;
@@ -60,7 +60,8 @@ impl Runtime {
 
     pub(super) fn alloc_packed(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
         let address = pools.packed.alloc(request.bytes, request.stream)?;
-        self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes);
+        let len = unit_len(request.bytes);
+        self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes, len);
         pools.note(|tap| tap.alloc(request, address));
         self.note_held(pools);
         Some(address)

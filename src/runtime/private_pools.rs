@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::grow::ROUNDS_MAX;
-use super::{AllocError, Counter, NotLive, Pools, Runtime, SourceError};
+use super::{AllocError, Counter, NotLive, Pools, Runtime, SourceError, unit_len};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
 use crate::memory::{Chunk, Device};
-use crate::pool::Request;
 use crate::pool::packed::{PackedPool, Prefer};
+use crate::pool::{Found, Laid, Request};
 use crate::units::{Bytes, DeviceAddress};
 
 /// A private pool, by the two numbers that whoever captures gives it.
@@ -115,6 +115,23 @@ impl PrivatePools {
         holder.map_or_else(Vec::new, |memory| memory.chunks_at(address))
     }
 
+    /// What lies where, range by range, each with its pool.
+    pub(super) fn laid(&self) -> Vec<(PrivatePoolId, Vec<Laid>)> {
+        let of = |(id, pool): (&PrivatePoolId, &PrivatePool)| {
+            let id = *id;
+            pool.memory.laid().into_iter().map(move |range| (id, range))
+        };
+        self.pools.iter().flat_map(of).collect()
+    }
+
+    pub(super) fn find(&self, address: DeviceAddress) -> Option<Found> {
+        self.pools.values().find_map(|pool| pool.memory.find(address))
+    }
+
+    pub(super) fn range_count(&self) -> usize {
+        self.memories().map(PackedPool::range_count).sum()
+    }
+
     pub(super) fn held(&self) -> Bytes {
         self.memories().map(PackedPool::held).sum()
     }
@@ -187,12 +204,20 @@ impl Runtime {
     pub fn alloc_private(&self, id: PrivatePoolId, request: &Request) -> Result<DeviceAddress, AllocError> {
         let Request { bytes, stream, .. } = *request;
         let served = self.serve_private(id, bytes, stream);
-        let pools = self.lock();
+        let mut pools = self.lock();
         match &served {
-            Ok(_) => self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, bytes),
-            Err(_) => self.counters.add(Counter::Failures, 1),
+            Ok(_) => {
+                let len = unit_len(bytes);
+                self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, bytes, len);
+            }
+            Err(error) => {
+                self.counters.add(Counter::Failures, 1);
+                if matches!(error, AllocError::OutOfMemory { .. }) {
+                    pools.marks.note_out_of_memory();
+                }
+            }
         }
-        self.note_held(&pools);
+        self.note_held(&mut pools);
         served
     }
 
@@ -232,7 +257,7 @@ impl Runtime {
     #[cold]
     pub(super) fn free_private(&self, pools: &mut Pools, address: DeviceAddress) -> Result<bool, NotLive> {
         let bytes = pools.private.free(address).ok_or(NotLive(address))?;
-        self.counters.freed(bytes);
+        self.counters.freed(bytes, unit_len(bytes));
         Ok(!pools.private.spent.is_empty())
     }
 
@@ -243,7 +268,7 @@ impl Runtime {
             let mut pools = self.lock();
             let chunks = pools.private.take_spent();
             if !chunks.is_empty() {
-                self.note_held(&pools);
+                self.note_held(&mut pools);
             }
             chunks
         };

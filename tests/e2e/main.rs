@@ -18,6 +18,7 @@ mod gpu_script;
 mod hoarders;
 mod isolation;
 mod lease;
+mod looks;
 mod memcheck;
 mod metrics;
 mod plans;

@@ -11,6 +11,7 @@ use stitchd::runtime::PrivatePoolId;
 use stitchd::session::fork;
 use stitchd::units::Bytes;
 
+use super::blocks::stitch_block_of;
 use super::filter::Filter;
 use super::{guarded, serve, stitch_last_error, stitch_record_stream};
 use crate::captures;
@@ -92,6 +93,21 @@ pub extern "C" fn stitch_torch_reset() {
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_torch_memory_fraction(fraction: f64, device: c_int) {
     guarded((), || process::set_fraction(device, fraction));
+}
+
+/// For `set_base_alloc_fn`: where the allocation begins that has the byte at `ptr`, and its bytes to `size` unless that is NULL. NULL, and 0, where there is none.
+///
+/// # Safety
+///
+/// `size` is NULL, or has room for its number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stitch_torch_base_alloc(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
+    let block = stitch_block_of(ptr);
+    // SAFETY: as the caller says; it is nobody else's while this runs.
+    if let Some(size) = unsafe { size.as_mut() } {
+        *size = block.size;
+    }
+    block.address
 }
 
 /// For `set_record_stream_fn`: `stitch_record_stream`.

@@ -101,6 +101,21 @@ impl Tenants {
         self.spans.iter().map(span)
     }
 
+    /// The tenants, with the bytes that were asked for.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (PlanSpan, Bytes)> + '_ {
+        self.spans().zip(self.spans.values().map(|(_, bytes)| *bytes))
+    }
+
+    /// Tenants that have bytes of `span`.
+    pub(super) fn overlapping(&self, span: PlanSpan) -> impl Iterator<Item = PlanSpan> + '_ {
+        let (start, end) = (span.start().get(), span.end().get());
+        let before = self.spans.range(..start).next_back().filter(|(_, (reach, _))| *reach > start);
+        let all = before.into_iter().chain(self.spans.range(start..end));
+        all.map(|(start, (end, _))| {
+            Span::new(PlanOffset::new(*start), Bytes::new(end - start)).expect("it was inserted")
+        })
+    }
+
     pub(super) fn invariants(&self) -> Result<(), String> {
         let mut counts = vec![0_u32; self.counts.len()];
         self.spans().flat_map(cells).for_each(|cell| counts[cell as usize] += 1);
