@@ -95,6 +95,9 @@
 //! | deviation | a request that the plan did not foresee, or one that it foresaw and that did not come ([`pool::planned::PlannedCounts`]) |
 //! | dynamic, varies | a request whose size is another in each iteration ([`plan::DynamicEntry`]); where it may go in the static pool is its reusable space ([`plan::ReuseSpaces`]) |
 //! | packed | side by side in units of 512 bytes, in a range that grows at its end ([`pool::packed`]) |
+//! | private pool | memory for what a captured graph replays: nobody else is served from it ([`runtime::PrivatePoolId`]) |
+//! | segment | contiguous addresses of one pool with memory behind all of them, for whoever looks at everything ([`runtime::Segment`]) |
+//! | to occupy | an allocation occupies what it was served, which may be more than was asked for |
 //! | tenant of the static pool | an allocation inside it whose planned place is taken by time, not by the plan: it blocks whoever would overlap it |
 
 #[cfg(feature = "daemon")]

@@ -37,7 +37,12 @@ static QUIET: Once = Once::new();
 /// The address is aligned to 512 bytes. Opens a session with the daemon at the first call; after that most calls take tens of nanoseconds, do not leave the
 /// process, and take no lock that another process can hold. May be called from any thread.
 ///
-/// Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why.
+/// Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why. Where memory has run out it says who holds what: this process, and the daemon's other sessions.
+///
+/// Without a daemon every call fails, at most once a second after a try to find one. With STITCHD_WITHOUT_DAEMON=private in its environment the process takes memory itself instead, with the same behaviour otherwise, from then on
+/// until it ends, and `stitch_last_error` says so once; STITCHD_DRIVER names the driver then. A daemon that goes away leaves the process with what it has: only what needs more of it fails.
+///
+/// In a child of fork (without exec) every call fails, and frees do nothing. What is live when the process ends, however it ends, goes back to the daemon.
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
     serve(size, device, stream, captures::pool_for(device, stream))
@@ -69,7 +74,7 @@ fn serve(size: usize, device: c_int, stream: *mut c_void, pool: Option<PrivatePo
 
 /// Gives back what `stitch_malloc` returned, with the same size, device and stream.
 ///
-/// NULL, and anything that is not a live allocation, changes nothing; for the latter `stitch_last_error` says so.
+/// NULL, and anything that is not a live allocation (freed before, of somebody else, not the first byte of one), changes nothing; for the latter `stitch_last_error` says so.
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_free(ptr: *mut c_void, size: usize, device: c_int, stream: *mut c_void) {
     let _ = size;
@@ -255,7 +260,8 @@ fn guarded<T>(failed: T, call: impl FnOnce() -> Result<T, String>) -> T {
     }
 }
 
-fn note(why: &str) {
+/// Sets this thread's last error.
+pub(crate) fn note(why: &str) {
     // A NUL inside would end the text for C.
     let text = CString::new(why.replace('\0', " ")).unwrap_or_default();
     // At the very end of a thread there is nobody who could ask.

@@ -10,10 +10,12 @@ use stitchd::clock::{Clock, SystemClock};
 use stitchd::error::chain;
 use stitchd::plan::format;
 use stitchd::runtime::{Runtime, RuntimeConfig};
-use stitchd::session::locate::{self, Environment};
+use stitchd::session::locate::{self, Environment, WithoutDaemon};
 use stitchd::session::recording::{FileRecording, Recording};
-use stitchd::session::{Session, SessionConfig, exit, fork};
+use stitchd::session::{PrivateProcess, Session, SessionConfig, SessionError, exit, fork};
 use stitchd::units::Bytes;
+
+use crate::ffi;
 
 /// Devices that a process can use.
 const DEVICES_MAX: usize = 64;
@@ -26,10 +28,18 @@ static DEVICES: [Mutex<Pause>; DEVICES_MAX] = [const { Mutex::new(Pause::NONE) }
 /// The part of each device's memory that the process has set itself as a limit, in bits.
 static FRACTIONS: [AtomicU64; DEVICES_MAX] = [const { AtomicU64::new(1.0_f64.to_bits()) }; DEVICES_MAX];
 /// The session, and the last try to open one: without it there is no device.
-static SESSION: Mutex<(Option<Arc<Session>>, Pause)> = Mutex::new((None, Pause::NONE));
+static SESSION: Mutex<(Option<Arc<Origin>>, Pause)> = Mutex::new((None, Pause::NONE));
 /// Recordings into files, one for each device, to end when the process does.
 static RECORDINGS: Mutex<Vec<FileRecording>> = Mutex::new(Vec::new());
 static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new);
+
+/// Where the process has its memory from.
+#[derive(Debug)]
+enum Origin {
+    Daemon(Arc<Session>),
+    /// From nobody: it found no daemon, and was told to go on without.
+    Private(PrivateProcess),
+}
 
 /// How long the end of the process may wait for its recordings.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -137,9 +147,13 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
     Ok(slot.get_or_init(|| runtime))
 }
 
-fn make(session: &Arc<Session>, device: u32) -> Result<Runtime, String> {
+fn make(origin: &Origin, device: u32) -> Result<Runtime, String> {
     let environment = Environment::read();
-    let runtime = session.runtime(device, RuntimeConfig::default()).map_err(|error| chain(&error))?;
+    let made = match origin {
+        Origin::Daemon(session) => session.runtime(device, RuntimeConfig::default()),
+        Origin::Private(process) => process.runtime(device, RuntimeConfig::default()),
+    };
+    let runtime = made.map_err(|error| chain(&error))?;
     limit(&runtime, device)?;
     if let Some(path) = &environment.plan {
         let path = std::path::Path::new(path);
@@ -171,7 +185,7 @@ fn end_recordings() {
 }
 
 /// The session, opened by whoever comes first.
-fn session() -> Result<Arc<Session>, String> {
+fn session() -> Result<Arc<Origin>, String> {
     let mut opened = lock(&SESSION);
     let (session, pause) = &mut *opened;
     if let Some(session) = session {
@@ -179,11 +193,30 @@ fn session() -> Result<Arc<Session>, String> {
     }
     let made = pause.attempt(&*CLOCK, || {
         let environment = Environment::read();
-        let socket = environment.socket();
-        let config = SessionConfig { library: environment.library, ..SessionConfig::new(socket, name()) };
-        Session::connect(&config).map_err(|error| chain(&error))
+        let without = environment.without_daemon()?;
+        let config =
+            SessionConfig { library: environment.library.clone(), ..SessionConfig::new(environment.socket(), name()) };
+        let missing = match Session::connect(&config) {
+            Ok(session) => return Ok(Origin::Daemon(session)),
+            // One that is there and says no is not gone around.
+            Err(error @ SessionError::NoDaemon { .. }) => chain(&error),
+            Err(error) => return Err(chain(&error)),
+        };
+        match without {
+            WithoutDaemon::Refuse => Err(format!("{missing}; STITCHD_WITHOUT_DAEMON=private goes on without one")),
+            WithoutDaemon::Private => go_private(&environment, &missing),
+        }
     })?;
-    Ok(Arc::clone(session.insert(made)))
+    Ok(Arc::clone(session.insert(Arc::new(made))))
+}
+
+/// The process is its own daemon from now on, and its last error says so.
+fn go_private(environment: &Environment, missing: &str) -> Result<Origin, String> {
+    let driver = environment.driver.as_ref().map(|name| name.to_string_lossy());
+    let process = PrivateProcess::open(driver.as_deref(), &environment.library);
+    let process = process.map_err(|error| format!("{missing}; and not without one: {}", chain(&error)))?;
+    ffi::note(&format!("{missing}; this process takes its memory itself (STITCHD_WITHOUT_DAEMON=private)"));
+    Ok(Origin::Private(process))
 }
 
 /// What people call this process: its program's name.

@@ -78,12 +78,8 @@ counters! {
     OccupiedBytes = 25, "occupied_bytes";
     /// Most occupied bytes.
     PeakOccupiedBytes = 26, "peak_occupied_bytes";
-    /// Live allocations.
-    Allocations = 27, "allocations";
-    /// Most live allocations.
-    PeakAllocations = 28, "peak_allocations";
     /// All bytes that allocations have occupied, those among them that are gone.
-    SumOccupiedBytes = 29, "sum_occupied_bytes";
+    SumOccupiedBytes = 27, "sum_occupied_bytes";
 }
 
 const _: () = assert!(Counter::ALL.len() <= COUNTERS_MAX);
@@ -143,8 +139,6 @@ impl Counters {
         self.add(Counter::SumOccupiedBytes, occupied.get());
         self.add(Counter::OccupiedBytes, occupied.get());
         self.raise(Counter::PeakOccupiedBytes, self.get(Counter::OccupiedBytes));
-        self.add(Counter::Allocations, 1);
-        self.raise(Counter::PeakAllocations, self.get(Counter::Allocations));
     }
 
     /// An allocation was taken back.
@@ -152,6 +146,5 @@ impl Counters {
     pub(super) fn freed(self, freed: Bytes, occupied: Bytes) {
         self.set(Counter::LiveBytes, self.get(Counter::LiveBytes).wrapping_sub(freed.get()));
         self.set(Counter::OccupiedBytes, self.get(Counter::OccupiedBytes).wrapping_sub(occupied.get()));
-        self.set(Counter::Allocations, self.get(Counter::Allocations).wrapping_sub(1));
     }
 }

@@ -280,8 +280,17 @@ impl Runtime {
     pub(super) fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {
         let pools = self.lock();
         let live = Bytes::new(self.counters.get(Counter::LiveBytes));
-        let stitchable = pools.stitchable();
-        AllocError::OutOfMemory { requested, held: pools.held(), live, stitchable, source }
+        let planned = pools.planned.as_ref().map(|installed| installed.pool.counts().deviations());
+        AllocError::OutOfMemory {
+            requested,
+            held: pools.held(),
+            live,
+            stitchable: pools.stitchable(),
+            parked: pools.idle(),
+            contiguous: pools.stitching.usage().largest_contiguous.max(pools.packed.usage().largest_contiguous),
+            deviations: planned,
+            source,
+        }
     }
 }
 

@@ -133,7 +133,8 @@ struct Installed {
 pub enum AllocError {
     /// There is no memory left, anywhere.
     #[error(
-        "out of memory: {requested} asked for; this process holds {held} of which {live} are live, and {stitchable} idle could be stitched"
+        "out of memory: {requested} asked for; this process holds {held} of which {live} are live, and {stitchable} idle could be stitched ({parked} idle in all, {contiguous} in one piece{})",
+        plan_words(*deviations)
     )]
     OutOfMemory {
         /// Bytes asked for.
@@ -142,8 +143,14 @@ pub enum AllocError {
         held: Bytes,
         /// Bytes of live allocations.
         live: Bytes,
-        /// Idle bytes of the stitching pool.
+        /// Idle bytes that can be put together elsewhere: whole chunks.
         stitchable: Bytes,
+        /// All idle bytes outside of a static pool, those between live ones among them.
+        parked: Bytes,
+        /// The longest idle stretch.
+        contiguous: Bytes,
+        /// How often the job has left its plan, if it has one.
+        deviations: Option<u64>,
         /// Why there is no more.
         #[source]
         source: SourceError,
@@ -163,6 +170,11 @@ pub enum AllocError {
         #[source]
         source: MemoryError,
     },
+}
+
+fn plan_words(deviations: Option<u64>) -> String {
+    deviations
+        .map_or_else(String::new, |count| format!("; {} from its plan", crate::units::counted(count, "deviation")))
 }
 
 impl AllocError {

@@ -3,7 +3,7 @@
 //! Almost all follow from the counters that the runtime keeps anyway. What is counted besides is counted where memory comes and goes, and not where it is served.
 //!
 //! Three differ from what the caching allocator does. A freed allocation that waits for other streams is counted by `allocated_bytes.all.peak` and by `allocation.all.peak` until it is reusable, as `active` does. Peaks and sums
-//! of segments are looked at when memory comes or goes. And small and large are who serves, so they have current values only, as has what is split and idle.
+//! of segments are looked at when memory comes or goes, and the most allocations are the most that anybody was told of. And small and large are who serves, so they have current values only, as has what is split and idle.
 
 use super::{Counter, Pools, Runtime};
 use crate::units::Bytes;
@@ -30,6 +30,8 @@ impl Mark {
 pub(super) struct Watermarks {
     reserved: Mark,
     segments: Mark,
+    /// Only the most that anybody saw.
+    allocations: Mark,
     retries: u64,
     out_of_memory: u64,
     /// What sums were when they were last begun anew.
@@ -103,14 +105,17 @@ impl Runtime {
         let base = marks.base;
         let since = |now: u64, then: u64| now.saturating_sub(then);
         let (waiting, waiting_bytes) = pools.waiting();
-        let (active, live) = (count(Counter::OccupiedBytes), count(Counter::Allocations));
+        let active = count(Counter::OccupiedBytes);
+        let live = pools.live_allocations();
+        let most = marks.allocations.peak.max(live);
+        pools.marks.allocations.peak = most;
         let mut all = MemoryStatistics::default();
         let requests = since(sums.requests, base.requests);
-        all.put_all("allocation", live - waiting, count(Counter::PeakAllocations), requests);
+        all.put_all("allocation", live - waiting, most, requests);
         all.put_pools("allocation", pools.small.live_allocations(), live - waiting);
         all.put_all("segment", marks.segments.current, marks.segments.peak, since(sums.segments, base.segments));
         all.put_pools("segment", pools.small.slab_count() as u64, marks.segments.current);
-        all.put_all("active", live, count(Counter::PeakAllocations), requests);
+        all.put_all("active", live, most, requests);
         all.put("inactive_split.all.current", pools.free_stretches());
         let occupied = since(sums.occupied, base.occupied);
         let allocated = active - waiting_bytes.get();
@@ -136,11 +141,11 @@ impl Runtime {
         self.note_marks(&mut pools);
         let Watermarks { reserved, segments, .. } = &mut pools.marks;
         (reserved.peak, segments.peak) = (reserved.current, segments.current);
+        pools.marks.allocations.peak = 0;
         for (peak, current) in [
             (Counter::PeakLiveBytes, Counter::LiveBytes),
             (Counter::PeakHeldBytes, Counter::HeldBytes),
             (Counter::PeakOccupiedBytes, Counter::OccupiedBytes),
-            (Counter::PeakAllocations, Counter::Allocations),
         ] {
             self.counters.set(peak, self.counters.get(current));
         }

@@ -117,6 +117,7 @@ say('fine')
 fn blocks_are_found_by_any_byte_and_ranked_by_the_room_that_they_would_make() {
     let daemon = TestDaemon::start(128);
     let script = "\
+small = [malloc(1000) for _ in range(3)]
 p = [malloc(4 * MIB) for _ in range(4)]
 big = malloc(24 * MIB)
 free(big, 24 * MIB)
@@ -124,7 +125,6 @@ cut = malloc(6 * MIB)
 assert cut == big and block(cut + 5 * MIB) == (cut, 6 * MIB, 0, 18 * MIB), block(cut)
 other = malloc(4 * MIB)
 assert block(cut) == (cut, 6 * MIB, 0, 0 if other == cut + 6 * MIB else 18 * MIB)
-small = [malloc(1000) for _ in range(3)]
 free(small[1], 1000)
 assert block(small[0] + 999) == (small[0], 1024, 0, 1024), block(small[0])
 assert block(small[2])[2] == 1024

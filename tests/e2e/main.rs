@@ -18,6 +18,7 @@ mod gpu_script;
 mod hoarders;
 mod isolation;
 mod lease;
+mod life;
 mod looks;
 mod memcheck;
 mod metrics;

@@ -267,7 +267,8 @@ impl Bench {
         let after = self.runtime.stats();
         assert_eq!(before.served, after.served, "what fails serves nobody");
         match error {
-            AllocError::OutOfMemory { requested, held, live, stitchable, source } => {
+            AllocError::OutOfMemory { requested, held, live, stitchable, parked, contiguous, source, .. } => {
+                assert!(stitchable <= parked && contiguous <= parked, "{error:?}");
                 assert_eq!((*requested, *held, live.get()), (request.bytes, after.held, self.live_bytes()));
                 assert_eq!(*stitchable, after.stitch_use.stitchable + after.packed_use.idle_chunks);
                 // Unless waiting for them is what has failed.
@@ -395,6 +396,11 @@ impl Bench {
         assert_eq!(bytes.get(), self.served_bytes);
         assert_eq!(served.planned, stats.planned.hits + stats.planned.late);
         assert_eq!(served.reuse, stats.planned.reused);
+    }
+
+    /// What can be looked at from outside, which takes long.
+    fn check_looks(&self) {
+        let stats = self.runtime.stats();
         self.check_statistics(&stats);
         self.check_blocks(&stats);
     }
@@ -572,6 +578,9 @@ fn run(setup: Setup, seed: u64, steps: u64) {
             step(&mut bench, &mut rng, &mut gone, at / 1000 % 4 == 0);
         }
         bench.check();
+        if at % 32 == 0 {
+            bench.check_looks();
+        }
         if at % 32 == 0 || bench.live.len() < 3 {
             bench.runtime.invariants().unwrap();
         }
