@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "stitch.h"
@@ -83,6 +84,7 @@ static void *wait_for_memory(void *unused) {
 
 int main(int count, char **words) {
     const char *what = count > 1 ? words[1] : "";
+    const struct timespec moment = {0, 200000000};
     pthread_t thread;
     kept = ask(3 * MIB);
     if (!strcmp(what, "live")) atexit(free_late);
@@ -93,7 +95,7 @@ int main(int count, char **words) {
         fflush(stdout);
         getchar();
         if (pthread_create(&thread, NULL, wait_for_memory, NULL)) die("a thread");
-        usleep(200000);
+        nanosleep(&moment, NULL);
     }
     if (!strcmp(what, "exec")) execlp("true", "true", (char *)NULL);
     printf("fine\n");

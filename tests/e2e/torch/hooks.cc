@@ -52,6 +52,10 @@ int main() {
     begin(0, graph, Large());
     check(alive == 1, "one copy of the filter is kept");
     char *inside = ask(3 * MIB, SIDE), *outside = ask(3 * MIB, DEFAULT);
+    size_t size = 0;
+    auto base = HOOK(void *(void *, size_t *), stitch_torch_base_alloc);
+    check(base(inside + MIB, &size) == inside && size == 3 * MIB, "the base of an inner address");
+    check(!base(&size, &size) && size == 0 && !base(nullptr, nullptr), "what is not ours has no base");
     stitch_free(inside, 3 * MIB, 0, SIDE);
     check(ask(3 * MIB, SIDE) == inside, "what is freed in a pool serves it again");
     check(static_cast<char *>(stitch_malloc(MIB, 0, SIDE)) != nullptr, "plain C allocates there, too");
