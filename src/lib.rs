@@ -100,6 +100,9 @@
 //! | auto mode, offer | plans made from the first iterations of the job that they are for, and one that waits for an iteration to begin ([`auto`], [`runtime::Offer`]) |
 //! | hole | a part of the static pool without memory behind it yet, a slot of a mapping without a chunk |
 //! | packed | side by side in units of 512 bytes, in a range that grows at its end ([`pool::packed`]) |
+//! | private pool | memory for what a captured graph replays: nobody else is served from it ([`runtime::PrivatePoolId`]) |
+//! | segment | contiguous addresses of one pool with memory behind all of them, for whoever looks at everything ([`runtime::Segment`]) |
+//! | to occupy | an allocation occupies what it was served, which may be more than was asked for |
 //! | tenant of the static pool | an allocation inside it whose planned place is taken by time, not by the plan: it blocks whoever would overlap it |
 
 pub mod auto;

@@ -120,6 +120,8 @@ pub const LINK_TICKET_MS_MAX: u64 = 150_000;
 pub const TICKET_MS_MAX: u64 = 10_000;
 /// Addresses of one range of the packed pool: more than any device has memory, so that it never has to begin another.
 pub const PACKED_RANGE_LEN: Bytes = Bytes::gib(512);
+/// Memory of the device that a process pretends to have which goes without a daemon: enough to try things.
+pub const PRIVATE_HOST_LEN: Bytes = Bytes::gib(1);
 /// Smallest size that the stitching pool serves; below it the small pool does.
 pub const STITCH_LEN_MIN: Bytes = Bytes::mib(2);
 /// Alignment of every allocation, and the unit that sizes are rounded to below [`STITCH_LEN_MIN`]: what PyTorch's

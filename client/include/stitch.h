@@ -59,6 +59,56 @@ typedef struct stitch_piece {
   uint64_t handle;
 } stitch_piece;
 
+/*
+ A live allocation, and what is free beside it in its range of addresses.
+ */
+typedef struct stitch_block {
+  /*
+   Where it begins; NULL for none.
+   */
+  void *address;
+  /*
+   Bytes that it occupies, which may be some more than were asked for.
+   */
+  size_t size;
+  /*
+   Free bytes right before it.
+   */
+  size_t before;
+  /*
+   Free bytes right behind it.
+   */
+  size_t after;
+} stitch_block;
+
+/*
+ Free bytes on both sides of an allocation.
+ */
+typedef struct stitch_free_bytes {
+  /*
+   Right before it.
+   */
+  size_t before;
+  /*
+   Right behind it.
+   */
+  size_t after;
+} stitch_free_bytes;
+
+/*
+ A pool for what a captured graph replays, or one that a program made: PyTorch's MempoolId_t, which has these two numbers and is passed the same way.
+ */
+typedef struct stitch_torch_pool_id {
+  /*
+   The first number.
+   */
+  uint64_t first;
+  /*
+   The second.
+   */
+  uint64_t second;
+} stitch_torch_pool_id;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -69,7 +119,12 @@ extern "C" {
  The address is aligned to 512 bytes. Opens a session with the daemon at the first call; after that most calls take tens of nanoseconds, do not leave the
  process, and take no lock that another process can hold. May be called from any thread.
 
- Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why.
+ Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why. Where memory has run out it says who holds what: this process, and the daemon's other sessions.
+
+ Without a daemon every call fails, at most once a second after a try to find one. With STITCHD_WITHOUT_DAEMON=private in its environment the process takes memory itself instead, with the same behaviour otherwise, from then on
+ until it ends, and `stitch_last_error` says so once; STITCHD_DRIVER names the driver then. A daemon that goes away leaves the process with what it has: only what needs more of it fails.
+
+ In a child of fork (without exec) every call fails, and frees do nothing. What is live when the process ends, however it ends, goes back to the daemon.
  */
 void *stitch_malloc(size_t size,
                     int device,
@@ -78,12 +133,21 @@ void *stitch_malloc(size_t size,
 /*
  Gives back what `stitch_malloc` returned, with the same size, device and stream.
 
- NULL, and anything that is not a live allocation, changes nothing; for the latter `stitch_last_error` says so.
+ NULL, and anything that is not a live allocation (freed before, of somebody else, not the first byte of one), changes nothing; for the latter `stitch_last_error` says so.
  */
 void stitch_free(void *ptr,
                  size_t size,
                  int device,
                  void *stream);
+
+/*
+ `stream` uses the allocation at `ptr`, too: once it is freed its bytes are not reused before `stream` has passed the free. To be called before the free, by whoever queues work on a stream other than the one it
+ was allocated for.
+
+ NULL, and anything that is not a live allocation of this process, changes nothing and is no failure.
+ */
+void stitch_record_stream(const void *ptr,
+                          void *stream);
 
 /*
  This thread goes into a part of its job, until `stitch_context_pop`: what it allocates from now on is from there, for plans and recordings. Contexts lie inside each other, and the innermost counts
@@ -144,6 +208,162 @@ size_t stitch_range_manifest(const void *ptr,
  Never NULL. Good until this thread's next failure.
  */
 const char *stitch_last_error(void);
+
+/*
+ The statistics of a device as one JSON object, flat, under the names of `torch.cuda.memory_stats` and with their meanings: `"allocated_bytes.all.current"`, `"reserved_bytes.all.peak"`, `"num_ooms"` and so on. All of them have
+ `.all`, with `current`, `peak`, `allocated` and `freed`; of `.small_pool` and `.large_pool`, which are who serves, there is `current` where that is known. An allocation that was freed and waits for other streams
+ is active and not allocated, but for the peaks, which are those of `active` for both. The peaks of `allocation` and `active` are the most that this function has told: a count at every allocation would cost more than it says.
+
+ Writes at most `capacity` bytes to `text`, a NUL at the end among them, and returns how many the whole text has without its NUL: one that is cut is asked for again with more room. `text` may be NULL where capacity is 0.
+ A device that nothing was allocated on has an empty object.
+
+ # Safety
+
+ `text` has room for `capacity` bytes.
+ */
+size_t stitch_memory_stats(int device,
+                           char *text,
+                           size_t capacity);
+
+/*
+ One of the statistics of a device by its name, as in `stitch_memory_stats`: -1 where there is no such name, and 0 where nothing was allocated yet.
+
+ # Safety
+
+ `name` ends in NUL.
+ */
+int64_t stitch_memory_stat(int device,
+                           const char *name);
+
+/*
+ Peaks of a device are counted anew from now on, as by `torch.cuda.reset_peak_memory_stats`. So are those that the daemon shows for this process.
+ */
+void stitch_reset_peak_memory_stats(int device);
+
+/*
+ What was `allocated` and `freed` so far, and what was counted, is counted anew from now on, as by `torch.cuda.reset_accumulated_memory_stats`.
+ */
+void stitch_reset_accumulated_memory_stats(int device);
+
+/*
+ All memory of a device that this process holds, and what lies where in it, as a JSON list of segments with the keys of `torch.cuda.memory_snapshot()`, by address. Segments are contiguous and mapped.
+
+ Beside PyTorch's keys each has `pool`: `planned`, `packed`, `stitching`, `slab`, `private`, or `stitched`. A `stitched` one is a live block at addresses of its own; its memory is that of other segments, whose blocks are
+ `inactive` with `"shown": true`. So the sizes of all others together are what is reserved, and active blocks are counted once.
+
+ `text` and the result are as for `stitch_memory_stats`. What other threads do between two calls may make it longer. Takes time proportional to all blocks, and other threads wait for it.
+
+ # Safety
+
+ `text` has room for `capacity` bytes.
+ */
+size_t stitch_memory_snapshot(int device,
+                              char *text,
+                              size_t capacity);
+
+/*
+ The live allocation that has the byte at `ptr`, wherever in it that is. Its address is NULL where none of this process has it, which is no failure.
+
+ Takes a moment that does not grow with the number of allocations. In the static pool of a plan it grows with what the plan has in the 2 MiB around `ptr`, and the first question of a process goes over the plan once.
+ */
+struct stitch_block stitch_block_of(const void *ptr);
+
+/*
+ The bytes that are free right before and right behind the allocation that has the byte at `ptr`: by so much it could grow if it were alone, and so much would be contiguous with it once it is freed. What is free may be for another
+ stream, or planned for somebody. A stitched block's addresses are its own, and nothing is free beside it. 0 and 0 where there is no such allocation.
+
+ Takes as long as `stitch_block_of`; what is free is found in steps as many as the logarithm of the number of free pieces, or one step for each idle block or empty 2 MiB beside it.
+ */
+struct stitch_free_bytes stitch_adjacent_free_bytes(const void *ptr);
+
+/*
+ Live allocations of a device, ranked by what would be contiguous without them, their own bytes and what is free beside them: first those that would make room for `bytes`, the least room first, then the others, the most
+ room first. For whoever can give memory up and chooses what.
+
+ Writes up to `capacity` of them to `candidates`, which may be NULL where capacity is 0, and returns how many there are. Takes time proportional to all blocks, and other threads wait for it.
+
+ # Safety
+
+ `candidates` is aligned for a `stitch_block` and has room for `capacity` of them.
+ */
+size_t stitch_release_candidates(size_t bytes,
+                                 int device,
+                                 struct stitch_block *candidates,
+                                 size_t capacity);
+
+/*
+ `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception that Python sees as a RuntimeError, with a text that begins
+ with "CUDA out of memory." (by which training programs know that a smaller batch may help) and goes on with what `stitch_last_error` says.
+
+ Between `stitch_torch_begin_allocate_to_pool` and its end it allocates in a pool's own memory, as `stitch_malloc` does, too.
+
+ NULL is returned for a size of 0, and in a process without PyTorch (libc10.so), where there is nothing to raise; then `stitch_last_error` says why.
+ */
+void *stitch_torch_malloc(size_t size,
+                          int device,
+                          void *stream);
+
+/*
+ For `set_init_fn`: PyTorch begins to use so many devices. Opens nothing: the session with the daemon begins at the first allocation, so a process that allocates nothing has none.
+ */
+void stitch_torch_init(int device_count);
+
+/*
+ For `set_reset_fn`, which `torch.cuda.empty_cache()` calls: waits for what is queued on the devices, and gives all idle memory back to the daemon. Nothing happens while a pool is open (`stitch_torch_begin_allocate_to_pool`):
+ waiting would break a capture.
+ */
+void stitch_torch_reset(void);
+
+/*
+ For `set_memory_fraction_fn`: the process holds at most this part of all memory of the device from now on, also where it has not used it yet. Above that, requests that need more fail, after all that is idle was tried.
+ What it holds already it keeps. 1 is no limit; what is not between 0 and 1 changes nothing, and `stitch_last_error` says so.
+ */
+void stitch_torch_memory_fraction(double fraction,
+                                  int device);
+
+/*
+ For `set_base_alloc_fn`: where the allocation begins that has the byte at `ptr`, and its bytes to `size` unless that is NULL. NULL, and 0, where there is none.
+
+ # Safety
+
+ `size` is NULL, or has room for its number.
+ */
+void *stitch_torch_base_alloc(void *ptr,
+                              size_t *size);
+
+/*
+ For `set_record_stream_fn`: `stitch_record_stream`.
+ */
+void stitch_torch_record_stream(void *ptr, void *stream);
+
+/*
+ For `set_begin_allocate_to_pool`: a capture begins, or a program uses a pool of its own. What is allocated from now on, on streams that `filter` accepts in the thread that asks, comes from memory that serves this pool alone. It stays
+ at its addresses, and what is freed in it is reused in it only, until the pool is released.
+
+ `filter` is a `std::function<bool(cudaStream_t)>` of libstdc++, by value as C++ passes it, which is a pointer; NULL accepts every stream. It is copied. From `stitch_malloc` it is called without a way to raise;
+ from `stitch_torch_malloc` what it raises is passed on.
+
+ While any pool is open nothing of the process waits for the device or asks about events, as a capture would break: frees that wait for other streams (`stitch_record_stream`) wait until the last pool is ended.
+
+ # Safety
+
+ `filter` is NULL or such an object, which lives until this returns; what it refers to lives until the pool is ended.
+ */
+void stitch_torch_begin_allocate_to_pool(int device,
+                                         struct stitch_torch_pool_id pool,
+                                         const void *filter);
+
+/*
+ For `set_end_allocate_to_pool_fn`: what is allocated from now on goes where it went before. A pool that is not open changes nothing, and `stitch_last_error` says so.
+ */
+void stitch_torch_end_allocate_to_pool(int device,
+                                       struct stitch_torch_pool_id pool);
+
+/*
+ For `set_release_pool`: the graph is gone. Once a pool has been released as often as it was begun, and nothing in it is live any more, its memory goes back to the daemon.
+ */
+void stitch_torch_release_pool(int device,
+                               struct stitch_torch_pool_id pool);
 
 #ifdef __cplusplus
 }  // extern "C"

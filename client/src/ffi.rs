@@ -12,12 +12,18 @@ use stitchd::context::{self, Pushed};
 use stitchd::error::chain;
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
-use stitchd::runtime::NotLive;
+use stitchd::runtime::{NotLive, PrivatePoolId};
 use stitchd::session::fork;
 use stitchd::trace::Phase;
 use stitchd::units::{Bytes, DeviceAddress};
 
+use crate::captures;
 use crate::process;
+
+pub mod blocks;
+pub(crate) mod filter;
+pub mod statistics;
+pub mod torch;
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::new(CString::default());
@@ -31,9 +37,20 @@ static QUIET: Once = Once::new();
 /// The address is aligned to 512 bytes. Opens a session with the daemon at the first call; after that most calls take tens of nanoseconds, do not leave the
 /// process, and take no lock that another process can hold. May be called from any thread.
 ///
-/// Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why.
+/// Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why. Where memory has run out it says who holds what: this process, and the daemon's other sessions.
+///
+/// Without a daemon every call fails, at most once a second after a try to find one. With STITCHD_WITHOUT_DAEMON=private in its environment the process takes memory itself instead, with the same behaviour otherwise, from then on
+/// until it ends, and `stitch_last_error` says so once; STITCHD_DRIVER names the driver then. A daemon that goes away leaves the process with what it has: only what needs more of it fails.
+///
+/// In a child of fork (without exec) every call fails, and frees do nothing. What is live when the process ends, however it ends, goes back to the daemon.
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_malloc(size: usize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    serve(size, device, stream, captures::pool_for(device, stream))
+}
+
+/// Serves a request, from a private pool where one is named. Never unwinds.
+#[inline]
+fn serve(size: usize, device: c_int, stream: *mut c_void, pool: Option<PrivatePoolId>) -> *mut c_void {
     guarded(std::ptr::null_mut(), || {
         if size == 0 {
             return Ok(std::ptr::null_mut());
@@ -46,14 +63,18 @@ pub extern "C" fn stitch_malloc(size: usize, device: c_int, stream: *mut c_void)
             context: here.key,
             is_dynamic: here.is_dynamic,
         };
-        let address = runtime.alloc(&request).map_err(|error| chain(&error))?;
+        let served = match pool {
+            None => runtime.alloc(&request),
+            Some(pool) => runtime.alloc_private(pool, &request),
+        };
+        let address = served.map_err(|error| chain(&error))?;
         Ok(std::ptr::with_exposed_provenance_mut(address.get() as usize))
     })
 }
 
 /// Gives back what `stitch_malloc` returned, with the same size, device and stream.
 ///
-/// NULL, and anything that is not a live allocation, changes nothing; for the latter `stitch_last_error` says so.
+/// NULL, and anything that is not a live allocation (freed before, of somebody else, not the first byte of one), changes nothing; for the latter `stitch_last_error` says so.
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_free(ptr: *mut c_void, size: usize, device: c_int, stream: *mut c_void) {
     let _ = size;
@@ -62,6 +83,21 @@ pub extern "C" fn stitch_free(ptr: *mut c_void, size: usize, device: c_int, stre
         let Some(runtime) = process::existing(device).filter(|_| !ptr.is_null()) else { return Ok(()) };
         let address = DeviceAddress::new(ptr.expose_provenance() as u64);
         runtime.free(address, StreamId(stream.addr() as u64)).map_err(|error| error.to_string())
+    });
+}
+
+/// `stream` uses the allocation at `ptr`, too: once it is freed its bytes are not reused before `stream` has passed the free. To be called before the free, by whoever queues work on a stream other than the one it
+/// was allocated for.
+///
+/// NULL, and anything that is not a live allocation of this process, changes nothing and is no failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_record_stream(ptr: *const c_void, stream: *mut c_void) {
+    guarded((), || {
+        if !ptr.is_null() {
+            let address = DeviceAddress::new(ptr.expose_provenance() as u64);
+            process::each(|runtime| runtime.record_stream(address, StreamId(stream.addr() as u64)));
+        }
+        Ok(())
     });
 }
 
@@ -224,7 +260,8 @@ fn guarded<T>(failed: T, call: impl FnOnce() -> Result<T, String>) -> T {
     }
 }
 
-fn note(why: &str) {
+/// Sets this thread's last error.
+pub(crate) fn note(why: &str) {
     // A NUL inside would end the text for C.
     let text = CString::new(why.replace('\0', " ")).unwrap_or_default();
     // At the very end of a thread there is nobody who could ask.

@@ -2,18 +2,22 @@
 //!
 //! The path of an allocation takes no lock here: a device's runtime is found by one load. Only what has to be set up waits for others that set up the same.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use stitchd::auto::AutoPlanner;
+use stitchd::auto::{AutoPlanner, NoShelf};
 use stitchd::clock::{Clock, SystemClock};
 use stitchd::error::chain;
 use stitchd::plan::format;
 use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::auto::{DaemonShelf, PlannerThread};
-use stitchd::session::locate::{self, Environment};
+use stitchd::session::locate::{self, Environment, WithoutDaemon};
 use stitchd::session::recording::{FileRecording, Recording};
-use stitchd::session::{Session, SessionConfig, exit, fork};
+use stitchd::session::{PrivateProcess, Session, SessionConfig, SessionError, exit, fork};
+use stitchd::units::Bytes;
+
+use crate::ffi;
 
 /// Devices that a process can use.
 const DEVICES_MAX: usize = 64;
@@ -23,13 +27,23 @@ const PAUSE: Duration = Duration::from_secs(1);
 static RUNTIMES: [OnceLock<Runtime>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
 /// One for each device, so that a device which takes long to set up, or cannot be, keeps nobody from the others.
 static DEVICES: [Mutex<Pause>; DEVICES_MAX] = [const { Mutex::new(Pause::NONE) }; DEVICES_MAX];
+/// The part of each device's memory that the process has set itself as a limit, in bits.
+static FRACTIONS: [AtomicU64; DEVICES_MAX] = [const { AtomicU64::new(1.0_f64.to_bits()) }; DEVICES_MAX];
 /// The session, and the last try to open one: without it there is no device.
-static SESSION: Mutex<(Option<Arc<Session>>, Pause)> = Mutex::new((None, Pause::NONE));
+static SESSION: Mutex<(Option<Arc<Origin>>, Pause)> = Mutex::new((None, Pause::NONE));
 /// Recordings into files, one for each device, to end when the process does.
 static RECORDINGS: Mutex<Vec<FileRecording>> = Mutex::new(Vec::new());
 /// Who looks after the plans of runtimes, as long as the process lives.
 static PLANNERS: Mutex<Vec<PlannerThread>> = Mutex::new(Vec::new());
 static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new);
+
+/// Where the process has its memory from.
+#[derive(Debug)]
+enum Origin {
+    Daemon(Arc<Session>),
+    /// From nobody: it found no daemon, and was told to go on without.
+    Private(PrivateProcess),
+}
 
 /// How long the end of the process may wait for its recordings.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -80,6 +94,35 @@ pub(crate) fn existing(device: i32) -> Option<&'static Runtime> {
     usize::try_from(device).ok().and_then(|device| RUNTIMES.get(device)).and_then(OnceLock::get)
 }
 
+/// Does something with every runtime of the process.
+pub(crate) fn each(mut with: impl FnMut(&'static Runtime)) {
+    (0..DEVICES_MAX as i32).filter_map(existing).for_each(&mut with);
+}
+
+/// The most that this process wants to hold on a device, as a part of all that the device has: from now on, and also where it has not used the device yet.
+pub(crate) fn set_fraction(device: i32, fraction: f64) -> Result<(), String> {
+    let slot = usize::try_from(device).ok().and_then(|device| FRACTIONS.get(device));
+    let slot = slot.ok_or_else(|| no_such(device))?;
+    if !(0.0..=1.0).contains(&fraction) {
+        return Err(format!("{fraction} is no fraction of a device's memory"));
+    }
+    slot.store(fraction.to_bits(), Ordering::Release);
+    existing(device).map_or(Ok(()), |runtime| limit(runtime, device as u32))
+}
+
+/// Sets a runtime the limit that the process has set for its device.
+fn limit(runtime: &Runtime, device: u32) -> Result<(), String> {
+    let fraction = f64::from_bits(FRACTIONS[device as usize].load(Ordering::Acquire));
+    if fraction >= 1.0 {
+        runtime.set_limit(None);
+        return Ok(());
+    }
+    let total = runtime.device_total().map_err(|error| chain(&error))?;
+    let most = Bytes::new((total.get() as f64 * fraction) as u64);
+    runtime.set_limit(Some(most));
+    Ok(())
+}
+
 /// An iteration ends on a device, or on all that the process uses.
 pub(crate) fn mark_iteration(device: i32) -> Result<(), String> {
     if device >= DEVICES_MAX as i32 || device < -1 {
@@ -108,19 +151,32 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
     let runtime = slot.get_or_init(|| runtime);
     if let Some(planner) = planner {
         // Without one more thread there are no plans, and the job goes on.
-        let environment = Environment::read();
-        let shelf = DaemonShelf::new(session, environment.position(), name());
-        lock(&PLANNERS).extend(PlannerThread::begin(planner, runtime, shelf));
+        lock(&PLANNERS).extend(look_after(&session, planner, runtime));
     }
     Ok(runtime)
+}
+
+fn look_after(origin: &Origin, planner: AutoPlanner, runtime: &'static Runtime) -> std::io::Result<PlannerThread> {
+    match origin {
+        Origin::Daemon(session) => {
+            let shelf = DaemonShelf::new(Arc::clone(session), Environment::read().position(), name());
+            PlannerThread::begin(planner, runtime, shelf)
+        }
+        Origin::Private(_) => PlannerThread::begin(planner, runtime, NoShelf),
+    }
 }
 
 /// What `STITCHD_PLAN` is where plans are made while the job runs.
 const AUTO: &str = "auto";
 
-fn make(session: &Arc<Session>, device: u32) -> Result<(Runtime, Option<AutoPlanner>), String> {
+fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), String> {
     let environment = Environment::read();
-    let runtime = session.runtime(device, RuntimeConfig::default()).map_err(|error| chain(&error))?;
+    let made = match origin {
+        Origin::Daemon(session) => session.runtime(device, RuntimeConfig::default()),
+        Origin::Private(process) => process.runtime(device, RuntimeConfig::default()),
+    };
+    let runtime = made.map_err(|error| chain(&error))?;
+    limit(&runtime, device)?;
     let is_auto = environment.plan.as_ref().is_some_and(|plan| plan == AUTO);
     let planner = is_auto.then(|| AutoPlanner::begin(&runtime));
     if let Some(path) = environment.plan.as_ref().filter(|_| !is_auto) {
@@ -153,7 +209,7 @@ fn end_recordings() {
 }
 
 /// The session, opened by whoever comes first.
-fn session() -> Result<Arc<Session>, String> {
+fn session() -> Result<Arc<Origin>, String> {
     let mut opened = lock(&SESSION);
     let (session, pause) = &mut *opened;
     if let Some(session) = session {
@@ -161,11 +217,30 @@ fn session() -> Result<Arc<Session>, String> {
     }
     let made = pause.attempt(&*CLOCK, || {
         let environment = Environment::read();
-        let socket = environment.socket();
-        let config = SessionConfig { library: environment.library, ..SessionConfig::new(socket, name()) };
-        Session::connect(&config).map_err(|error| chain(&error))
+        let without = environment.without_daemon()?;
+        let config =
+            SessionConfig { library: environment.library.clone(), ..SessionConfig::new(environment.socket(), name()) };
+        let missing = match Session::connect(&config) {
+            Ok(session) => return Ok(Origin::Daemon(session)),
+            // One that is there and says no is not gone around.
+            Err(error @ SessionError::NoDaemon { .. }) => chain(&error),
+            Err(error) => return Err(chain(&error)),
+        };
+        match without {
+            WithoutDaemon::Refuse => Err(format!("{missing}; STITCHD_WITHOUT_DAEMON=private goes on without one")),
+            WithoutDaemon::Private => go_private(&environment, &missing),
+        }
     })?;
-    Ok(Arc::clone(session.insert(made)))
+    Ok(Arc::clone(session.insert(Arc::new(made))))
+}
+
+/// The process is its own daemon from now on, and its last error says so.
+fn go_private(environment: &Environment, missing: &str) -> Result<Origin, String> {
+    let driver = environment.driver.as_ref().map(|name| name.to_string_lossy());
+    let process = PrivateProcess::open(driver.as_deref(), &environment.library);
+    let process = process.map_err(|error| format!("{missing}; and not without one: {}", chain(&error)))?;
+    ffi::note(&format!("{missing}; this process takes its memory itself (STITCHD_WITHOUT_DAEMON=private)"));
+    Ok(Origin::Private(process))
 }
 
 /// What people call this process: its program's name.

@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+/// The files of the border, in the order of the header.
+const SOURCES: [&str; 4] = ["ffi.rs", "ffi/statistics.rs", "ffi/blocks.rs", "ffi/torch.rs"];
+
 /// Set this variable to write the header instead.
 const UPDATE: &str = "STITCHD_UPDATE";
 
@@ -10,8 +13,9 @@ const UPDATE: &str = "STITCHD_UPDATE";
 fn the_header_is_what_the_border_exports() {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(crate_dir.join("cbindgen.toml")).unwrap();
-    let bindings =
-        cbindgen::Builder::new().with_src(crate_dir.join("src/ffi.rs")).with_config(config).generate().unwrap();
+    let sources = SOURCES.iter().map(|name| crate_dir.join("src").join(name));
+    let builder = sources.fold(cbindgen::Builder::new(), cbindgen::Builder::with_src);
+    let bindings = builder.with_config(config).generate().unwrap();
     let mut written = Vec::new();
     bindings.write(&mut written);
     let written = String::from_utf8(written).unwrap();

@@ -77,9 +77,10 @@ impl Recorded {
             return Some(Ended::Torn);
         }
         let events = &self.trace().events;
-        let marks = events[self.seen..].iter().filter(|event| event.kind == EventKind::Mark).count();
+        let (count, news) = (events.len(), &events[self.seen..]);
+        let marks = news.iter().filter(|event| event.kind == EventKind::Mark).count();
         self.marks += marks as u32;
-        self.seen = events.len();
+        self.seen = count;
         if self.marks >= WHOLE + u32::from(self.is_later) {
             return Some(Ended::Marked);
         }

@@ -602,7 +602,18 @@ pub fn open(name: DriverName, totals: &[Bytes], library: &LibraryPlace) -> Resul
     }
 }
 
-/// The same, where processes can share the driver's memory; `None` where they cannot. A client needs no other.
+/// The driver of the vendor whose devices this machine has, NVIDIA's first. Never a pretended one: whoever asks wants devices that its other libraries use.
+pub fn open_vendor(library: &LibraryPlace) -> Result<Arc<dyn Driver>, OpenError> {
+    let opened = library.open(gpu::GpuKind::Cuda);
+    match opened {
+        Ok(driver) => Ok(Arc::new(driver)),
+        Err(error) => {
+            library.open(gpu::GpuKind::Hip).map_or(Err(error), |driver| Ok(Arc::new(driver) as Arc<dyn Driver>))
+        }
+    }
+}
+
+/// The driver `name`, where processes can share its memory; `None` where they cannot. A client needs no other.
 pub fn open_shared(
     name: DriverName,
     totals: &[Bytes],

@@ -9,12 +9,15 @@
 //! Invariant of every pool, and of all together: two live allocations never share a byte.
 
 mod address_map;
+mod laid;
 pub mod packed;
 pub mod planned;
 pub mod small;
+mod starts;
 pub mod stitching;
 
 pub use address_map::AddressMap;
+pub use laid::{Found, Laid, LaidState};
 
 use crate::ids::StreamId;
 use crate::trace::ContextKey;

@@ -8,6 +8,8 @@
 //!
 //! Invariant: extents of a slab lie side by side and cover it; no two free ones are neighbours.
 
+mod locate;
+
 use std::collections::BTreeMap;
 
 use slab::Slab;
@@ -29,6 +31,8 @@ pub struct SmallPool {
     arenas: BTreeMap<ArenaKey, Arena>,
     extents: Slab<Extent>,
     live: AddressMap<usize>,
+    /// The first extent of each slab, by where it begins.
+    slabs: AddressMap<usize>,
     held: Bytes,
     live_bytes: Bytes,
 }
@@ -185,6 +189,7 @@ impl SmallPool {
             bin_after: None,
         };
         let extent = self.extents.insert(extent);
+        self.slabs.insert(span.start(), extent);
         self.bin(extent);
         self.held += span.len();
     }
@@ -225,6 +230,7 @@ impl SmallPool {
     fn drop_slab(&mut self, id: usize) -> DeviceAddress {
         self.unbin(id);
         let extent = self.extents.remove(id);
+        self.slabs.remove(&extent.start);
         self.arenas.get_mut(&extent.arena).expect("an extent has its arena").empty_slabs -= 1;
         self.held -= bytes_of(extent.units);
         extent.start

@@ -38,7 +38,7 @@ counters! {
     BytesSmall = 5, "bytes_small";
     /// Bytes of live allocations, as asked for.
     LiveBytes = 6, "live_bytes";
-    /// Most live bytes.
+    /// Most live bytes, as long as the process has not begun to count anew. So it is with every peak.
     PeakLiveBytes = 7, "peak_live_bytes";
     /// Bytes of all chunks.
     HeldBytes = 8, "held_bytes";
@@ -74,10 +74,16 @@ counters! {
     BytesReuse = 23, "bytes_reuse";
     /// Planned requests of another size.
     DeviationsResized = 24, "deviations_resized";
+    /// Bytes that live allocations occupy.
+    OccupiedBytes = 25, "occupied_bytes";
+    /// Most occupied bytes.
+    PeakOccupiedBytes = 26, "peak_occupied_bytes";
+    /// All bytes that allocations have occupied, those among them that are gone.
+    SumOccupiedBytes = 27, "sum_occupied_bytes";
     /// Plans that came while the job ran, and were installed.
-    PlansInstalled = 25, "plans_installed";
+    PlansInstalled = 28, "plans_installed";
     /// Those that were not: there was no memory for them.
-    PlansRefused = 26, "plans_refused";
+    PlansRefused = 29, "plans_refused";
 }
 
 const _: () = assert!(Counter::ALL.len() <= COUNTERS_MAX);
@@ -129,16 +135,20 @@ impl Counters {
 
     /// A request was served.
     #[inline]
-    pub(super) fn served(self, requests: Counter, bytes: Counter, served: Bytes) {
+    pub(super) fn served(self, requests: Counter, bytes: Counter, served: Bytes, occupied: Bytes) {
         self.add(requests, 1);
         self.add(bytes, served.get());
         self.add(Counter::LiveBytes, served.get());
         self.raise(Counter::PeakLiveBytes, self.get(Counter::LiveBytes));
+        self.add(Counter::SumOccupiedBytes, occupied.get());
+        self.add(Counter::OccupiedBytes, occupied.get());
+        self.raise(Counter::PeakOccupiedBytes, self.get(Counter::OccupiedBytes));
     }
 
     /// An allocation was taken back.
     #[inline]
-    pub(super) fn freed(self, freed: Bytes) {
+    pub(super) fn freed(self, freed: Bytes, occupied: Bytes) {
         self.set(Counter::LiveBytes, self.get(Counter::LiveBytes).wrapping_sub(freed.get()));
+        self.set(Counter::OccupiedBytes, self.get(Counter::OccupiedBytes).wrapping_sub(occupied.get()));
     }
 }

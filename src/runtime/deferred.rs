@@ -47,6 +47,11 @@ impl Deferred {
         self.forget_spent(driver);
     }
 
+    /// Allocations that were freed and wait.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = DeviceAddress> + '_ {
+        self.waiting.iter().map(|waiting| waiting.address)
+    }
+
     /// The allocation was freed, and waits.
     pub(super) fn has(&self, address: DeviceAddress) -> bool {
         self.waiting.iter().any(|waiting| waiting.address == address)
@@ -54,14 +59,14 @@ impl Deferred {
 }
 
 impl Runtime {
-    /// A free while some allocations are recorded on other streams, or wait for them.
+    /// A free while some allocations are recorded on other streams, or wait for them. True as for [`Runtime::free_at_once`].
     #[cold]
     pub(super) fn free_recorded(
         &self,
         pools: &mut Pools,
         address: DeviceAddress,
         stream: StreamId,
-    ) -> Result<(), NotLive> {
+    ) -> Result<bool, NotLive> {
         if pools.deferred.has(address) {
             return Err(NotLive(address));
         }
@@ -74,6 +79,12 @@ impl Runtime {
             events: Vec::with_capacity(streams.len()),
             unknown: streams.into_iter().collect(),
         };
+        // An event of a stream that is captured is a part of the capture, and tells nothing.
+        if pools.private.is_open() {
+            self.note_waits(pools, address, stream);
+            pools.deferred.waiting.push(waiting);
+            return Ok(false);
+        }
         self.record(&mut waiting);
         // Without an event nobody can know when a stream has passed; waiting for all of them is slow and right.
         if !waiting.unknown.is_empty() && self.device.driver().synchronize(self.device.id()).is_ok() {
@@ -82,22 +93,31 @@ impl Runtime {
             }
             return self.free_at_once(pools, address, stream);
         }
-        pools.note(|tap| tap.free(address, stream, true));
+        self.note_waits(pools, address, stream);
         pools.deferred.waiting.push(waiting);
-        self.finish_deferred(pools);
-        Ok(())
+        Ok(self.finish_deferred(pools))
     }
 
+    /// A free begins to wait, for whoever records: what is private is in no recording.
+    fn note_waits(&self, pools: &mut Pools, address: DeviceAddress, stream: StreamId) {
+        if pools.private.len_of(address).is_none() {
+            pools.note(|tap| tap.free(address, stream, true));
+        }
+    }
+
+    /// True if that was the last of a private pool that is over: its memory is to be given back, outside of the lock.
     #[inline]
     pub(super) fn free_at_once(
         &self,
         pools: &mut Pools,
         address: DeviceAddress,
         stream: StreamId,
-    ) -> Result<(), NotLive> {
-        pools.free(address, stream, self.counters)?;
+    ) -> Result<bool, NotLive> {
+        if pools.free(address, stream, self.counters).is_err() {
+            return self.free_private(pools, address);
+        }
         pools.note(|tap| tap.free(address, stream, false));
-        Ok(())
+        Ok(false)
     }
 
     /// Records an event on each stream that has none yet. What it stands for is later than the free then, and so covers it.
@@ -112,9 +132,13 @@ impl Runtime {
         });
     }
 
-    /// Takes back whatever its streams have passed.
-    pub(super) fn finish_deferred(&self, pools: &mut Pools) {
+    /// Takes back whatever its streams have passed. True as for [`Runtime::free_at_once`].
+    pub(super) fn finish_deferred(&self, pools: &mut Pools) -> bool {
+        if pools.private.is_open() {
+            return false;
+        }
         let driver = self.device.driver();
+        let mut is_spent = false;
         pools.deferred.forget_spent(driver);
         let waiting = std::mem::take(&mut pools.deferred.waiting);
         for mut one in waiting {
@@ -127,16 +151,23 @@ impl Runtime {
                 !is_complete
             });
             if one.events.is_empty() && one.unknown.is_empty() {
-                pools.free(one.address, one.stream, self.counters).expect("it was live when its free came");
-                pools.note(|tap| tap.free_completed(one.address, one.stream));
+                if pools.free(one.address, one.stream, self.counters).is_ok() {
+                    pools.note(|tap| tap.free_completed(one.address, one.stream));
+                } else {
+                    is_spent |= self.free_private(pools, one.address).expect("it was live when its free came");
+                }
             } else {
                 pools.deferred.waiting.push(one);
             }
         }
+        is_spent
     }
 
     /// Asks about other streams that used idle blocks last: what they have passed is for `stream`, too.
     pub(super) fn pass_streams(&self, pools: &mut Pools, stream: StreamId) -> bool {
+        if pools.private.is_open() {
+            return false;
+        }
         let driver = self.device.driver();
         let mut any = false;
         for other in pools.stitching.unpassed_streams(stream) {

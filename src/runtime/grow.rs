@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{AllocError, Counter, Pools, Runtime, SourceError, Want};
+use super::{AllocError, Counter, Pools, Runtime, SourceError, Want, unit_len};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
 use crate::ladder::Shape;
@@ -29,6 +29,7 @@ impl Runtime {
             let mut pools = self.lock();
             self.counters.add(Counter::Failures, 1);
             if matches!(error, AllocError::OutOfMemory { .. }) {
+                pools.marks.note_out_of_memory();
                 pools.note(|tap| tap.refused(request));
             }
         }
@@ -60,7 +61,7 @@ impl Runtime {
 
     fn serve_block(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         self.block(request.bytes, request.stream, |pools, block| {
-            self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes);
+            self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes, block.len);
             pools.note(|tap| tap.alloc(request, block.address));
             block.address
         })
@@ -74,7 +75,8 @@ impl Runtime {
                 pools.stitching.lend(slab.address);
                 pools.small.add_slab(span, request.bytes, request.stream);
                 let address = pools.small.alloc(request.bytes, request.stream)?;
-                self.counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes);
+                let len = unit_len(request.bytes);
+                self.counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes, len);
                 pools.note(|tap| tap.alloc(request, address));
                 Some(address)
             });
@@ -152,6 +154,10 @@ impl Runtime {
     /// Waits for everything that is queued on the device, as cudaFree would: then all idle bytes are for any stream. False if the device does not
     /// answer.
     fn wait_for_streams(&self, stream: StreamId) -> bool {
+        // A capture would break.
+        if self.lock().private.is_open() {
+            return false;
+        }
         let synchronize = || self.device.driver().synchronize(self.device.id()).is_ok();
         // Once for the events that frees wait for.
         if !synchronize() {
@@ -159,6 +165,7 @@ impl Runtime {
         }
         let moment = {
             let mut pools = self.lock();
+            pools.marks.note_retry();
             self.finish_deferred(&mut pools);
             pools.empty_small_slabs();
             pools.stitching.moment()
@@ -232,7 +239,7 @@ impl Runtime {
             drop(chunks);
             return Ok(());
         };
-        self.note_held(&pools);
+        self.note_held(&mut pools);
         drop(pools);
         self.give_back(chunks);
         Err(GrowError::Memory(error))
@@ -240,6 +247,7 @@ impl Runtime {
 
     /// Chunks of at least `len` bytes together, in as many leases as that takes: all of them, or none and why.
     pub(super) fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        self.check_limit(len)?;
         let granule = self.config.granule;
         let most = granule.checked_mul(limits::ACQUIRE_CHUNKS_MAX).unwrap_or(Bytes::LARGEST);
         let (mut chunks, mut left) = (Vec::new(), len);
@@ -259,11 +267,35 @@ impl Runtime {
         Ok(chunks)
     }
 
-    fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {
+    /// Whether the process may hold so much more, by the limit that it has set itself. Threads that grow at the same moment may pass it by what each asks for.
+    pub(super) fn check_limit(&self, more: Bytes) -> Result<(), SourceError> {
+        let (held, limit) = {
+            let pools = self.lock();
+            (pools.held(), pools.limit)
+        };
+        let Some(limit) = limit.filter(|limit| held.checked_add(more).is_none_or(|after| after > *limit)) else {
+            return Ok(());
+        };
+        let message = format!(
+            "{more} more are not asked for: this process has set itself a limit of {limit} on this device, and holds {held}"
+        );
+        Err(SourceError { kind: ErrorKind::OverLimit, message })
+    }
+
+    pub(super) fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {
         let pools = self.lock();
         let live = Bytes::new(self.counters.get(Counter::LiveBytes));
-        let stitchable = pools.stitchable();
-        AllocError::OutOfMemory { requested, held: pools.held(), live, stitchable, source }
+        let planned = pools.planned.as_ref().map(|installed| installed.pool.counts().deviations());
+        AllocError::OutOfMemory {
+            requested,
+            held: pools.held(),
+            live,
+            stitchable: pools.stitchable(),
+            parked: pools.idle(),
+            contiguous: pools.stitching.usage().largest_contiguous.max(pools.packed.usage().largest_contiguous),
+            deviations: planned,
+            source,
+        }
     }
 }
 

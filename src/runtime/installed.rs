@@ -127,6 +127,8 @@ impl Installed {
             let len = self.mapping.slot_span(slot).len();
             if let Ok(taken) = self.mapping.take(slot..slot + 1) {
                 self.held -= len;
+                self.pool.set_hole(self.offsets_of(slot), true);
+                self.holes.push(slot);
                 found += len;
                 chunks.extend(taken);
             }

@@ -10,6 +10,7 @@
 //!   pools under the lock, and the request tries again: another thread may have been faster.
 //! * Counters are written under the lock, one writer each, and read by anybody.
 
+mod blocks;
 mod counters;
 mod deferred;
 mod grow;
@@ -18,22 +19,28 @@ mod lock;
 mod manifest;
 mod offer;
 mod overflow;
+mod private_pools;
 mod source;
+mod statistics;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use blocks::{Block, BlockState, Candidate, Segment, SegmentPool};
 pub use counters::{Counter, Counters};
 pub use manifest::{ManifestError, Piece};
 pub use offer::Offer;
+pub use private_pools::{PrivatePoolId, PrivateUse};
 pub use source::{ChunkSource, SourceError, Want};
+pub use statistics::MemoryStatistics;
 
 use crate::clock::Clock;
 use crate::driver::DriverError;
 use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
 use crate::ladder::Shape;
+use crate::limits;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::plan::Plan;
 use crate::pool::packed::{PackedPool, PackedUse};
@@ -46,6 +53,8 @@ use crate::units::{Bytes, DeviceAddress};
 use deferred::Deferred;
 use installed::Installed;
 use lock::{Held, Lock};
+use private_pools::PrivatePools;
+use statistics::Watermarks;
 
 /// How a runtime behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,13 +108,19 @@ struct Pools {
     packed: PackedPool,
     stitching: StitchingPool,
     small: SmallPool,
+    /// Memory for what captured graphs replay.
+    private: PrivatePools,
     /// Live allocations that other streams use, too.
     recorded: AddressMap<BTreeSet<StreamId>>,
     deferred: Deferred,
+    /// What the process has set itself as the most that it holds here.
+    limit: Option<Bytes>,
     /// Until then the source is not asked for more: it has just refused.
     refused_until: Duration,
     /// Where what happens is recorded, if it is: each with its number.
     taps: Vec<(TapNumber, Tap)>,
+    /// What statistics count that no pool does.
+    marks: Watermarks,
     /// Allocations and frees until figures are written that take a walk over all blocks.
     until_look: u32,
 }
@@ -125,7 +140,8 @@ pub struct TapNumber(u32);
 pub enum AllocError {
     /// There is no memory left, anywhere.
     #[error(
-        "out of memory: {requested} asked for; this process holds {held} of which {live} are live, and {stitchable} idle could be stitched"
+        "out of memory: {requested} asked for; this process holds {held} of which {live} are live, and {stitchable} idle could be stitched ({parked} idle in all, {contiguous} in one piece{})",
+        plan_words(*deviations)
     )]
     OutOfMemory {
         /// Bytes asked for.
@@ -134,8 +150,14 @@ pub enum AllocError {
         held: Bytes,
         /// Bytes of live allocations.
         live: Bytes,
-        /// Idle bytes of the stitching pool.
+        /// Idle bytes that can be put together elsewhere: whole chunks.
         stitchable: Bytes,
+        /// All idle bytes outside of a static pool, those between live ones among them.
+        parked: Bytes,
+        /// The longest idle stretch.
+        contiguous: Bytes,
+        /// How often the job has left its plan, if it has one.
+        deviations: Option<u64>,
         /// Why there is no more.
         #[source]
         source: SourceError,
@@ -155,6 +177,11 @@ pub enum AllocError {
         #[source]
         source: MemoryError,
     },
+}
+
+fn plan_words(deviations: Option<u64>) -> String {
+    deviations
+        .map_or_else(String::new, |count| format!("; {} from its plan", crate::units::counted(count, "deviation")))
 }
 
 impl AllocError {
@@ -242,6 +269,8 @@ pub struct RuntimeStats {
     pub stitch_use: StitchUse,
     /// What the packed pool holds.
     pub packed_use: PackedUse,
+    /// What private pools hold.
+    pub private_use: PrivateUse,
     /// Requests that failed.
     pub failures: u64,
 }
@@ -267,6 +296,12 @@ pub struct ServedCounts {
     pub small_bytes: Bytes,
 }
 
+/// What an allocation occupies that is packed in units; one that was served is no longer than addresses are.
+#[inline]
+fn unit_len(bytes: Bytes) -> Bytes {
+    limits::allocation_len(bytes).unwrap_or(bytes)
+}
+
 impl Runtime {
     /// A runtime over `device` that gets its memory from `source` and counts in `counters`.
     pub fn new(
@@ -284,10 +319,13 @@ impl Runtime {
             packed: PackedPool::new(Arc::clone(&device), config.granule),
             stitching: StitchingPool::new(Arc::clone(&device), config.granule, config.stitch),
             small: SmallPool::default(),
+            private: PrivatePools::default(),
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
+            limit: None,
             refused_until: Duration::ZERO,
             taps: Vec::new(),
+            marks: Watermarks::default(),
             until_look: OPERATIONS_PER_LOOK,
         };
         Runtime { device, source, clock, config, pools: Lock::new(pools), counters }
@@ -301,6 +339,11 @@ impl Runtime {
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// All memory of the device, whoever has it.
+    pub fn device_total(&self) -> Result<Bytes, DriverError> {
+        Ok(self.device.driver().memory(self.device.id())?.total)
     }
 
     /// The counters.
@@ -326,13 +369,17 @@ impl Runtime {
     /// Takes an allocation back that was made on `stream`.
     #[inline]
     pub fn free(&self, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
-        self.pools.with(|pools| {
+        let is_spent = self.pools.with(|pools| {
             self.count_down(pools);
             if pools.recorded.is_empty() && pools.deferred.is_empty() {
                 return self.free_at_once(pools, address, stream);
             }
             self.free_recorded(pools, address, stream)
-        })
+        })?;
+        if is_spent {
+            self.give_back_spent();
+        }
+        Ok(())
     }
 
     /// Another stream uses the allocation, too: its bytes are not reused before that stream has passed the free. Addresses that are not ours are
@@ -341,7 +388,10 @@ impl Runtime {
         let mut pools = self.lock();
         if pools.is_live(address) && !pools.deferred.has(address) {
             pools.recorded.entry(address).or_default().insert(stream);
-            pools.note(|tap| tap.record_stream(address, stream));
+            // What is private is in no recording.
+            if pools.private.len_of(address).is_none() {
+                pools.note(|tap| tap.record_stream(address, stream));
+            }
         }
     }
 
@@ -380,7 +430,8 @@ impl Runtime {
         }
         let len = plan.pool_len.max(Bytes::new(1));
         let want = Want { len, shape: Shape::Largest, plan: Some(plan.id()), wait: self.config.wait };
-        let chunks = self.source.acquire(want).map_err(|source| PlanInstallError::Source { len, source })?;
+        let chunks = self.check_limit(len).and_then(|()| self.source.acquire(want));
+        let chunks = chunks.map_err(|source| PlanInstallError::Source { len, source })?;
         let installed = Mapping::stitch(&chunks).map_err(PlanInstallError::Memory);
         let installed = installed.and_then(|mapping| Ok(Installed::whole(plan, mapping)?));
         let refused = match installed {
@@ -389,7 +440,7 @@ impl Runtime {
                 let mut pools = self.lock();
                 if pools.planned.is_none() {
                     pools.planned = Some(installed);
-                    self.note_held(&pools);
+                    self.note_held(&mut pools);
                     None
                 } else {
                     Some(PlanInstallError::Installed)
@@ -418,16 +469,24 @@ impl Runtime {
         self.lock().pieces(address).into_iter().skip(1).map(|(span, ..)| span.start()).collect()
     }
 
-    /// Gives idle memory back to the daemon, `wanted` bytes of it or all there is; says how much it was.
+    /// Sets the most that the process wants to hold here, or none. What it holds already it keeps; above it requests fail that need more.
+    pub fn set_limit(&self, limit: Option<Bytes>) {
+        self.lock().limit = limit;
+    }
+
+    /// Gives idle memory back to the daemon, `wanted` bytes of it or all there is; says how much it was. None while a private pool is open: unmapping would break a capture.
     pub fn trim(&self, wanted: Bytes) -> Bytes {
         let chunks = {
             let mut pools = self.lock();
+            if pools.private.is_open() {
+                return Bytes::ZERO;
+            }
             pools.empty_small_slabs();
             let chunks = pools.take_idle(wanted);
-            self.note_held(&pools);
+            self.note_held(&mut pools);
             chunks
         };
-        self.give_back(chunks)
+        self.give_back(chunks) + self.give_back_spent()
     }
 
     /// Gives chunks to whoever owns them and says how many bytes that was. Those that may still be visible here stay: nobody else may get them while
@@ -444,8 +503,9 @@ impl Runtime {
     /// Waits for all streams: what was freed while they used it is idle now.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         self.device.driver().synchronize(self.device.id())?;
-        let mut pools = self.lock();
-        self.finish_deferred(&mut pools);
+        if self.finish_deferred(&mut self.lock()) {
+            self.give_back_spent();
+        }
         Ok(())
     }
 
@@ -475,6 +535,7 @@ impl Runtime {
             stitch: pools.stitching.counts(),
             stitch_use: pools.stitching.usage(),
             packed_use: pools.packed.usage(),
+            private_use: pools.private.usage(),
             failures: count(Counter::Failures),
         }
     }
@@ -485,6 +546,7 @@ impl Runtime {
         pools.static_pools().try_for_each(Installed::invariants)?;
         pools.packed.invariants()?;
         pools.stitching.invariants()?;
+        pools.private.invariants()?;
         pools.small.invariants()
     }
 
@@ -513,8 +575,9 @@ impl Runtime {
     }
 
     /// Writes to the counters what is held, and in which pieces unless there are so many that this is not the moment.
-    fn note_held(&self, pools: &Pools) {
+    fn note_held(&self, pools: &mut Pools) {
         let held = pools.held();
+        self.note_marks(pools);
         self.counters.set(Counter::HeldBytes, held.get());
         self.counters.raise(Counter::PeakHeldBytes, held.get());
         self.counters
@@ -546,6 +609,7 @@ impl Drop for Runtime {
         }
         chunks.extend(pools.packed.take_all());
         chunks.extend(pools.stitching.take_all());
+        chunks.extend(pools.private.take_all());
         self.give_back(chunks);
     }
 }
@@ -574,30 +638,32 @@ impl Pools {
                     None => return None,
                 },
             };
-            counters.served(requests, bytes, request.bytes);
+            counters.served(requests, bytes, request.bytes, unit_len(request.bytes));
             return Some(address);
         }
-        let (address, requests, bytes) = if SmallPool::serves(request.bytes) {
+        if SmallPool::serves(request.bytes) {
             let address = self.small.alloc(request.bytes, request.stream)?;
-            (address, Counter::RequestsSmall, Counter::BytesSmall)
-        } else {
-            let served = self.stitching.alloc(request.bytes, request.stream)?;
-            (served.address, Counter::RequestsStitching, Counter::BytesStitching)
-        };
-        counters.served(requests, bytes, request.bytes);
-        Some(address)
+            let len = unit_len(request.bytes);
+            counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes, len);
+            return Some(address);
+        }
+        let served = self.stitching.alloc(request.bytes, request.stream)?;
+        counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes, served.len);
+        Some(served.address)
     }
 
     #[inline]
     fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: Counters) -> Result<(), NotLive> {
         let planned = self.planned.as_mut().and_then(|installed| installed.pool.free(address));
         let planned = planned.or_else(|| self.packed.free(address));
-        let planned = planned.or_else(|| self.free_retired(address));
-        let bytes = match planned.or_else(|| self.stitching.free(address, stream)) {
-            Some(bytes) => bytes,
-            None => self.free_small(address, stream).ok_or(NotLive(address))?,
-        };
-        counters.freed(bytes);
+        if let Some(bytes) = planned.or_else(|| self.free_retired(address)) {
+            counters.freed(bytes, unit_len(bytes));
+        } else if let Some(bytes) = self.stitching.free(address, stream) {
+            counters.freed(bytes, self.stitching.block_len(bytes).unwrap_or(bytes));
+        } else {
+            let bytes = self.free_small(address, stream).ok_or(NotLive(address))?;
+            counters.freed(bytes, unit_len(bytes));
+        }
         Ok(())
     }
 
@@ -625,7 +691,8 @@ impl Pools {
     fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
         let planned = self.static_pools().find_map(|installed| installed.pool.len_of(address));
         let planned = planned.or_else(|| self.packed.len_of(address));
-        planned.or_else(|| self.stitching.len_of(address)).or_else(|| self.small.len_of(address))
+        let planned = planned.or_else(|| self.stitching.len_of(address)).or_else(|| self.small.len_of(address));
+        planned.or_else(|| self.private.len_of(address))
     }
 
     fn is_live(&self, address: DeviceAddress) -> bool {
@@ -687,12 +754,13 @@ impl Pools {
 
     fn held(&self) -> Bytes {
         let planned: Bytes = self.static_pools().map(Installed::held).sum();
-        planned + self.packed.held() + self.stitching.held()
+        planned + self.packed.held() + self.stitching.held() + self.private.held()
     }
 
     fn live_allocations(&self) -> u64 {
         let planned: u64 = self.static_pools().map(|installed| installed.pool.live_allocations()).sum();
-        planned + self.packed.live_allocations() + self.stitching.live_allocations() + self.small.live_allocations()
+        let small = self.small.live_allocations() + self.private.live_allocations();
+        planned + self.packed.live_allocations() + self.stitching.live_allocations() + small
     }
 }
 

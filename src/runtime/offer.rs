@@ -64,6 +64,10 @@ impl Runtime {
     /// Installs the plan that was offered, if there is one and memory for it.
     #[cold]
     pub(super) fn install_offered(&self, pools: &mut Pools) {
+        // Moving memory waits for the device, which would break a capture: the next iteration will do.
+        if pools.private.is_open() {
+            return;
+        }
         let Some(Offer { mut installed, carried, .. }) = pools.offered.take() else { return };
         self.finish_deferred(pools);
         pools.empty_small_slabs();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::grow::{REFUSAL_HOLDS, ROUNDS_MAX};
 use super::installed::Installed;
-use super::{AllocError, Counter, Pools, Runtime};
+use super::{AllocError, Counter, Pools, Runtime, unit_len};
 use crate::memory::{Chunk, MemoryError};
 use crate::pool::Request;
 use crate::pool::packed::Prefer;
@@ -71,7 +71,9 @@ impl Runtime {
                 }
                 self.finish_deferred(&mut pools);
                 pools.empty_small_slabs();
-                let most = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::lacks);
+                // Moving waits for the device, which would break a capture.
+                let may_move = !pools.private.is_open();
+                let most = pools.planned.as_ref().filter(|_| may_move).map_or(Bytes::ZERO, Installed::lacks);
                 let chunks = pools.take_idle(most);
                 self.back(&mut pools, &wanted, chunks, request.bytes)?;
                 let Some(installed) = &mut pools.planned else { return Ok(None) };
@@ -128,7 +130,8 @@ impl Runtime {
 
     pub(super) fn alloc_packed(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
         let address = pools.packed.alloc(request.bytes, request.stream)?;
-        self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes);
+        let len = unit_len(request.bytes);
+        self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes, len);
         pools.note(|tap| tap.alloc(request, address));
         self.note_held(pools);
         Some(address)
@@ -137,6 +140,10 @@ impl Runtime {
     /// Moves idle chunks to where the packed pool grows, and says whether there were any.
     fn gather(&self, pools: &mut Pools, request: &Request) -> Result<bool, AllocError> {
         let Request { bytes, stream, .. } = *request;
+        // Moving waits for the device, which would break a capture.
+        if pools.private.is_open() {
+            return Ok(false);
+        }
         pools.empty_small_slabs();
         let outside = pools.stitching.idle_bytes().get() / self.config.granule.get();
         let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(outside));

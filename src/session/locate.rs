@@ -12,6 +12,15 @@ pub const SOCKET_NAME: &str = "stitchd.sock";
 /// The runtime directory when nobody names another.
 pub const RUNTIME_DIR: &str = "/run/stitchd";
 
+/// What a process does that finds no daemon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WithoutDaemon {
+    /// Requests fail, and say why.
+    Refuse,
+    /// It is its own daemon: [`super::PrivateProcess`].
+    Private,
+}
+
 /// What the environment says, as far as the client cares.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
@@ -29,6 +38,10 @@ pub struct Environment {
     pub rank: Option<OsString>,
     /// `WORLD_SIZE`: of how many.
     pub world_size: Option<OsString>,
+    /// `STITCHD_WITHOUT_DAEMON`: what a process does that finds no daemon, `refuse` or `private`.
+    pub without_daemon: Option<OsString>,
+    /// `STITCHD_DRIVER`: whose devices a process without a daemon uses; a daemon says itself.
+    pub driver: Option<OsString>,
     /// `STITCHD_DRIVER_LIBRARY`, read in tests only: the library that stands for the vendor's.
     pub library: LibraryPlace,
 }
@@ -46,10 +59,24 @@ impl Environment {
             record: read("STITCHD_RECORD"),
             rank: read("RANK"),
             world_size: read("WORLD_SIZE"),
+            without_daemon: read("STITCHD_WITHOUT_DAEMON"),
+            driver: read("STITCHD_DRIVER"),
             #[cfg(feature = "testing")]
             library: read("STITCHD_DRIVER_LIBRARY").map(LibraryPlace::at).unwrap_or_default(),
             #[cfg(not(feature = "testing"))]
             library: LibraryPlace::default(),
+        }
+    }
+
+    /// What to do without a daemon. Unless told otherwise a process refuses: alone it would take memory that others were promised.
+    pub fn without_daemon(&self) -> Result<WithoutDaemon, String> {
+        match self.without_daemon.as_ref().map(|word| word.to_string_lossy()).as_deref() {
+            None | Some("refuse") => Ok(WithoutDaemon::Refuse),
+            Some("private") => Ok(WithoutDaemon::Private),
+            Some(other) => {
+                let shown = crate::error::excerpt(other, 40);
+                Err(format!("STITCHD_WITHOUT_DAEMON is '{shown}', and can be refuse or private"))
+            }
         }
     }
 
@@ -129,6 +156,17 @@ mod tests {
         }
         let odd = OsStr::from_bytes(b"r\xff.t");
         assert_eq!(recording_path(odd, 1, 0).as_os_str().as_bytes(), b"r\xff.1.0.t");
+    }
+
+    #[test]
+    fn a_process_goes_without_a_daemon_only_where_it_is_told_to() {
+        let without = |word: Option<&str>| {
+            Environment { without_daemon: word.map(OsString::from), ..Environment::default() }.without_daemon()
+        };
+        assert_eq!(without(None), Ok(WithoutDaemon::Refuse));
+        assert_eq!(without(Some("refuse")), Ok(WithoutDaemon::Refuse));
+        assert_eq!(without(Some("private")), Ok(WithoutDaemon::Private));
+        assert!(without(Some("Private")).unwrap_err().contains("'Private', and can be refuse or private"));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use control::dial;
-pub use private::PrivateSource;
+pub use private::{PrivateProcess, PrivateSource};
 
 use crate::clock::{Clock, SystemClock};
 use crate::driver::layers::metered::{CallCounts, Meter, Metered};

@@ -5,12 +5,61 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::{SessionError, fork, opening};
+use crate::clock::{Clock, SystemClock};
+use crate::driver::{self, Driver, DriverError, DriverName, LibraryPlace};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceId};
 use crate::ladder::Ladder;
-use crate::memory::Chunk;
-use crate::runtime::{ChunkSource, SourceError, Want};
+use crate::limits;
+use crate::memory::{Chunk, Device};
+use crate::runtime::{ChunkSource, Counters, Runtime, RuntimeConfig, SourceError, Want};
 use crate::store::Store;
+
+/// A process that is its own daemon.
+#[derive(Debug)]
+pub struct PrivateProcess {
+    driver: Arc<dyn Driver>,
+    store: Arc<Store>,
+    clock: Arc<dyn Clock>,
+}
+
+impl PrivateProcess {
+    /// Opens the driver of this name, or that of the vendor whose devices the machine has. Where devices are pretended there is one, of [`limits::PRIVATE_HOST_LEN`].
+    pub fn open(name: Option<&str>, library: &LibraryPlace) -> Result<PrivateProcess, SessionError> {
+        if fork::is_child() {
+            return Err(SessionError::Forked);
+        }
+        fork::watch();
+        let known: Option<DriverName> = match name {
+            Some(name) => Some(name.parse().map_err(|_| SessionError::Driver(name.to_owned()))?),
+            None => None,
+        };
+        let library = library.clone();
+        let open = move || match known {
+            Some(known) => driver::open_shared(known, &[limits::PRIVATE_HOST_LEN], &library),
+            None => driver::open_vendor(&library).map(Some),
+        };
+        let what = name.unwrap_or("the vendor's");
+        let opened = opening::in_time(what, opening::OPENING_MAX, open)?;
+        let driver = opened.ok_or_else(|| SessionError::Driver(what.to_owned()))?;
+        let devices = driver.devices();
+        let devices = devices.iter().map(|device| Device::open(Arc::clone(&driver), device.id));
+        let store = Arc::new(Store::new(devices.collect::<Result<_, DriverError>>()?));
+        Ok(PrivateProcess { driver, store, clock: Arc::new(SystemClock::new()) })
+    }
+
+    /// A runtime for device `ordinal`.
+    pub fn runtime(&self, ordinal: u32, config: RuntimeConfig) -> Result<Runtime, SessionError> {
+        let device = self.store.devices().iter().find(|device| device.id() == DeviceId(ordinal));
+        let count = self.driver.devices().len();
+        let device = device.ok_or(SessionError::NoDevice { ordinal, count, lost: Vec::new() })?;
+        let ladder = Ladder::standard();
+        let config = RuntimeConfig { granule: ladder.step_at_least(config.granule), ..config };
+        let source = PrivateSource::new(Arc::clone(&self.store), device.id(), ladder);
+        Ok(Runtime::new(Arc::clone(device), Arc::new(source), Arc::clone(&self.clock), config, Counters::private()))
+    }
+}
 
 /// The store of this process as a source of chunks for one device.
 #[derive(Debug)]

@@ -1,11 +1,11 @@
 //! The C border: a C program built against the header, and Python through ctypes.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Pid;
 
+use crate::compiled::{Language, compiled, run};
 use crate::support::{TestDaemon, client_library, hear, needs_host, python};
 
 /// Runs a script that says `fine` when all of it held.
@@ -21,36 +21,13 @@ fn the_c_example_builds_and_runs() {
     if needs_host("the example writes with the CPU") {
         return;
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let Some(library) = client_library() else { return println!("SKIP: libstitchd_client.so was not built") };
-    if Command::new("cc").arg("--version").output().is_err() {
-        return println!("SKIP: there is no C compiler");
-    }
     let daemon = TestDaemon::start(128);
-    let program = daemon.path().join("hello");
-    let built = Command::new("cc")
-        .args(["-Wall", "-Wextra", "-Werror", "-std=c99", "-pedantic"])
-        .arg("-I")
-        .arg(root.join("client/include"))
-        .arg(root.join("client/examples/hello.c"))
-        .arg(&library)
-        .arg("-o")
-        .arg(&program)
-        .output()
-        .unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let run = |socket: &Path| {
-        Command::new(&program)
-            .envs(daemon.environment())
-            .env("STITCHD_SOCKET", socket)
-            .env("LD_LIBRARY_PATH", library.parent().unwrap())
-            .output()
-            .unwrap()
-    };
-    let output = run(&daemon.socket());
+    let target = daemon.path().join("hello");
+    let Some(program) = compiled(Language::C, "client/examples/hello.c", target, &[]) else { return };
+    let output = run(&program, &daemon, &[], &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8_lossy(&output.stdout), "67108864 bytes at a multiple of 512: yes\n");
-    let output = run(Path::new("/nowhere/stitchd.sock"));
+    let output = run(&program, &daemon, &[], &[("STITCHD_SOCKET", "/nowhere/stitchd.sock")]);
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("no stitchd daemon answers at /nowhere/stitchd.sock"), "{text}");

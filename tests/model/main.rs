@@ -13,6 +13,7 @@ mod ledger;
 mod memory;
 mod packed;
 mod planned;
+mod private_pools;
 mod recording;
 mod reference;
 mod runtime;

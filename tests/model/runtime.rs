@@ -15,11 +15,12 @@ use stitchd::ids::{ChunkId, DeviceId, StreamId};
 use stitchd::ladder::Ladder;
 use stitchd::memory::{Chunk, Device};
 use stitchd::plan::Plan;
-use stitchd::pool::Request;
 use stitchd::pool::stitching::StitchConfig;
+use stitchd::pool::{Found, Request};
 use stitchd::rng::Rng;
 use stitchd::runtime::{
-    AllocError, ChunkSource, Counter, Counters, NotLive, Runtime, RuntimeConfig, RuntimeStats, SourceError, Want,
+    AllocError, BlockState, ChunkSource, Counter, Counters, NotLive, Runtime, RuntimeConfig, RuntimeStats, SegmentPool,
+    SourceError, Want,
 };
 use stitchd::trace::Trace;
 use stitchd::units::{Bytes, DeviceAddress};
@@ -270,7 +271,8 @@ impl Bench {
         let after = self.runtime.stats();
         assert_eq!(before.served, after.served, "what fails serves nobody");
         match error {
-            AllocError::OutOfMemory { requested, held, live, stitchable, source } => {
+            AllocError::OutOfMemory { requested, held, live, stitchable, parked, contiguous, source, .. } => {
+                assert!(stitchable <= parked && contiguous <= parked, "{error:?}");
                 assert_eq!((*requested, *held, live.get()), (request.bytes, after.held, self.live_bytes()));
                 assert_eq!(*stitchable, after.stitch_use.stitchable + after.packed_use.idle_chunks);
                 // Unless waiting for them is what has failed.
@@ -398,6 +400,72 @@ impl Bench {
         assert_eq!(bytes.get(), self.served_bytes);
         assert_eq!(served.planned, stats.planned.hits + stats.planned.late);
         assert_eq!(served.reuse, stats.planned.reused);
+    }
+
+    /// What can be looked at from outside, which takes long.
+    fn check_looks(&self) {
+        let stats = self.runtime.stats();
+        self.check_statistics(&stats);
+        self.check_blocks(&stats);
+    }
+
+    /// PyTorch's figures say the same as a list of what is live.
+    fn check_statistics(&self, stats: &RuntimeStats) {
+        let figures = self.runtime.memory_statistics();
+        let figure = |name: &str| figures.get(name).unwrap() as u64;
+        let allocated: u64 = self.live.iter().filter(|(.., live)| live.freed.is_none()).map(|(_, len, _)| len).sum();
+        assert_eq!(figure("allocated_bytes.all.current"), allocated);
+        assert_eq!(figure("active_bytes.all.current"), self.live.bytes());
+        assert!(figure("active_bytes.all.peak") >= self.live.bytes());
+        let freed = self.live.iter().filter(|(.., live)| live.freed.is_some()).count();
+        assert_eq!(figure("allocation.all.current") as usize, self.live.len() - freed);
+        assert_eq!(figure("allocation.all.allocated"), self.served);
+        assert_eq!(figure("requested_bytes.all.allocated"), self.served_bytes);
+        assert_eq!(figure("requested_bytes.all.peak"), self.peak_live);
+        assert_eq!(figure("reserved_bytes.all.current"), stats.held.get());
+        assert!(figure("num_ooms") <= self.failures);
+    }
+
+    /// Every live allocation is found by any of its bytes, with what is free beside it, and nothing else is.
+    fn check_blocks(&self, stats: &RuntimeStats) {
+        let segments = self.runtime.segments();
+        let mut held = 0;
+        let mut seen = Vec::new();
+        for segment in &segments {
+            held += if segment.pool == SegmentPool::Stitched { 0 } else { segment.span.len().get() };
+            let mut end = segment.span.start();
+            for (at, block) in segment.blocks.iter().enumerate() {
+                assert_eq!(block.span.start(), end, "blocks lie side by side");
+                end = block.span.end();
+                let middle = DeviceAddress::new((block.span.start().get() + end.get()) / 2);
+                let last = DeviceAddress::new(end.get() - 1);
+                let found = [block.span.start(), middle, last].map(|address| self.runtime.block_of(address));
+                if matches!(block.state, BlockState::Free | BlockState::Shown) {
+                    assert_eq!(found, [None; 3], "{block:?} is nobody's");
+                    continue;
+                }
+                let free = |at: Option<usize>| {
+                    let beside = at.and_then(|at| segment.blocks.get(at)).filter(|of| of.state == BlockState::Free);
+                    beside.map_or(Bytes::ZERO, |of| of.span.len())
+                };
+                let (before, after) = (free(at.checked_sub(1)), free(Some(at + 1)));
+                assert_eq!(found, [Some(Found { span: block.span, before, after }); 3], "{:?}", segment.pool);
+                let is_waiting = block.state == BlockState::Waiting;
+                seen.push((block.span.start().get(), block.span.len().get(), block.requested.get(), is_waiting));
+            }
+            assert_eq!(end, segment.span.end());
+        }
+        seen.sort_unstable();
+        let live = self.live.iter().map(|(at, len, live)| (at, len, live.bytes, live.freed.is_some()));
+        assert_eq!(seen, live.collect::<Vec<_>>());
+        assert!(held == stats.held.get() || self.setup.faults, "{held} of {}", stats.held);
+        let wanted = Bytes::mib(16);
+        let ranked = self.runtime.release_candidates(wanted);
+        assert_eq!(ranked.len(), self.live.iter().filter(|(.., live)| live.freed.is_none()).count());
+        let enough = ranked.iter().take_while(|candidate| candidate.room() >= wanted).count();
+        assert!(ranked[..enough].is_sorted_by_key(|candidate| candidate.room()));
+        assert!(ranked[enough..].is_sorted_by_key(|candidate| std::cmp::Reverse(candidate.room())));
+        assert!(ranked[enough..].iter().all(|candidate| candidate.room() < wanted));
     }
 
     /// Drops the runtime, whatever is live: every chunk comes back once.
@@ -535,6 +603,9 @@ fn run(setup: Setup, seed: u64, steps: u64) {
             step(&mut bench, &mut rng, &mut gone, at / 1000 % 4 == 0);
         }
         bench.check();
+        if at % 32 == 0 {
+            bench.check_looks();
+        }
         if at % 32 == 0 || bench.live.len() < 3 {
             bench.runtime.invariants().unwrap();
         }

@@ -12,10 +12,13 @@
 //!
 //! Invariant: live allocations, free stretches and holes of a range lie side by side and cover it up to its end, and no chunk is in two slots.
 
+mod locate;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::AddressMap;
+use super::starts::Starts;
 use crate::extents::Extents;
 use crate::ids::StreamId;
 use crate::limits;
@@ -40,6 +43,8 @@ struct Range {
     stream: StreamId,
     mapping: Mapping,
     free: Extents,
+    /// Where live allocations begin, in units.
+    starts: Starts,
     /// Slots without a chunk below the last that has one: the first of each run, and how many.
     holes: BTreeMap<usize, usize>,
 }
@@ -119,6 +124,7 @@ impl PackedPool {
         let (_, at, start) = fits.min()?;
         let range = &mut self.ranges[at];
         range.free.take(start, units);
+        range.starts.set(start);
         self.live_units += units;
         let address = range.mapping.span().start().checked_add(Bytes::new(start * UNIT))?;
         self.live.insert(address, Live { bytes, range: at as u32 });
@@ -133,6 +139,7 @@ impl PackedPool {
         let range = &mut self.ranges[range as usize];
         let start = address.checked_distance(range.mapping.span().start()).expect("it was served from this range");
         range.free.give(start.get() / UNIT, units);
+        range.starts.clear(start.get() / UNIT);
         self.live_units -= units;
         Some(bytes)
     }
@@ -245,7 +252,13 @@ impl PackedPool {
         let needed = self.granule.checked_mul(slots as u64).ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
         let generous = limits::PACKED_RANGE_LEN.max(needed);
         let mapping = Mapping::empty(&self.device, generous).or_else(|_| Mapping::empty(&self.device, needed))?;
-        self.ranges.push(Range { stream, mapping, free: Extents::default(), holes: BTreeMap::new() });
+        self.ranges.push(Range {
+            stream,
+            mapping,
+            free: Extents::default(),
+            starts: Starts::default(),
+            holes: BTreeMap::new(),
+        });
         Ok(self.ranges.len() - 1)
     }
 
@@ -359,6 +372,11 @@ impl PackedPool {
     /// Bytes that serve nobody.
     pub fn free_bytes(&self) -> Bytes {
         self.held - Bytes::new(self.live_units * UNIT)
+    }
+
+    /// Ranges that there are.
+    pub fn range_count(&self) -> usize {
+        self.ranges.len()
     }
 
     /// Live allocations.

@@ -19,6 +19,7 @@
 
 mod bits;
 mod dynamic;
+mod locate;
 mod matcher;
 mod relocate;
 mod tenants;
@@ -51,6 +52,8 @@ pub struct PlannedPool {
     tenants: Tenants,
     matcher: Matcher,
     streams: Streams,
+    /// Where entries are, once somebody has asked.
+    cells: Option<Box<locate::Cells>>,
     /// All but the hits, which follow from how far the cursor has come.
     counts: PlannedCounts,
     /// Requests that agreed with the entry at the cursor and were not served.
@@ -300,6 +303,7 @@ impl PlannedPool {
             matcher: Matcher::new(&entries, plan.cycle_start as u32),
             entries,
             streams,
+            cells: None,
             counts: PlannedCounts::default(),
             blocked_at_cursor: 0,
         })

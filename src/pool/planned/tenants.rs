@@ -109,7 +109,7 @@ impl Tenants {
     }
 
     /// What of a stretch has memory behind it.
-    fn without_holes(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
+    pub(super) fn without_holes(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
         let mut stretches = vec![(from, to)];
         if self.hole_count > 0 && from < to {
             let holes = (from / CELL..to.div_ceil(CELL)).filter(|cell| self.holes.is_set(*cell as u32));
@@ -154,9 +154,22 @@ impl Tenants {
 
     /// Everything that is in the way: tenants and holes.
     pub(super) fn obstacles(&self) -> impl Iterator<Item = PlanSpan> + '_ {
-        let hole =
-            |cell: u32| Span::new(PlanOffset::new(u64::from(cell) * CELL), Bytes::new(CELL)).expect("a cell of a pool");
-        self.spans().chain(self.holes.iter().map(hole))
+        self.spans().chain(self.holes.iter().map(whole_cell))
+    }
+
+    /// The tenants, with the bytes that were asked for.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (PlanSpan, Bytes)> + '_ {
+        self.spans().zip(self.spans.values().map(|(_, bytes)| *bytes))
+    }
+
+    /// Tenants that have bytes of `span`.
+    pub(super) fn overlapping(&self, span: PlanSpan) -> impl Iterator<Item = PlanSpan> + '_ {
+        let (start, end) = (span.start().get(), span.end().get());
+        let before = self.spans.range(..start).next_back().filter(|(_, (reach, _))| *reach > start);
+        let all = before.into_iter().chain(self.spans.range(start..end));
+        all.map(|(start, (end, _))| {
+            Span::new(PlanOffset::new(*start), Bytes::new(end - start)).expect("it was inserted")
+        })
     }
 
     pub(super) fn invariants(&self) -> Result<(), String> {
@@ -172,6 +185,10 @@ impl Tenants {
         let wrong = (0..counts.len()).find(|cell| !is_right(*cell));
         wrong.map_or(Ok(()), |cell| Err(format!("cell {cell} counts {} and has {}", self.counts[cell], counts[cell])))
     }
+}
+
+fn whole_cell(cell: u32) -> PlanSpan {
+    Span::new(PlanOffset::new(u64::from(cell) * CELL), Bytes::new(CELL)).expect("a cell of a pool")
 }
 
 /// The cells that a span, not empty, touches.

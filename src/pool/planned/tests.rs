@@ -90,7 +90,7 @@ impl Bench {
         self.pool.invariants().unwrap();
         match served {
             Served::At(address) | Served::Reused(address) => Some((address.get() - BASE) / UNIT),
-            Served::Elsewhere | Served::Unknown => None,
+            Served::Elsewhere | Served::Unknown | Served::Unbacked => None,
         }
     }
 
@@ -409,4 +409,40 @@ fn a_plan_that_contradicts_itself_is_not_served_from() {
     plan.entries[2].again = plan.entries[1].again;
     let span = Span::new(DeviceAddress::new(BASE), plan.pool_len).unwrap();
     assert!(matches!(PlannedPool::new(&plan, span), Err(InstallError::Wrong(_))));
+}
+
+/// Units in a cell of 2 MiB.
+const CELL: u64 = (2 << 20) / UNIT;
+
+fn set_hole(bench: &mut Bench, cell: u64, is_hole: bool) {
+    let span = Span::new(PlanOffset::new(cell * CELL * UNIT), Bytes::new(CELL * UNIT)).unwrap();
+    bench.pool.set_hole(span, is_hole);
+    bench.pool.invariants().unwrap();
+}
+
+#[test]
+fn a_place_without_memory_is_nobodys_until_it_has_some() {
+    // Two entries of a cell and a half each, one behind the other.
+    let long = CELL * 3 / 2;
+    let mut bench = Bench::new(&[(long, 0), (long, long)], 2);
+    set_hole(&mut bench, 1, true);
+    let asked = |bench: &Bench, units: u64| bench.pool.lacks(&Request::of(Bytes::new(units * UNIT)));
+    assert!(asked(&bench, long).is_some() && asked(&bench, 1).is_none());
+    assert_eq!(bench.pool.alloc(&Request::of(Bytes::new(long * UNIT))), Served::Unbacked);
+    assert_eq!((bench.pool.counts(), bench.pool.live_allocations()), (PlannedCounts::default(), 0));
+    // Nothing is there that could be freed, or found.
+    assert!(!bench.free(CELL) && bench.pool.find(DeviceAddress::new(BASE + CELL * UNIT)).is_none());
+    set_hole(&mut bench, 1, false);
+    assert_eq!(bench.ask(long), Some(0));
+    assert_eq!((bench.pool.counts().hits, bench.pool.counts().deviations()), (1, 0));
+    // The next has no memory for its last cell, and none comes.
+    set_hole(&mut bench, 2, true);
+    assert_eq!(bench.pool.alloc(&Request::of(Bytes::new(long * UNIT))), Served::Unbacked);
+    let free = bench.pool.find(DeviceAddress::new(BASE)).unwrap();
+    assert_eq!((free.span.len().get() / UNIT, free.after.get() / UNIT), (long, 2 * CELL - long));
+    let laid = bench.pool.laid();
+    assert_eq!(laid.iter().map(|laid| laid.span.len().get() / UNIT).collect::<Vec<_>>(), [long, 2 * CELL - long]);
+    bench.pool.pass_over();
+    assert_eq!((bench.pool.counts().skipped, bench.pool.counts().hits), (1, 1));
+    assert!(bench.pool.lacks(&Request::of(Bytes::new(long * UNIT))).is_none());
 }

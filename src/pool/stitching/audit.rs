@@ -15,6 +15,7 @@ impl StitchingPool {
         self.sblocks_list_their_parts()?;
         self.cards_are_of_their_blocks()?;
         self.every_block_has_its_seat()?;
+        self.check_cells()?;
         self.live_blocks_share_nothing()
     }
 

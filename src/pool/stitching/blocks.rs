@@ -37,6 +37,8 @@ pub(super) struct Range {
     pub(super) mapping: Mapping,
     /// The PBlock at the lowest address. Where chunks were taken out, neighbours in the list are not neighbours in addresses.
     pub(super) first: Option<PBlockId>,
+    /// The PBlock of each slot.
+    pub(super) owners: Vec<PBlockId>,
     /// Chunks that were taken out and cannot leave before the range goes, where memory stays with its addresses: whoever got them would get no memory with them.
     pub(super) withheld: Vec<Arc<Chunk>>,
 }
@@ -356,6 +358,7 @@ impl StitchingPool {
             let part = self.sblocks[id].parts[at];
             self.pblocks[part].sblocks.push(id);
         }
+        self.note_alias(id, true);
         self.list(BlockId::S(id));
         id
     }
@@ -364,6 +367,7 @@ impl StitchingPool {
     pub(super) fn remove_sblock(&mut self, id: SBlockId) -> Vec<PBlockId> {
         assert!(!self.is_serving(BlockId::S(id)), "nobody uses the addresses any more");
         self.unlist(BlockId::S(id));
+        self.note_alias(id, false);
         let block = self.sblocks.remove(id);
         self.shown_parts -= if block.place.is_in_range() { block.parts.len() } else { 0 };
         let card = self.discard(block.card);

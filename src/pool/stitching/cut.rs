@@ -73,6 +73,7 @@ impl StitchingPool {
         self.resize(id, len, cut, front_birth);
         let rest = self.insert_pblock(rest, idle_since);
         self.pblock_mut(id).after = Some(rest);
+        self.note_owner(rest);
         if let Some(after) = after {
             self.pblock_mut(after).before = Some(rest);
         }
@@ -224,5 +225,6 @@ impl StitchingPool {
             self.pblock_mut(after).before = Some(front);
         }
         self.resize(front, len, gone.slots.end, birth);
+        self.note_owner(front);
     }
 }

@@ -34,6 +34,7 @@ mod blocks;
 mod busy;
 mod cards;
 mod cut;
+mod locate;
 mod sites;
 mod stitch;
 mod tape;
@@ -47,6 +48,8 @@ use slab::Slab;
 use self::blocks::{BlockId, Class, PBlock, PBlockId, Range, SBlock, Seat};
 use self::busy::Busy;
 use self::cards::{Card, CardId, Cards};
+use self::locate::Cells;
+pub use self::locate::Holder;
 use self::sites::{Site, Sites};
 pub use self::stitch::{Effort, Stitched};
 use self::tape::Tape;
@@ -133,6 +136,7 @@ pub struct StitchingPool {
     /// The configured limit, or what half of the process's mappings reach.
     stitch_limit: Bytes,
     ranges: Slab<Range>,
+    cells: Cells,
     pblocks: Slab<PBlock>,
     sblocks: Slab<SBlock>,
     classes: Vec<Class>,
@@ -203,6 +207,7 @@ impl StitchingPool {
             config,
             stitch_limit: config.stitch_limit.min(reachable),
             ranges: Slab::new(),
+            cells: Cells::default(),
             pblocks: Slab::new(),
             sblocks: Slab::new(),
             classes: Vec::new(),
@@ -488,7 +493,7 @@ impl StitchingPool {
         let (span, slots) = (mapping.span(), mapping.slot_count() as u32);
         self.held += span.len();
         self.note_stream(stream);
-        let range = self.ranges.insert(Range { mapping, first: None, withheld: Vec::new() });
+        let range = self.ranges.insert(Range { mapping, first: None, owners: Vec::new(), withheld: Vec::new() });
         let birth = self.next_birth();
         let block = PBlock {
             range,
@@ -506,6 +511,7 @@ impl StitchingPool {
         };
         let block = self.insert_pblock(block, idle_since);
         self.ranges[range].first = Some(block);
+        self.note_range(range, block);
         block
     }
 

@@ -92,6 +92,7 @@ impl StitchingPool {
         let mut chunks = self.orphans();
         (self.tape, self.counts) = (Tape::default(), StitchCounts::default());
         (self.cards, self.sites, self.busy) = (Cards::default(), Sites::default(), Busy::new());
+        self.forget_cells();
         self.classes.clear();
         self.class_of.clear();
         self.class_index.clear();
@@ -118,6 +119,7 @@ impl StitchingPool {
         self.unlist(BlockId::P(id));
         let block = self.pblocks.remove(id);
         self.discard(block.card);
+        self.note_taken(&block);
         match block.before {
             Some(before) => self.pblock_mut(before).after = block.after,
             None => self.ranges[range].first = block.after,

@@ -1,0 +1,162 @@
+//! Statistics and snapshots for C: PyTorch's names and shapes, as text.
+
+#![expect(unsafe_code, reason = "exports C symbols")]
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt::Write as _;
+
+use stitchd::runtime::{Block, BlockState, PrivatePoolId, Runtime, Segment, SegmentPool};
+use stitchd::units::Bytes;
+
+use super::guarded;
+use crate::process;
+
+/// The statistics of a device as one JSON object, flat, under the names of `torch.cuda.memory_stats` and with their meanings: `"allocated_bytes.all.current"`, `"reserved_bytes.all.peak"`, `"num_ooms"` and so on. All of them have
+/// `.all`, with `current`, `peak`, `allocated` and `freed`; of `.small_pool` and `.large_pool`, which are who serves, there is `current` where that is known. An allocation that was freed and waits for other streams
+/// is active and not allocated, but for the peaks, which are those of `active` for both. The peaks of `allocation` and `active` are the most that this function has told: a count at every allocation would cost more than it says.
+///
+/// Writes at most `capacity` bytes to `text`, a NUL at the end among them, and returns how many the whole text has without its NUL: one that is cut is asked for again with more room. `text` may be NULL where capacity is 0.
+/// A device that nothing was allocated on has an empty object.
+///
+/// # Safety
+///
+/// `text` has room for `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stitch_memory_stats(device: c_int, text: *mut c_char, capacity: usize) -> usize {
+    guarded(0, || {
+        let written = process::existing(device).map_or_else(|| "{}".to_owned(), stats_of);
+        // SAFETY: as the caller says.
+        unsafe { put(&written, text, capacity) };
+        Ok(written.len())
+    })
+}
+
+/// One of the statistics of a device by its name, as in `stitch_memory_stats`: -1 where there is no such name, and 0 where nothing was allocated yet.
+///
+/// # Safety
+///
+/// `name` ends in NUL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stitch_memory_stat(device: c_int, name: *const c_char) -> i64 {
+    guarded(-1, || {
+        if name.is_null() {
+            return Err("NULL is no name of a figure".to_owned());
+        }
+        // SAFETY: it is not NULL, and ends in NUL, as the caller says.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        let Some(runtime) = process::existing(device) else { return Ok(0) };
+        let value = runtime.memory_statistics().get(&name);
+        // It is somebody else's text.
+        value.ok_or_else(|| format!("there is no figure '{}'", stitchd::error::excerpt(&name, 80)))
+    })
+}
+
+/// Peaks of a device are counted anew from now on, as by `torch.cuda.reset_peak_memory_stats`. So are those that the daemon shows for this process.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_reset_peak_memory_stats(device: c_int) {
+    guarded((), || {
+        process::existing(device).into_iter().for_each(Runtime::reset_peaks);
+        Ok(())
+    });
+}
+
+/// What was `allocated` and `freed` so far, and what was counted, is counted anew from now on, as by `torch.cuda.reset_accumulated_memory_stats`.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_reset_accumulated_memory_stats(device: c_int) {
+    guarded((), || {
+        process::existing(device).into_iter().for_each(Runtime::reset_accumulated);
+        Ok(())
+    });
+}
+
+/// All memory of a device that this process holds, and what lies where in it, as a JSON list of segments with the keys of `torch.cuda.memory_snapshot()`, by address. Segments are contiguous and mapped.
+///
+/// Beside PyTorch's keys each has `pool`: `planned`, `packed`, `stitching`, `slab`, `private`, or `stitched`. A `stitched` one is a live block at addresses of its own; its memory is that of other segments, whose blocks are
+/// `inactive` with `"shown": true`. So the sizes of all others together are what is reserved, and active blocks are counted once.
+///
+/// `text` and the result are as for `stitch_memory_stats`. What other threads do between two calls may make it longer. Takes time proportional to all blocks, and other threads wait for it.
+///
+/// # Safety
+///
+/// `text` has room for `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stitch_memory_snapshot(device: c_int, text: *mut c_char, capacity: usize) -> usize {
+    guarded(0, || {
+        let segments = process::existing(device).map_or_else(Vec::new, Runtime::segments);
+        let segments: Vec<String> = segments.iter().map(|segment| segment_of(device, segment)).collect();
+        let written = format!("[{}]", segments.join(","));
+        // SAFETY: as the caller says.
+        unsafe { put(&written, text, capacity) };
+        Ok(written.len())
+    })
+}
+
+fn stats_of(runtime: &Runtime) -> String {
+    let figures = runtime.memory_statistics();
+    let figures: Vec<String> = figures.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+    format!("{{{}}}", figures.join(","))
+}
+
+fn segment_of(device: c_int, segment: &Segment) -> String {
+    let (pool, id) = match segment.pool {
+        SegmentPool::Planned => ("planned", PrivatePoolId(0, 0)),
+        SegmentPool::Packed => ("packed", PrivatePoolId(0, 0)),
+        SegmentPool::Stitching => ("stitching", PrivatePoolId(0, 0)),
+        SegmentPool::Stitched => ("stitched", PrivatePoolId(0, 0)),
+        SegmentPool::Slab => ("slab", PrivatePoolId(0, 0)),
+        SegmentPool::Private(id) => ("private", id),
+    };
+    let kind = if segment.pool == SegmentPool::Slab { "small" } else { "large" };
+    let sum = |counts: fn(&Block) -> bool, of: fn(&Block) -> Bytes| {
+        segment.blocks.iter().filter(|block| counts(block)).map(of).sum::<Bytes>().get()
+    };
+    let is_live = |block: &Block| block.state == BlockState::Live;
+    let is_active = |block: &Block| matches!(block.state, BlockState::Live | BlockState::Waiting);
+    let mut text = String::new();
+    // Infallible: writing to a String.
+    let _ = write!(
+        text,
+        "{{\"device\":{device},\"address\":{},\"total_size\":{},\"allocated_size\":{},\"active_size\":{},\
+         \"requested_size\":{},\"stream\":{},\"segment_type\":\"{kind}\",\"segment_pool_id\":[{},{}],\
+         \"is_expandable\":false,\"frames\":[],\"pool\":\"{pool}\",\"blocks\":[{}]}}",
+        segment.span.start().get(),
+        segment.span.len().get(),
+        sum(is_live, |block| block.span.len()),
+        sum(is_active, |block| block.span.len()),
+        sum(is_active, |block| block.requested),
+        segment.stream.0,
+        id.0,
+        id.1,
+        segment.blocks.iter().map(block_of).collect::<Vec<_>>().join(","),
+    );
+    text
+}
+
+fn block_of(block: &Block) -> String {
+    let (state, more) = match block.state {
+        BlockState::Live => ("active_allocated", ""),
+        BlockState::Waiting => ("active_pending_free", ""),
+        BlockState::Free => ("inactive", ""),
+        BlockState::Shown => ("inactive", ",\"shown\":true"),
+    };
+    let (address, size, requested) = (block.span.start().get(), block.span.len().get(), block.requested.get());
+    format!(
+        "{{\"address\":{address},\"size\":{size},\"requested_size\":{requested},\"state\":\"{state}\",\"frames\":[]{more}}}"
+    )
+}
+
+/// Writes a text for C, cut where there is no room for it.
+///
+/// # Safety
+///
+/// `place` has room for `capacity` bytes.
+unsafe fn put(text: &str, place: *mut c_char, capacity: usize) {
+    let Some(room) = capacity.checked_sub(1).filter(|_| !place.is_null()) else { return };
+    let count = text.len().min(room);
+    // SAFETY: both have so many bytes, and the text is ours.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), place.cast::<u8>(), count) };
+    // SAFETY: it lies in the room, behind what was written.
+    let end = unsafe { place.add(count) };
+    // SAFETY: the place is the caller's, and nobody else's while this runs.
+    unsafe { end.write(0) };
+}

@@ -1,0 +1,89 @@
+//! Where things begin in a row of places: finds the last one at or before a place in a few steps, however many there are.
+//!
+//! A bit for each place, a bit for each word of those that is not zero, and so on: six levels reach 2³⁶ places, which is more than any range of addresses has.
+
+const LEVELS: usize = 6;
+
+/// A set of places.
+#[derive(Debug, Default)]
+pub(super) struct Starts {
+    levels: [Vec<u64>; LEVELS],
+}
+
+impl Starts {
+    pub(super) fn set(&mut self, at: u64) {
+        let mut at = at as usize;
+        for words in &mut self.levels {
+            let (word, bit) = (at / 64, 1 << (at % 64));
+            if words.len() <= word {
+                words.resize(word + 1, 0);
+            }
+            let was = words[word];
+            words[word] |= bit;
+            if was != 0 {
+                return;
+            }
+            at = word;
+        }
+    }
+
+    pub(super) fn clear(&mut self, at: u64) {
+        let mut at = at as usize;
+        for words in &mut self.levels {
+            let (word, bit) = (at / 64, 1 << (at % 64));
+            words[word] &= !bit;
+            if words[word] != 0 {
+                return;
+            }
+            at = word;
+        }
+    }
+
+    /// The last that is set, up to `at`.
+    pub(super) fn last_until(&self, at: u64) -> Option<u64> {
+        let mut at = at as usize;
+        for (level, words) in self.levels.iter().enumerate() {
+            let word = at / 64;
+            let bits = words.get(word).map_or(0, |bits| bits & (u64::MAX >> (63 - at % 64)));
+            if let Some(bit) = bits.checked_ilog2() {
+                let mut found = word * 64 + bit as usize;
+                for words in self.levels[..level].iter().rev() {
+                    found = found * 64 + words[found].ilog2() as usize;
+                }
+                return Some(found as u64);
+            }
+            at = word.checked_sub(1)?;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::rng::Rng;
+
+    #[test]
+    fn the_last_before_a_place_is_found_as_in_a_plain_set() {
+        let mut rng = Rng::new(9);
+        let (mut starts, mut plain) = (Starts::default(), BTreeSet::new());
+        for _ in 0..40_000 {
+            let shift = rng.below(22);
+            let at = rng.below(1 << shift);
+            match rng.below(3) {
+                0 if plain.contains(&at) => {
+                    plain.remove(&at);
+                    starts.clear(at);
+                }
+                1 => {
+                    plain.insert(at);
+                    starts.set(at);
+                }
+                _ => assert_eq!(starts.last_until(at), plain.range(..=at).next_back().copied(), "{at}"),
+            }
+        }
+        assert!(plain.len() > 100);
+    }
+}

@@ -1,0 +1,195 @@
+//! Looking at live allocations from outside: which one has an address, what is free beside it, whose freeing would make room, and what lies where altogether.
+//!
+//! Not for: serving. Nothing here changes anything.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+use super::{Pools, PrivatePoolId, Runtime};
+use crate::ids::StreamId;
+use crate::pool::stitching::Holder;
+use crate::pool::{Found, Laid, LaidState};
+use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, Span};
+
+/// Contiguous addresses of one pool, all of them with memory behind.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// Where.
+    pub span: AddressSpan,
+    /// Whose.
+    pub pool: SegmentPool,
+    /// The stream of its first block.
+    pub stream: StreamId,
+    /// What lies in it, from its first byte to its last.
+    pub blocks: Vec<Block>,
+}
+
+/// Who serves from a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SegmentPool {
+    /// The plan's static pool.
+    Planned,
+    /// The packed pool, beside a plan.
+    Packed,
+    /// The stitching pool, where its chunks are at home.
+    Stitching,
+    /// A live block of the stitching pool, at addresses of its own: its memory is other segments', which say so.
+    Stitched,
+    /// A slab of the small pool.
+    Slab,
+    /// A private pool.
+    Private(PrivatePoolId),
+}
+
+/// A part of a segment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block {
+    /// Where.
+    pub span: AddressSpan,
+    /// Bytes as asked for; none where nobody is served.
+    pub requested: Bytes,
+    /// Whom it serves.
+    pub state: BlockState,
+}
+
+/// Whom a block serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BlockState {
+    /// A live allocation.
+    Live,
+    /// One that was freed, and that waits for streams.
+    Waiting,
+    /// Nobody.
+    Free,
+    /// A live allocation at other addresses.
+    Shown,
+}
+
+/// A live allocation whose freeing would make room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Candidate {
+    /// It, and what is free beside it.
+    pub found: Found,
+}
+
+impl Candidate {
+    /// Contiguous bytes that would be free without it.
+    pub fn room(&self) -> Bytes {
+        self.found.before + self.found.span.len() + self.found.after
+    }
+}
+
+impl Runtime {
+    /// The live allocation that has `address`, which may be any of its bytes, and what is free beside it. The time that takes does not grow with the number of live allocations, but with what lies near: the
+    /// modules `locate` of the pools say how. Neighbours count where one stretch of addresses has both, whatever stream they are for.
+    pub fn block_of(&self, address: DeviceAddress) -> Option<Found> {
+        self.lock().find(address)
+    }
+
+    /// Everything that the runtime holds, and every stitched block. Takes time proportional to that, under the lock.
+    pub fn segments(&self) -> Vec<Segment> {
+        let pools = self.lock();
+        let waiting: BTreeSet<DeviceAddress> = pools.deferred.addresses().collect();
+        let mut segments = pools.segments();
+        for block in segments.iter_mut().flat_map(|segment| &mut segment.blocks) {
+            if block.state == BlockState::Live && waiting.contains(&block.span.start()) {
+                block.state = BlockState::Waiting;
+            }
+        }
+        segments.sort_unstable_by_key(|segment| segment.span.start());
+        segments
+    }
+
+    /// Live allocations, ranked by what would be contiguous without them: those that would make room for `bytes`, the smallest room first, and then the others, the largest room first. Takes a walk over all there is.
+    pub fn release_candidates(&self, bytes: Bytes) -> Vec<Candidate> {
+        let segments = self.segments();
+        let mut candidates: Vec<Candidate> =
+            segments.iter().flat_map(|segment| candidates_of(&segment.blocks)).collect();
+        candidates.sort_by_key(|candidate| {
+            let (room, own) = (candidate.room(), candidate.found.span.len());
+            let is_enough = room >= bytes;
+            let rank = if is_enough { (room, Reverse(Bytes::ZERO)) } else { (Bytes::ZERO, Reverse(room)) };
+            (!is_enough, rank, own, candidate.found.span.start())
+        });
+        candidates
+    }
+}
+
+/// Live blocks of a segment, with what is free beside each.
+fn candidates_of(blocks: &[Block]) -> Vec<Candidate> {
+    let free = |block: Option<&Block>| {
+        block.filter(|block| block.state == BlockState::Free).map_or(Bytes::ZERO, |block| block.span.len())
+    };
+    let live = blocks.iter().enumerate().filter(|(_, block)| block.state == BlockState::Live);
+    live.map(|(at, block)| {
+        let before = free(at.checked_sub(1).and_then(|at| blocks.get(at)));
+        Candidate { found: Found { span: block.span, before, after: free(blocks.get(at + 1)) } }
+    })
+    .collect()
+}
+
+impl Pools {
+    fn find(&mut self, address: DeviceAddress) -> Option<Found> {
+        let mut static_pools = self.planned.iter_mut().chain(&mut self.retired);
+        if let Some(installed) = static_pools.find(|of| of.mapping.span().contains(address)) {
+            return installed.pool.find(address);
+        }
+        let found = self.packed.find(address).or_else(|| match self.stitching.find(address)? {
+            Holder::Live(found) => Some(found),
+            Holder::Slab(slab) => self.small.find(slab, address),
+        });
+        found.or_else(|| self.private.find(address))
+    }
+
+    /// What lies where, pool by pool.
+    pub(super) fn segments(&self) -> Vec<Segment> {
+        let mut segments = Vec::new();
+        for installed in self.static_pools() {
+            self.cut(SegmentPool::Planned, &installed.pool.laid(), &mut segments);
+        }
+        let (home, stitched) = self.stitching.laid();
+        let packed = self.packed.laid().into_iter().map(|range| (SegmentPool::Packed, range));
+        let home = home.into_iter().map(|range| (SegmentPool::Stitching, range));
+        let stitched = stitched.into_iter().map(|range| (SegmentPool::Stitched, range));
+        let private = self.private.laid().into_iter().map(|(id, range)| (SegmentPool::Private(id), range));
+        for (pool, range) in packed.chain(home).chain(stitched).chain(private) {
+            self.cut(pool, &range, &mut segments);
+        }
+        segments
+    }
+
+    /// Makes segments of what lies in one range: one ends where memory does, and at a slab, which is one of its own. Free neighbours are one block.
+    fn cut(&self, pool: SegmentPool, range: &[Laid], segments: &mut Vec<Segment>) {
+        let mut open: Option<Segment> = None;
+        for laid in range {
+            if laid.state == LaidState::Slab {
+                segments.extend(open.take());
+                let slab = self.small.laid(laid.span.start());
+                self.cut(SegmentPool::Slab, &slab, segments);
+                continue;
+            }
+            if open.as_ref().is_some_and(|open| open.span.end() != laid.span.start()) {
+                segments.extend(open.take());
+            }
+            let anew = || Segment { span: laid.span, pool, stream: laid.stream, blocks: Vec::new() };
+            let segment = open.get_or_insert_with(anew);
+            segment.span = joined(segment.span, laid.span);
+            let (state, requested) = match laid.state {
+                LaidState::Live(bytes) => (BlockState::Live, bytes),
+                LaidState::Free | LaidState::Slab => (BlockState::Free, Bytes::ZERO),
+                LaidState::Shown => (BlockState::Shown, Bytes::ZERO),
+            };
+            match segment.blocks.last_mut().filter(|last| last.state == state && state == BlockState::Free) {
+                Some(last) => last.span = joined(last.span, laid.span),
+                None => segment.blocks.push(Block { span: laid.span, requested, state }),
+            }
+        }
+        segments.extend(open);
+    }
+}
+
+/// From the start of one to the end of another behind it.
+fn joined(first: AddressSpan, last: AddressSpan) -> AddressSpan {
+    let len = last.end().checked_distance(first.start()).expect("they lie in order");
+    Span::new(first.start(), len).expect("both lie in the address space")
+}

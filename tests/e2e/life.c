@@ -1,0 +1,103 @@
+/* Processes that end, or go on, in the middle of something. The first argument says in the middle of what. */
+#define _XOPEN_SOURCE 700
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "stitch.h"
+
+#define MIB ((size_t)1 << 20)
+#define THREADS 1000
+
+static void *kept;
+
+static void die(const char *what) {
+    printf("wrong: %s: %s\n", what, stitch_last_error());
+    fflush(stdout);
+    _exit(1);
+}
+
+static void *ask(size_t size) {
+    void *got = stitch_malloc(size, 0, NULL);
+    if (!got) die("an allocation");
+    return got;
+}
+
+/* Tensors are freed by handlers that run at the very end. */
+static void free_late(void) { stitch_free(kept, 3 * MIB, 0, NULL); }
+
+static pthread_barrier_t barrier;
+
+static void *work(void *number) {
+    size_t size = 1000 + 512 * ((size_t)number % 7), i;
+    pthread_barrier_wait(&barrier);
+    for (i = 0; i < 20; i++) {
+        char *got = ask(size);
+        memset(got, (int)i, size);
+        if (got[0] != (char)i || got[size - 1] != (char)i) die("bytes of its own");
+        stitch_free(got, size, 0, NULL);
+    }
+    return NULL;
+}
+
+static void threads(void) {
+    static pthread_t all[THREADS];
+    pthread_attr_t small;
+    size_t i;
+    pthread_attr_init(&small);
+    pthread_attr_setstacksize(&small, 256 << 10);
+    pthread_barrier_init(&barrier, NULL, THREADS);
+    for (i = 0; i < THREADS; i++)
+        if (pthread_create(&all[i], &small, work, (void *)i)) die("a thread");
+    for (i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
+}
+
+static volatile sig_atomic_t rang;
+static void ring(int number) { rang += number == SIGALRM; }
+
+/* Signals without SA_RESTART, all the time: every wait is cut short again and again. */
+static void signals(void) {
+    struct sigaction action;
+    struct itimerval often = {{0, 500}, {0, 500}};
+    int i;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = ring;
+    sigaction(SIGALRM, &action, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    for (i = 0; i < 50 || rang < 100; i++) {
+        size_t size = (size_t)(1 + i % 40) * MIB;
+        char *got = ask(size);
+        memset(got, 1, 4096);
+        stitch_free(got, size, 0, NULL);
+    }
+}
+
+static void *wait_for_memory(void *unused) {
+    stitch_malloc(40 * MIB, 0, NULL);
+    return unused;
+}
+
+int main(int count, char **words) {
+    const char *what = count > 1 ? words[1] : "";
+    const struct timespec moment = {0, 200000000};
+    pthread_t thread;
+    kept = ask(3 * MIB);
+    if (!strcmp(what, "live")) atexit(free_late);
+    if (!strcmp(what, "threads")) threads();
+    if (!strcmp(what, "signals")) signals();
+    if (!strcmp(what, "pending")) {
+        printf("ready\n");
+        fflush(stdout);
+        getchar();
+        if (pthread_create(&thread, NULL, wait_for_memory, NULL)) die("a thread");
+        nanosleep(&moment, NULL);
+    }
+    if (!strcmp(what, "exec")) execlp("true", "true", (char *)NULL);
+    printf("fine\n");
+    return 0;
+}
