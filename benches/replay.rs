@@ -65,6 +65,7 @@ fn main() {
         planned_iteration: Some(1),
         ladder: Ladder::standard(),
         runtime: RuntimeConfig::default(),
+        is_auto: false,
     };
     let clock = SystemClock::new();
     let mut compared = Vec::new();

@@ -248,7 +248,7 @@ void stitch_reset_accumulated_memory_stats(int device);
 /*
  All memory of a device that this process holds, and what lies where in it, as a JSON list of segments with the keys of `torch.cuda.memory_snapshot()`, by address. Segments are contiguous and mapped.
 
- Beside PyTorch's keys each has `pool`: `planned`, `packed`, `stitching`, `slab`, `private`, or `stitched`. A `stitched` one is a live block at addresses of its own; its memory is that of other segments, whose blocks are
+ Beside PyTorch's keys each has `pool`: `planned`, `packed`, `stitching`, `slab`, `private`, or `stitched`, and `is_stitched`. One that is stitched is a live block at addresses of its own, or a slab in one; its memory is that of other segments, whose blocks are
  `inactive` with `"shown": true`. So the sizes of all others together are what is reserved, and active blocks are counted once.
 
  `text` and the result are as for `stitch_memory_stats`. What other threads do between two calls may make it longer. Takes time proportional to all blocks, and other threads wait for it.

@@ -18,6 +18,8 @@ pub struct Segment {
     pub span: AddressSpan,
     /// Whose.
     pub pool: SegmentPool,
+    /// It is, or is a slab in, a stitched block at addresses of its own: its memory is other segments', where it is [`BlockState::Shown`].
+    pub is_stitched: bool,
     /// The stream of its first block.
     pub stream: StreamId,
     /// What lies in it, from its first byte to its last.
@@ -33,7 +35,7 @@ pub enum SegmentPool {
     Packed,
     /// The stitching pool, where its chunks are at home.
     Stitching,
-    /// A live block of the stitching pool, at addresses of its own: its memory is other segments', which say so.
+    /// A live block of the stitching pool, at addresses of its own.
     Stitched,
     /// A slab of the small pool.
     Slab,
@@ -145,7 +147,7 @@ impl Pools {
     pub(super) fn segments(&self) -> Vec<Segment> {
         let mut segments = Vec::new();
         for installed in self.static_pools() {
-            self.cut(SegmentPool::Planned, &installed.pool.laid(), &mut segments);
+            self.cut(SegmentPool::Planned, false, &installed.pool.laid(), &mut segments);
         }
         let (home, stitched) = self.stitching.laid();
         let packed = self.packed.laid().into_iter().map(|range| (SegmentPool::Packed, range));
@@ -153,25 +155,25 @@ impl Pools {
         let stitched = stitched.into_iter().map(|range| (SegmentPool::Stitched, range));
         let private = self.private.laid().into_iter().map(|(id, range)| (SegmentPool::Private(id), range));
         for (pool, range) in packed.chain(home).chain(stitched).chain(private) {
-            self.cut(pool, &range, &mut segments);
+            self.cut(pool, pool == SegmentPool::Stitched, &range, &mut segments);
         }
         segments
     }
 
     /// Makes segments of what lies in one range: one ends where memory does, and at a slab, which is one of its own. Free neighbours are one block.
-    fn cut(&self, pool: SegmentPool, range: &[Laid], segments: &mut Vec<Segment>) {
+    fn cut(&self, pool: SegmentPool, is_stitched: bool, range: &[Laid], segments: &mut Vec<Segment>) {
         let mut open: Option<Segment> = None;
         for laid in range {
             if laid.state == LaidState::Slab {
                 segments.extend(open.take());
                 let slab = self.small.laid(laid.span.start());
-                self.cut(SegmentPool::Slab, &slab, segments);
+                self.cut(SegmentPool::Slab, is_stitched, &slab, segments);
                 continue;
             }
             if open.as_ref().is_some_and(|open| open.span.end() != laid.span.start()) {
                 segments.extend(open.take());
             }
-            let anew = || Segment { span: laid.span, pool, stream: laid.stream, blocks: Vec::new() };
+            let anew = || Segment { span: laid.span, pool, is_stitched, stream: laid.stream, blocks: Vec::new() };
             let segment = open.get_or_insert_with(anew);
             segment.span = joined(segment.span, laid.span);
             let (state, requested) = match laid.state {

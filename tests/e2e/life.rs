@@ -2,9 +2,9 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
-use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
+use stitchd::clock::{Clock as _, SystemClock};
 use stitchd::pool::Request;
 use stitchd::units::Bytes;
 
@@ -53,11 +53,11 @@ fn a_process_ends_at_once_while_one_of_its_threads_waits_for_a_lease() {
     assert_eq!(hear(&mut lines), "ready");
     let pid = Pid::from_raw(daemon.pid().cast_signed()).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
-    let began = Instant::now();
+    let clock = SystemClock::new();
     writeln!(client.stdin.take().unwrap(), "go").unwrap();
     assert_eq!(hear(&mut lines), "fine");
     assert!(client.wait().unwrap().success());
-    let took = began.elapsed();
+    let took = clock.now();
     kill_process(pid, Signal::CONT).unwrap();
     assert!(took < PATIENCE / 4, "{took:?}");
     // What was asked for, and nobody fetched, is leased to nobody.

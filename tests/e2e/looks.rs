@@ -97,8 +97,8 @@ for s in segments:
         assert b['address'] == at and set(b) >= {'address', 'size', 'requested_size', 'state', 'frames'}, b
         at += b['size']
     assert at == s['address'] + s['total_size'], s
-home = [s for s in segments if s['pool'] != 'stitched']
-alias = [s for s in segments if s['pool'] == 'stitched']
+home = [s for s in segments if not s['is_stitched']]
+alias = [s for s in segments if s['is_stitched']]
 now = stats()
 assert sum(s['total_size'] for s in home) == now['reserved_bytes.all.current']
 assert sum(s['allocated_size'] for s in segments) == now['allocated_bytes.all.current']

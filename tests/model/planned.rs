@@ -247,6 +247,7 @@ impl Bench {
                 assert_eq!(self.pool.len_of(address), Some(Bytes::new(len)));
                 Some(start)
             }
+            Served::Unbacked => unreachable!("this pool has all its memory"),
             Served::Reused(address) => {
                 let (start, len) = (address.get(), request.bytes.get().div_ceil(UNIT) * UNIT);
                 let is_of_stream = |entry: &&Entry| self.streams.get(&entry.stream) == Some(&request.stream);

@@ -19,8 +19,8 @@ use stitchd::pool::stitching::StitchConfig;
 use stitchd::pool::{Found, Request};
 use stitchd::rng::Rng;
 use stitchd::runtime::{
-    AllocError, BlockState, ChunkSource, Counter, Counters, NotLive, Runtime, RuntimeConfig, RuntimeStats, SegmentPool,
-    SourceError, Want,
+    AllocError, BlockState, ChunkSource, Counter, Counters, NotLive, Runtime, RuntimeConfig, RuntimeStats, SourceError,
+    Want,
 };
 use stitchd::trace::Trace;
 use stitchd::units::{Bytes, DeviceAddress};
@@ -432,7 +432,7 @@ impl Bench {
         let mut held = 0;
         let mut seen = Vec::new();
         for segment in &segments {
-            held += if segment.pool == SegmentPool::Stitched { 0 } else { segment.span.len().get() };
+            held += if segment.is_stitched { 0 } else { segment.span.len().get() };
             let mut end = segment.span.start();
             for (at, block) in segment.blocks.iter().enumerate() {
                 assert_eq!(block.span.start(), end, "blocks lie side by side");
