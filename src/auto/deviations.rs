@@ -13,6 +13,7 @@ pub(super) struct Deviations {
     /// Stretches in a row with too many deviations, and how many are too many of those.
     bad: u32,
     bad_max: u32,
+    stretches: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,7 +50,12 @@ impl Deviations {
     /// Of the plan that has just come, the `made`-th, with so many requests in an iteration.
     pub(super) fn from_now(runtime: &Runtime, made: u32, requests: usize) -> Deviations {
         let bad_max = BAD_MAX.checked_shl(made.saturating_sub(1)).unwrap_or(u32::MAX);
-        Deviations { before: Figures::of(runtime), requests: requests as u64, bad: 0, bad_max }
+        Deviations { before: Figures::of(runtime), requests: requests as u64, bad: 0, bad_max, stretches: 0 }
+    }
+
+    /// Stretches that are over.
+    pub(super) fn stretches(&self) -> u64 {
+        self.stretches
     }
 
     /// Looks at what has come since. True once too much of it has not gone by the plan for too long.
@@ -61,6 +67,7 @@ impl Deviations {
         }
         let deviations = now.deviations.saturating_sub(self.before.deviations);
         self.before = now;
+        self.stretches += 1;
         self.bad = if deviations * SHARE > requests { self.bad + 1 } else { 0 };
         self.bad >= self.bad_max
     }

@@ -17,6 +17,7 @@ mod deviations;
 mod recorded;
 
 use crate::error::chain;
+use crate::limits;
 use crate::plan::{Fingerprint, Plan, PlanError};
 use crate::runtime::{Counter, PlanInstallError, Runtime};
 use crate::trace::Trace;
@@ -49,10 +50,13 @@ impl Shelf for NoShelf {
 #[derive(Debug)]
 pub struct AutoPlanner {
     stage: Stage,
+    /// A recording has room for so many.
+    events_max: usize,
     /// Plans made so far.
     made: u32,
-    /// Recordings in a row that lacked events.
+    /// Recordings in a row that lacked events, and recordings whose iterations had little in common.
     torn: u32,
+    unlike: u32,
     /// Bytes that are live where an iteration begins, as far as is known.
     begins_at: Bytes,
     /// The last plan is of what repeats, and not of what is marked.
@@ -99,16 +103,40 @@ struct Offered {
 
 /// A recording that lacks events is begun again so often.
 const TORN_MAX: u32 = 4;
+/// Of a job whose iterations have little in common a plan is made in the end, of what they have.
+const UNLIKE_MAX: u32 = 3;
 /// A plan for which there was no memory is offered so often: a later iteration may begin with less in use.
 const TRIES_MAX: u32 = 3;
 /// So much of what is idle once a plan is there is given back at a time: the job may want the lock in between.
 const GIVEN_BACK: Bytes = Bytes::mib(64);
 
+fn give_back_idle(runtime: &Runtime) {
+    while runtime.trim(GIVEN_BACK) > Bytes::ZERO {}
+}
+
 impl AutoPlanner {
     /// Begins to record what `runtime` does, which has done nothing yet.
     pub fn begin(runtime: &Runtime) -> AutoPlanner {
-        let stage = Stage::Recording(Box::new(Recorded::begin(runtime, false)));
-        AutoPlanner { stage, made: 0, torn: 0, begins_at: Bytes::ZERO, is_unmarked: false, fingerprint: None }
+        AutoPlanner::with_room(runtime, limits::AUTO_EVENTS_MAX)
+    }
+
+    /// The same with room for so many events.
+    fn with_room(runtime: &Runtime, events_max: usize) -> AutoPlanner {
+        let stage = Stage::Recording(Box::new(Recorded::begin(runtime, false, events_max)));
+        AutoPlanner {
+            stage,
+            events_max,
+            made: 0,
+            torn: 0,
+            unlike: 0,
+            begins_at: Bytes::ZERO,
+            is_unmarked: false,
+            fingerprint: None,
+        }
+    }
+
+    fn record(&self, runtime: &Runtime, is_later: bool) -> Stage {
+        Stage::Recording(Box::new(Recorded::begin(runtime, is_later, self.events_max)))
     }
 
     /// Goes on as far as it can. To be called many times a second while it [is recording](AutoPlanner::is_recording), and some times a second after that.
@@ -137,10 +165,15 @@ impl AutoPlanner {
             Stage::Following(mut deviations) => {
                 // Whoever marks iterations knows better what they are.
                 let has_marks = self.is_unmarked && runtime.counters().get(Counter::Iterations) > 0;
-                match has_marks || deviations.look(runtime) {
-                    false => Stage::Following(deviations),
-                    true => Stage::Recording(Box::new(Recorded::begin(runtime, true))),
+                let stretches = deviations.stretches();
+                if deviations.look(runtime) || has_marks {
+                    return Ok(self.record(runtime, true));
                 }
+                // What the iteration before the plan has left is gone by now.
+                if stretches == 0 && deviations.stretches() == 1 {
+                    give_back_idle(runtime);
+                }
+                Stage::Following(deviations)
             }
             Stage::Over(over) => Stage::Over(over),
         })
@@ -177,14 +210,22 @@ impl AutoPlanner {
             Ended::Torn if self.torn == TORN_MAX => return Err(Over::TooFast),
             Ended::Torn => {
                 self.torn += 1;
-                return Ok(Stage::Recording(Box::new(Recorded::begin(runtime, true))));
+                return Ok(self.record(runtime, true));
             }
             Ended::Marked => recorded::marked(trace, is_later),
             Ended::Repeats(period) => recorded::repeating(trace, &period),
         };
         self.torn = 0;
         self.is_unmarked = is_unmarked;
-        let mut plan = Plan::of_cycle(&trace, iteration)?;
+        let mut plan = match Plan::of_cycle(&trace, iteration) {
+            // Of two iterations that have little in common the later may be like those that follow.
+            Ok(plan) if plan.dynamic.len() <= plan.entries.len() => plan,
+            Ok(_) | Err(PlanError::NothingStatic) if self.unlike < UNLIKE_MAX => {
+                self.unlike += 1;
+                return Ok(self.record(runtime, true));
+            }
+            other => other?,
+        };
         self.made += 1;
         if let Some(fingerprint) = self.fingerprint {
             plan.job.fingerprint = fingerprint;
@@ -209,7 +250,7 @@ impl AutoPlanner {
             return Ok(Stage::Offered(offered));
         }
         if runtime.counters().get(Counter::PlansInstalled) > offered.installed_before {
-            while runtime.trim(GIVEN_BACK) > Bytes::ZERO {}
+            give_back_idle(runtime);
             return Ok(Stage::Following(Deviations::from_now(runtime, self.made, offered.plan.entries.len())));
         }
         if offered.tries == TRIES_MAX {

@@ -5,7 +5,7 @@
 //!
 //! Not for: planning.
 //!
-//! Invariant: it takes no more than [`limits::AUTO_EVENTS_MAX`] events of memory, whatever the job does.
+//! Invariant: it takes no more events of memory than there is room for, whatever the job does.
 
 use std::collections::HashMap;
 
@@ -49,8 +49,8 @@ const WHOLE: u32 = 2;
 
 impl Recorded {
     /// Begins it: `is_later` in the middle of the job, which is in the middle of an iteration.
-    pub(super) fn begin(runtime: &Runtime, is_later: bool) -> Recorded {
-        let sink = Collected::up_to(limits::AUTO_EVENTS_MAX);
+    pub(super) fn begin(runtime: &Runtime, is_later: bool, events_max: usize) -> Recorded {
+        let sink = Collected::up_to(events_max);
         let (tap, recorder) = record::begin(runtime.device().id().0, sink, limits::RECORD_AHEAD_MAX);
         let tap = runtime.record_into(tap);
         Recorded { recorder, tap, seen: 0, marks: 0, searched: SEARCHED_MIN / 2, is_later }

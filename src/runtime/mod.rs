@@ -560,10 +560,12 @@ impl Runtime {
 
     #[cold]
     fn look(&self, pools: &mut Pools) {
-        if self.begins_iteration(pools) {
-            self.install_offered(pools);
+        pools.until_look = OPERATIONS_PER_LOOK;
+        if pools.offered.is_some() {
+            // With every operation, perhaps: the figures can wait.
+            pools.until_look = self.look_for_beginning(pools);
+            return;
         }
-        pools.until_look = if pools.offered.is_some() { offer::OPERATIONS_PER_LOOK } else { OPERATIONS_PER_LOOK };
         if pools.stitching.block_count() >= WALKED_AT_ONCE {
             self.note_contiguous(pools);
         }

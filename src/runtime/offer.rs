@@ -22,9 +22,6 @@ pub struct Offer {
     begins_at: Bytes,
 }
 
-/// An offer waits for so many operations at most between two looks whether an iteration begins.
-pub(super) const OPERATIONS_PER_LOOK: u32 = 32;
-
 impl Runtime {
     /// Makes a plan ready that begins with the cycle: what its job allocated once is there already. `begins_at` bytes are live where an iteration begins. Takes milliseconds, and nobody waits.
     ///
@@ -41,9 +38,8 @@ impl Runtime {
     /// was not taken yet is withdrawn.
     pub fn offer(&self, offer: Option<Offer>) {
         let mut pools = self.lock();
-        if offer.is_some() {
-            pools.until_look = OPERATIONS_PER_LOOK;
-        }
+        // It is looked with the next operation whether this is the moment.
+        pools.until_look = 1;
         let before = std::mem::replace(&mut pools.offered, offer);
         drop(pools);
         drop(before);
@@ -54,11 +50,17 @@ impl Runtime {
         self.lock().offered.is_some()
     }
 
-    /// Where nobody marks iterations: one seems to begin here.
-    pub(super) fn begins_iteration(&self, pools: &Pools) -> bool {
+    /// Where nobody marks iterations the offer is taken where one seems to begin; that is looked for with every operation, as so little may be live for a moment only. Says when to look again.
+    #[cold]
+    pub(super) fn look_for_beginning(&self, pools: &mut Pools) -> u32 {
+        if self.counters.get(Counter::Iterations) > 0 {
+            return super::OPERATIONS_PER_LOOK;
+        }
         let live = Bytes::new(self.counters.get(Counter::LiveBytes));
-        let has_marks = self.counters.get(Counter::Iterations) > 0;
-        !has_marks && pools.offered.as_ref().is_some_and(|offer| live <= offer.begins_at)
+        if pools.offered.as_ref().is_some_and(|offer| live <= offer.begins_at) {
+            self.install_offered(pools);
+        }
+        if pools.offered.is_some() { 1 } else { super::OPERATIONS_PER_LOOK }
     }
 
     /// Installs the plan that was offered, if there is one and memory for it.

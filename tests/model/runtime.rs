@@ -544,7 +544,8 @@ fn mark(bench: &Bench) {
     bench.runtime.mark_iteration();
     let after = bench.runtime.stats();
     assert!(after.held <= before.held, "{after:?} after {before:?}");
-    assert_eq!((after.live, after.live_allocations), (before.live, before.live_allocations));
+    // Frees that waited may have come to their end.
+    assert!(after.live <= before.live && after.live_allocations <= before.live_allocations, "{after:?}");
 }
 
 /// Offers a plan of the job, in its own order or not, or of another job.
