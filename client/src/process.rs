@@ -45,7 +45,7 @@ enum Origin {
     Private(PrivateProcess),
 }
 
-/// How long the end of the process may wait for its recordings.
+/// How long the end of the process may wait for each of its threads.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is not tried again for a moment once it has failed.
@@ -152,6 +152,7 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
     if let Some(planner) = planner {
         // Without one more thread there are no plans, and the job goes on.
         lock(&PLANNERS).extend(look_after(&session, planner, runtime));
+        exit::before(end_threads);
     }
     Ok(runtime)
 }
@@ -191,16 +192,18 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
         let recording = Recording::to_file(&runtime, &path);
         let recording = recording.map_err(|error| format!("STITCHD_RECORD: {}: {error}", path.display()))?;
         lock(&RECORDINGS).push(recording);
-        exit::before(end_recordings);
+        exit::before(end_threads);
     }
     Ok((runtime, planner))
 }
 
-/// The process ends: what has been recorded is written to its end. In a forked child there is nothing to write, and nobody who could.
-fn end_recordings() {
+/// The process ends: nobody looks after plans any more, and what has been recorded is written to its end. In a forked child there is nothing to write, and nobody who could.
+fn end_threads() {
     if fork::is_child() {
         return;
     }
+    let planners = std::mem::take(&mut *lock(&PLANNERS));
+    planners.into_iter().for_each(|planner| planner.end(END_PATIENCE));
     let recordings = std::mem::take(&mut *lock(&RECORDINGS));
     for recording in recordings {
         // Where the file does not get on, it is cut, and its reader says so.

@@ -91,6 +91,9 @@ pub enum Over {
     /// Installing it would have taken more memory than the job ever held.
     #[error("the plan would take more memory than the job held without one")]
     NoMemory,
+    /// Nobody marks iterations, and none was seen to begin.
+    #[error("no iteration was seen to begin since the plan was made")]
+    NoMoment,
 }
 
 /// A plan that the runtime has been offered.
@@ -99,6 +102,7 @@ struct Offered {
     plan: Plan,
     installed_before: u64,
     tries: u32,
+    looks: u32,
 }
 
 /// A recording that lacks events is begun again so often.
@@ -107,11 +111,19 @@ const TORN_MAX: u32 = 4;
 const UNLIKE_MAX: u32 = 3;
 /// A plan for which there was no memory is offered so often: a later iteration may begin with less in use.
 const TRIES_MAX: u32 = 3;
+/// Where nobody marks iterations an offer waits for so many looks, a minute of a training process.
+const LOOKS_MAX: u32 = 600;
 /// So much of what is idle once a plan is there is given back at a time: the job may want the lock in between.
 const GIVEN_BACK: Bytes = Bytes::mib(64);
 
+/// What is idle now goes back, and not what becomes idle meanwhile.
 fn give_back_idle(runtime: &Runtime) {
-    while runtime.trim(GIVEN_BACK) > Bytes::ZERO {}
+    let most = runtime.stats().held.get() / GIVEN_BACK.get() + 1;
+    for _ in 0..most {
+        if runtime.trim(GIVEN_BACK) == Bytes::ZERO {
+            return;
+        }
+    }
 }
 
 impl AutoPlanner {
@@ -192,17 +204,18 @@ impl AutoPlanner {
 
     fn offer_known(&mut self, plan: Plan, first: &Trace, runtime: &Runtime) -> Result<Stage, Over> {
         self.begins_at = recorded::live_before(first, 1);
-        self.offer_first(plan, runtime)
+        // One that cannot be served from is no reason to do without.
+        Ok(self.offer_first(plan, runtime).unwrap_or_else(|_| self.record(runtime, true)))
     }
 
     fn offer_first(&self, plan: Plan, runtime: &Runtime) -> Result<Stage, Over> {
         let installed_before = runtime.counters().get(Counter::PlansInstalled);
-        self.offer(Box::new(Offered { plan, installed_before, tries: 0 }), runtime)
+        self.offer(Box::new(Offered { plan, installed_before, tries: 0, looks: 0 }), runtime)
     }
 
     /// The recording is a whole, or never will be: makes a plan of it and offers that.
     fn plan(&mut self, recorded: Recorded, ended: Ended, runtime: &Runtime, shelf: &impl Shelf) -> Result<Stage, Over> {
-        let is_later = recorded.is_later();
+        let (is_later, live_at_begin) = (recorded.is_later(), recorded.live_at_begin());
         let trace = recorded.end(runtime);
         let is_unmarked = matches!(ended, Ended::Repeats(_));
         let (trace, iteration) = match ended {
@@ -231,9 +244,8 @@ impl AutoPlanner {
             plan.job.fingerprint = fingerprint;
             shelf.keep(&plan);
         }
-        if !is_later {
-            self.begins_at = recorded::live_before(&trace, iteration);
-        }
+        // What was freed of the time before is not known, so this may be too much, which is the safe side.
+        self.begins_at = live_at_begin.checked_add(recorded::live_before(&trace, iteration)).unwrap_or(Bytes::MAX);
         self.offer_first(plan, runtime)
     }
 
@@ -245,12 +257,16 @@ impl AutoPlanner {
     }
 
     /// The runtime has taken the plan, or has no memory for it, or waits for an iteration to begin.
-    fn wait(&self, offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {
+    fn wait(&self, mut offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {
         if runtime.has_offer() {
+            offered.looks += 1;
+            if self.is_unmarked && offered.looks > LOOKS_MAX {
+                runtime.offer(None);
+                return Err(Over::NoMoment);
+            }
             return Ok(Stage::Offered(offered));
         }
         if runtime.counters().get(Counter::PlansInstalled) > offered.installed_before {
-            give_back_idle(runtime);
             return Ok(Stage::Following(Deviations::from_now(runtime, self.made, offered.plan.entries.len())));
         }
         if offered.tries == TRIES_MAX {

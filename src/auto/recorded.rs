@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use crate::limits;
 use crate::record::{self, Collected, Recorder};
-use crate::runtime::{Runtime, TapNumber};
+use crate::runtime::{Counter, Runtime, TapNumber};
 use crate::trace::period::{self, Period};
 use crate::trace::{EventKind, Trace};
 use crate::units::Bytes;
@@ -27,6 +27,8 @@ pub(super) struct Recorded {
     /// As many events as there were when it was last looked for what repeats.
     searched: usize,
     is_later: bool,
+    /// Bytes that were live when it began.
+    live_at_begin: Bytes,
 }
 
 /// Why a recording goes no further.
@@ -53,11 +55,16 @@ impl Recorded {
         let sink = Collected::up_to(events_max);
         let (tap, recorder) = record::begin(runtime.device().id().0, sink, limits::RECORD_AHEAD_MAX);
         let tap = runtime.record_into(tap);
-        Recorded { recorder, tap, seen: 0, marks: 0, searched: SEARCHED_MIN / 2, is_later }
+        let live_at_begin = Bytes::new(runtime.counters().get(Counter::LiveBytes));
+        Recorded { recorder, tap, seen: 0, marks: 0, searched: SEARCHED_MIN / 2, is_later, live_at_begin }
     }
 
     pub(super) fn is_later(&self) -> bool {
         self.is_later
+    }
+
+    pub(super) fn live_at_begin(&self) -> Bytes {
+        self.live_at_begin
     }
 
     /// What there is so far.

@@ -56,6 +56,9 @@ impl Runtime {
         {
             return Ok(address);
         }
+        if matches!(served, Err(AllocError::OutOfMemory { .. })) && self.give_up_plan(request.stream) {
+            return self.serve_beside_plan(request);
+        }
         served
     }
 
@@ -200,7 +203,7 @@ impl Runtime {
     }
 
     /// The source has refused a moment ago.
-    fn was_refused(&self, pools: &Pools) -> bool {
+    pub(super) fn was_refused(&self, pools: &Pools) -> bool {
         self.clock.now() < pools.refused_until
     }
 
@@ -290,7 +293,7 @@ impl Runtime {
             requested,
             held: pools.held(),
             live,
-            stitchable: pools.stitchable(),
+            stitchable: pools.idle_chunks(),
             parked: pools.idle(),
             contiguous: pools.stitching.usage().largest_contiguous.max(pools.packed.usage().largest_contiguous),
             deviations: planned,

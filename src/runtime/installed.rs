@@ -22,6 +22,7 @@ pub(super) struct Installed {
     pub(super) mapping: Mapping,
     pub(super) id: PlanId,
     held: Bytes,
+    is_late: bool,
     /// Slots without a chunk; the one that is needed first is the last.
     holes: Vec<usize>,
 }
@@ -34,7 +35,7 @@ impl Installed {
     pub(super) fn whole(plan: &Plan, mapping: Mapping) -> Result<Installed, InstallError> {
         let pool = PlannedPool::new(plan, mapping.span())?;
         let held = mapping.span().len();
-        Ok(Installed { pool, mapping, id: plan.id(), held, holes: Vec::new() })
+        Ok(Installed { pool, mapping, id: plan.id(), held, is_late: false, holes: Vec::new() })
     }
 
     /// A plan with addresses, in slots of `granule`, and no memory.
@@ -49,7 +50,17 @@ impl Installed {
         let whole = Span::new(PlanOffset::new(0), mapping.span().len()).expect("a mapping begins somewhere and ends");
         pool.set_hole(whole, true);
         let holes = in_order_of_need(plan, granule, count);
-        Ok(Installed { pool, mapping, id: plan.id(), held: Bytes::ZERO, holes })
+        Ok(Installed { pool, mapping, id: plan.id(), held: Bytes::ZERO, is_late: true, holes })
+    }
+
+    /// All its slots are of this size.
+    pub(super) fn has_slots_of(&self, granule: Bytes) -> bool {
+        (0..self.mapping.slot_count()).all(|slot| self.mapping.slot_span(slot).len() == granule)
+    }
+
+    /// It came while the job ran.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late
     }
 
     /// Bytes of its chunks.

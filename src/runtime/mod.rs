@@ -271,6 +271,8 @@ pub struct RuntimeStats {
     pub packed_use: PackedUse,
     /// What private pools hold.
     pub private_use: PrivateUse,
+    /// Bytes of chunks of which nothing is in use, of plans that are served from no more.
+    pub retired_idle: Bytes,
     /// Requests that failed.
     pub failures: u64,
 }
@@ -536,6 +538,7 @@ impl Runtime {
             stitch_use: pools.stitching.usage(),
             packed_use: pools.packed.usage(),
             private_use: pools.private.usage(),
+            retired_idle: pools.retired_idle(),
             failures: count(Counter::Failures),
         }
     }
@@ -703,12 +706,7 @@ impl Pools {
 
     /// Bytes that serve nobody now: idle blocks of the stitching pool, and what is free in the packed one. The static pool is as large as its plan needs it.
     fn idle(&self) -> Bytes {
-        self.stitching.held() - self.stitching.live_bytes() + self.packed.free_bytes()
-    }
-
-    /// Idle bytes that can be put together elsewhere: whole chunks.
-    fn stitchable(&self) -> Bytes {
-        self.stitching.idle_bytes() + self.packed.usage().idle_chunks
+        self.stitching.held() - self.stitching.live_bytes() + self.packed.free_bytes() + self.retired_idle()
     }
 
     /// The plan that is served from, and those that are not any more.
@@ -730,7 +728,12 @@ impl Pools {
 
     /// Bytes of chunks of which nothing is in use.
     fn idle_chunks(&self) -> Bytes {
-        self.stitchable() + self.retired.iter().map(Installed::idle).sum()
+        self.stitching.idle_bytes() + self.packed.usage().idle_chunks + self.retired_idle()
+    }
+
+    /// The same of plans that are served from no more: nearly always there are none.
+    fn retired_idle(&self) -> Bytes {
+        self.retired.iter().map(Installed::idle).sum()
     }
 
     /// Takes chunks out of which nothing is in use, until they hold `wanted` bytes or none is left. Those behind the plan that is served from stay.
@@ -744,7 +747,14 @@ impl Pools {
     /// The same, and those of the packed pool stay, too.
     fn take_outside(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
         let mut chunks = self.stitching.trim(wanted);
-        let mut left = wanted.saturating_sub(chunks.iter().map(|chunk| chunk.len()).sum());
+        let found = chunks.iter().map(|chunk| chunk.len()).sum();
+        chunks.extend(self.take_retired(wanted.saturating_sub(found)));
+        chunks
+    }
+
+    /// The same of plans that are served from no more.
+    fn take_retired(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let (mut chunks, mut left) = (Vec::new(), wanted);
         for installed in &mut self.retired {
             let taken = installed.take_idle(left);
             left = left.saturating_sub(taken.iter().map(|chunk| chunk.len()).sum());

@@ -9,6 +9,7 @@
 
 use super::installed::Installed;
 use super::{Counter, Pools, Runtime};
+use crate::ids::StreamId;
 use crate::plan::Plan;
 use crate::units::Bytes;
 
@@ -63,6 +64,29 @@ impl Runtime {
         if pools.offered.is_some() { 1 } else { super::OPERATIONS_PER_LOOK }
     }
 
+    /// There is no memory left: a plan that came while the job ran, and those before it, give up what they have idle, and the job is served as it was before. Says whether that was anything.
+    #[cold]
+    pub(super) fn give_up_plan(&self, stream: StreamId) -> bool {
+        let mut pools = self.lock();
+        if pools.private.is_open() || pools.planned.as_ref().is_some_and(|there| !there.is_late()) {
+            return false;
+        }
+        let had_plan = pools.planned.is_some();
+        pools.retire_plan();
+        let most = pools.held();
+        let mut chunks = pools.take_retired(most);
+        chunks.extend(pools.packed.trim(most));
+        if chunks.is_empty() {
+            return had_plan;
+        }
+        // After a failing driver they go back, and are asked for.
+        if pools.stitching.grow(&chunks, stream).is_err() {
+            self.give_back(chunks);
+        }
+        self.note_held(&mut pools);
+        true
+    }
+
     /// Installs the plan that was offered, if there is one and memory for it.
     #[cold]
     pub(super) fn install_offered(&self, pools: &mut Pools) {
@@ -71,6 +95,8 @@ impl Runtime {
             return;
         }
         let Some(Offer { mut installed, carried, .. }) = pools.offered.take() else { return };
+        // Elsewhere they may be gone already.
+        let carried = if self.counters.get(Counter::Iterations) > 0 { carried } else { Bytes::ZERO };
         self.finish_deferred(pools);
         pools.empty_small_slabs();
         let len = installed.mapping.span().len();
@@ -79,7 +105,10 @@ impl Runtime {
         let in_use = pools.held().saturating_sub(pools.idle_chunks() + replaced);
         let after = in_use.saturating_sub(carried).checked_add(len);
         let most = Bytes::new(self.counters.get(Counter::PeakHeldBytes));
-        if after.is_none_or(|after| after > most) {
+        // Where memory stays with its addresses nothing moves; and larger chunks than ours are a plan's that was there before the job, which stays.
+        let stays = self.device.capabilities().memory_stays_with_addresses;
+        let is_other = pools.planned.as_ref().is_some_and(|there| !there.has_slots_of(self.config.granule));
+        if stays || is_other || after.is_none_or(|after| after > most) {
             self.counters.add(Counter::PlansRefused, 1);
             return;
         }

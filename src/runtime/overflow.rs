@@ -75,13 +75,14 @@ impl Runtime {
                 let may_move = !pools.private.is_open();
                 let most = pools.planned.as_ref().filter(|_| may_move).map_or(Bytes::ZERO, Installed::lacks);
                 let chunks = pools.take_idle(most);
-                self.back(&mut pools, &wanted, chunks, request.bytes)?;
+                let is_mapped = self.back(&mut pools, &wanted, chunks);
+                let was_refused = self.was_refused(&pools);
                 let Some(installed) = &mut pools.planned else { return Ok(None) };
                 let lacks = installed.lacks_for(request).len() as u64;
                 if lacks == 0 {
                     return Ok(self.alloc_backed(&mut pools, request));
                 }
-                if is_refused {
+                if is_refused || was_refused || !is_mapped {
                     installed.pool.pass_over();
                     return Ok(None);
                 }
@@ -92,7 +93,7 @@ impl Runtime {
                 Ok(chunks) => {
                     let mut pools = self.lock();
                     let wanted = pools.planned.as_ref().map_or_else(Vec::new, |installed| installed.lacks_for(request));
-                    self.back(&mut pools, &wanted, chunks, request.bytes)?;
+                    is_refused = !self.back(&mut pools, &wanted, chunks);
                 }
                 Err(_) => {
                     self.lock().refused_until = self.clock.now() + REFUSAL_HOLDS;
@@ -103,23 +104,17 @@ impl Runtime {
         Ok(None)
     }
 
-    /// Puts chunks behind the static pool, behind `wanted` first.
-    fn back(
-        &self,
-        pools: &mut Pools,
-        wanted: &[usize],
-        chunks: Vec<Arc<Chunk>>,
-        requested: Bytes,
-    ) -> Result<(), AllocError> {
+    /// Puts chunks behind the static pool, behind `wanted` first. False where one could not be mapped: what is not served there others may serve.
+    fn back(&self, pools: &mut Pools, wanted: &[usize], chunks: Vec<Arc<Chunk>>) -> bool {
         let filled = match &mut pools.planned {
             Some(installed) => installed.fill(wanted, chunks),
             None => Ok(chunks),
         };
         self.note_held(pools);
-        let rest = filled.map_err(|(chunks, source)| self.unpacked(chunks, source, requested))?;
-        // Only where another thread was faster.
-        self.give_back(rest);
-        Ok(())
+        let is_mapped = filled.is_ok();
+        // Only where another thread was faster, or after a failing driver.
+        self.give_back(filled.unwrap_or_else(|(rest, _)| rest));
+        is_mapped
     }
 
     fn alloc_backed(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {

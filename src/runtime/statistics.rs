@@ -125,7 +125,7 @@ impl Runtime {
         all.put_pools("reserved_bytes", pools.small.held().get(), marks.reserved.current);
         all.put_all("active_bytes", active, count(Counter::PeakOccupiedBytes), occupied);
         let idle = pools.held().get().saturating_sub(active);
-        all.put("inactive_split_bytes.all.current", idle.saturating_sub(pools.stitchable().get()));
+        all.put("inactive_split_bytes.all.current", idle.saturating_sub(pools.idle_chunks().get()));
         let requested = since(sums.requested, base.requested);
         all.put_all("requested_bytes", count(Counter::LiveBytes), count(Counter::PeakLiveBytes), requested);
         all.put("num_alloc_retries", since(marks.retries, base.retries));

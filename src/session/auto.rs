@@ -7,6 +7,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub struct PlannerThread {
     is_over: Arc<AtomicBool>,
     thread: Thread,
+    ended: Receiver<()>,
 }
 
 impl PlannerThread {
@@ -44,13 +46,27 @@ impl PlannerThread {
     {
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
+        let (tell, ended) = mpsc::channel();
         let thread = std::thread::Builder::new().name("stitchd-auto".into()).spawn(move || {
             while !over.load(Ordering::Acquire) && planner.over().is_none() {
                 planner.look(&runtime, &shelf);
                 std::thread::park_timeout(if planner.is_recording() { PAUSE_RECORDING } else { PAUSE });
             }
+            // Whoever began it may not want to hear of it any more.
+            let _ = tell.send(());
         })?;
-        Ok(PlannerThread { is_over, thread: thread.thread().clone() })
+        Ok(PlannerThread { is_over, thread: thread.thread().clone(), ended })
+    }
+
+    /// Nobody looks any more when this comes back, in `patience` at most: a driver that is being unloaded should not be called.
+    pub fn end(self, patience: Duration) {
+        self.stop();
+        let _ = self.ended.recv_timeout(patience);
+    }
+
+    fn stop(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.thread.unpark();
     }
 }
 
@@ -89,7 +105,6 @@ impl Shelf for DaemonShelf {
 
 impl Drop for PlannerThread {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Release);
-        self.thread.unpark();
+        self.stop();
     }
 }

