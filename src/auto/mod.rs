@@ -267,6 +267,10 @@ impl AutoPlanner {
             return Ok(Stage::Offered(offered));
         }
         if runtime.counters().get(Counter::PlansInstalled) > offered.installed_before {
+            // Holes want what is idle.
+            if runtime.lacks_behind_plan() == Bytes::ZERO {
+                give_back_idle(runtime);
+            }
             return Ok(Stage::Following(Deviations::from_now(runtime, self.made, offered.plan.entries.len())));
         }
         if offered.tries == TRIES_MAX {

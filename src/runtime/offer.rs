@@ -46,6 +46,11 @@ impl Runtime {
         drop(before);
     }
 
+    /// Bytes of the plan's pool that have no memory behind them yet.
+    pub fn lacks_behind_plan(&self) -> Bytes {
+        self.lock().planned.as_ref().map_or(Bytes::ZERO, Installed::lacks)
+    }
+
     /// An offer waits for an iteration to begin.
     pub fn has_offer(&self) -> bool {
         self.lock().offered.is_some()
