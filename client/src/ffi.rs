@@ -214,20 +214,30 @@ pub unsafe extern "C" fn stitch_range_manifest(
         let runtime = process::existing(device).filter(|_| !ptr.is_null());
         let runtime = runtime.ok_or_else(|| NotLive(address).to_string())?;
         let manifest = runtime.manifest(address).map_err(|error| chain(&error))?;
-        for (at, piece) in manifest.iter().enumerate().take(if pieces.is_null() { 0 } else { capacity }) {
-            let written = stitch_piece {
-                address: std::ptr::with_exposed_provenance_mut(piece.span.start().get() as usize),
-                size: piece.span.len().get() as usize,
-                offset: piece.offset.get() as usize,
-                handle: piece.handle,
-            };
-            // SAFETY: `at` is below `capacity`, for which the caller has room.
-            let place = unsafe { pieces.add(at) };
-            // SAFETY: the place is the caller's, and nobody else's while this runs.
-            unsafe { place.write(written) };
-        }
+        let written = manifest.iter().map(|piece| stitch_piece {
+            address: std::ptr::with_exposed_provenance_mut(piece.span.start().get() as usize),
+            size: piece.span.len().get() as usize,
+            offset: piece.offset.get() as usize,
+            handle: piece.handle,
+        });
+        // SAFETY: as the caller says.
+        unsafe { put_all(written, pieces, capacity) };
         Ok(manifest.len())
     })
+}
+
+/// Writes as many as there is room for, to nowhere if that is NULL.
+///
+/// # Safety
+///
+/// `place` is NULL, or aligned and has room for `capacity` of them, and nobody else uses it meanwhile.
+unsafe fn put_all<T>(written: impl Iterator<Item = T>, place: *mut T, capacity: usize) {
+    for (at, one) in written.enumerate().take(if place.is_null() { 0 } else { capacity }) {
+        // SAFETY: `at` is below `capacity`, for which the caller has room.
+        let place = unsafe { place.add(at) };
+        // SAFETY: the place is the caller's, and nobody else's while this runs.
+        unsafe { place.write(one) };
+    }
 }
 
 /// Why the last call of this thread failed, as text in UTF-8; empty if none has failed yet.

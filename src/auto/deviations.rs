@@ -31,18 +31,8 @@ const BAD_MAX: u32 = 2;
 
 impl Figures {
     fn of(runtime: &Runtime) -> Figures {
-        let count = |counter| runtime.counters().get(counter);
-        let served =
-            [Counter::RequestsPlanned, Counter::RequestsReuse, Counter::RequestsStitching, Counter::RequestsSmall];
-        let deviations = [
-            Counter::DeviationsLate,
-            Counter::DeviationsBlocked,
-            Counter::DeviationsUnplanned,
-            Counter::DeviationsSkipped,
-            Counter::DeviationsResized,
-        ];
-        let sum = |counters: &[Counter]| counters.iter().map(|counter| count(*counter)).sum();
-        Figures { requests: sum(&served), deviations: sum(&deviations) }
+        let counters = runtime.counters();
+        Figures { requests: counters.sum(&Counter::REQUESTS), deviations: counters.sum(&Counter::DEVIATIONS) }
     }
 }
 

@@ -118,7 +118,7 @@ const GIVEN_BACK: Bytes = Bytes::mib(64);
 
 /// What is idle now goes back, and not what becomes idle meanwhile.
 fn give_back_idle(runtime: &Runtime) {
-    let most = runtime.stats().held.get() / GIVEN_BACK.get() + 1;
+    let most = runtime.counters().get(Counter::HeldBytes) / GIVEN_BACK.get() + 1;
     for _ in 0..most {
         if runtime.trim(GIVEN_BACK) == Bytes::ZERO {
             return;

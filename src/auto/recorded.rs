@@ -7,13 +7,11 @@
 //!
 //! Invariant: it takes no more events of memory than there is room for, whatever the job does.
 
-use std::collections::HashMap;
-
 use crate::limits;
 use crate::record::{self, Collected, Recorder};
 use crate::runtime::{Counter, Runtime, TapNumber};
 use crate::trace::period::{self, Period};
-use crate::trace::{EventKind, Trace};
+use crate::trace::{EventKind, Trace, live_after};
 use crate::units::Bytes;
 
 /// A recording under way.
@@ -132,13 +130,6 @@ pub(super) fn repeating(mut trace: Trace, period: &Period) -> (Trace, u32) {
 
 /// Bytes that are live where an iteration begins, of what the trace has.
 pub(super) fn live_before(trace: &Trace, iteration: u32) -> Bytes {
-    let mut live: HashMap<u64, Bytes> = HashMap::new();
-    for event in trace.events.iter().take_while(|event| event.iteration < iteration) {
-        match event.kind {
-            EventKind::Alloc => drop(live.insert(event.id, event.bytes)),
-            EventKind::Free => drop(live.remove(&event.id)),
-            _ => {}
-        }
-    }
-    live.into_values().sum()
+    let begins = trace.events.iter().position(|event| event.iteration >= iteration);
+    live_after(&trace.events[..begins.unwrap_or(trace.events.len())])
 }

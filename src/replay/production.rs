@@ -61,7 +61,8 @@ pub struct Production {
     requests: u64,
     iterations: u64,
     planner: Option<AutoPlanner>,
-    auto: AutoPlans,
+    /// The first iteration that a plan served which was made while the job ran.
+    planned_from: Option<u32>,
     /// Why a request was not served.
     refusal: Option<String>,
 }
@@ -113,7 +114,7 @@ impl Production {
             requests: 0,
             iterations: 0,
             planner,
-            auto: AutoPlans::default(),
+            planned_from: None,
             refusal: None,
         };
         (production, refused)
@@ -128,8 +129,6 @@ impl Production {
     fn look(&mut self) {
         if let Some(planner) = &mut self.planner {
             planner.look(&self.runtime, &NoShelf);
-            let count = |counter| self.runtime.counters().get(counter);
-            (self.auto.installed, self.auto.refused) = (count(Counter::PlansInstalled), count(Counter::PlansRefused));
         }
     }
 
@@ -187,8 +186,8 @@ impl Allocator for Production {
             self.runtime.mark_iteration();
             self.look();
         }
-        if self.auto.installed > 0 {
-            self.auto.from_iteration.get_or_insert(iteration);
+        if self.runtime.counters().get(Counter::PlansInstalled) > 0 {
+            self.planned_from.get_or_insert(iteration);
         }
         self.iterations += 1;
     }
@@ -225,7 +224,12 @@ impl Allocator for Production {
                 small: stats.served.small_bytes,
             },
             deviations: stats.planned.deviations(),
-            auto: self.planner.as_ref().map(|planner| AutoPlans { made: planner.made(), ..self.auto }),
+            auto: self.planner.as_ref().map(|planner| AutoPlans {
+                made: planner.made(),
+                installed: self.runtime.counters().get(Counter::PlansInstalled),
+                refused: self.runtime.counters().get(Counter::PlansRefused),
+                from_iteration: self.planned_from,
+            }),
             overlapped: Bytes::ZERO,
         }
     }

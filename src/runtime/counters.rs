@@ -86,6 +86,23 @@ counters! {
     PlansRefused = 29, "plans_refused";
 }
 
+impl Counter {
+    /// Requests served, by who served them.
+    pub const REQUESTS: [Counter; 4] =
+        [Counter::RequestsPlanned, Counter::RequestsReuse, Counter::RequestsStitching, Counter::RequestsSmall];
+    /// Bytes of each.
+    pub const BYTES: [Counter; 4] =
+        [Counter::BytesPlanned, Counter::BytesReuse, Counter::BytesStitching, Counter::BytesSmall];
+    /// Deviations from the plan, by kind.
+    pub const DEVIATIONS: [Counter; 5] = [
+        Counter::DeviationsLate,
+        Counter::DeviationsBlocked,
+        Counter::DeviationsUnplanned,
+        Counter::DeviationsSkipped,
+        Counter::DeviationsResized,
+    ];
+}
+
 const _: () = assert!(Counter::ALL.len() <= COUNTERS_MAX);
 
 /// The cells. They live as long as the process: in its memory, or in a page that it shares with the daemon.
@@ -101,6 +118,11 @@ impl Counters {
     /// Cells that somebody else keeps.
     pub fn at(cells: &'static [AtomicU64; COUNTERS_MAX]) -> Counters {
         Counters(cells)
+    }
+
+    /// Reads some, and adds them up.
+    pub fn sum(self, counters: &[Counter]) -> u64 {
+        counters.iter().map(|counter| self.get(*counter)).sum()
     }
 
     /// Reads one.

@@ -27,13 +27,19 @@ impl Runtime {
         if let Err(error) = &served {
             // Under the lock, as every figure: of two threads that fail at once one would go uncounted.
             let mut pools = self.lock();
-            self.counters.add(Counter::Failures, 1);
+            self.count_failure(&mut pools, error);
             if matches!(error, AllocError::OutOfMemory { .. }) {
-                pools.marks.note_out_of_memory();
                 pools.note(|tap| tap.refused(request));
             }
         }
         served
+    }
+
+    pub(super) fn count_failure(&self, pools: &mut Pools, error: &AllocError) {
+        self.counters.add(Counter::Failures, 1);
+        if matches!(error, AllocError::OutOfMemory { .. }) {
+            pools.marks.note_out_of_memory();
+        }
     }
 
     /// With a plan what it does not serve is packed; where there is no memory for that, or no plan, blocks are stitched.

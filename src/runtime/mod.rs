@@ -582,7 +582,7 @@ impl Runtime {
     /// Writes to the counters what is held, and in which pieces unless there are so many that this is not the moment.
     fn note_held(&self, pools: &mut Pools) {
         let held = pools.held();
-        self.note_marks(pools);
+        pools.note_marks(held);
         self.counters.set(Counter::HeldBytes, held.get());
         self.counters.raise(Counter::PeakHeldBytes, held.get());
         self.counters

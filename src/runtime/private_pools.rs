@@ -210,12 +210,7 @@ impl Runtime {
                 let len = unit_len(bytes);
                 self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, bytes, len);
             }
-            Err(error) => {
-                self.counters.add(Counter::Failures, 1);
-                if matches!(error, AllocError::OutOfMemory { .. }) {
-                    pools.marks.note_out_of_memory();
-                }
-            }
+            Err(error) => self.count_failure(&mut pools, error),
         }
         self.note_held(&mut pools);
         served

@@ -99,7 +99,8 @@ impl Runtime {
     /// The figures now. Takes a walk over what is free.
     pub fn memory_statistics(&self) -> MemoryStatistics {
         let mut pools = self.lock();
-        self.note_marks(&mut pools);
+        let held = pools.held();
+        pools.note_marks(held);
         let count = |counter| self.counters.get(counter);
         let (marks, sums) = (pools.marks, self.sums(&pools));
         let base = marks.base;
@@ -138,7 +139,8 @@ impl Runtime {
     /// Peaks are counted anew, from what there is now: those of the stats page and of [`super::RuntimeStats`] among them.
     pub fn reset_peaks(&self) {
         let mut pools = self.lock();
-        self.note_marks(&mut pools);
+        let held = pools.held();
+        pools.note_marks(held);
         let Watermarks { reserved, segments, .. } = &mut pools.marks;
         (reserved.peak, segments.peak) = (reserved.current, segments.current);
         pools.marks.allocations.peak = 0;
@@ -154,21 +156,16 @@ impl Runtime {
     /// Sums are counted anew. As for PyTorch a sum begins at nothing, whatever is live.
     pub fn reset_accumulated(&self) {
         let mut pools = self.lock();
-        self.note_marks(&mut pools);
+        let held = pools.held();
+        pools.note_marks(held);
         pools.marks.base = self.sums(&pools);
     }
 
     fn sums(&self, pools: &Pools) -> Sums {
-        let sum = |counters: [Counter; 4]| counters.into_iter().map(|counter| self.counters.get(counter)).sum::<u64>();
         let Watermarks { reserved, segments, retries, out_of_memory, .. } = pools.marks;
         Sums {
-            requests: sum([
-                Counter::RequestsPlanned,
-                Counter::RequestsReuse,
-                Counter::RequestsStitching,
-                Counter::RequestsSmall,
-            ]),
-            requested: sum([Counter::BytesPlanned, Counter::BytesReuse, Counter::BytesStitching, Counter::BytesSmall]),
+            requests: self.counters.sum(&Counter::REQUESTS),
+            requested: self.counters.sum(&Counter::BYTES),
             occupied: self.counters.get(Counter::SumOccupiedBytes),
             reserved: reserved.came,
             segments: segments.came,
@@ -176,18 +173,16 @@ impl Runtime {
             out_of_memory,
         }
     }
-
-    /// Memory may have come or gone.
-    pub(super) fn note_marks(&self, pools: &mut Pools) {
-        let held = pools.held();
-        let segments = pools.segment_count();
-        let marks = &mut pools.marks;
-        marks.reserved.note(held.get());
-        marks.segments.note(segments);
-    }
 }
 
 impl Pools {
+    /// Memory may have come or gone: so much is held now.
+    pub(super) fn note_marks(&mut self, held: Bytes) {
+        let segments = self.segment_count();
+        self.marks.reserved.note(held.get());
+        self.marks.segments.note(segments);
+    }
+
     /// Allocations that were freed and wait for streams, and the bytes that they occupy.
     fn waiting(&self) -> (u64, Bytes) {
         let lens = self.deferred.addresses().filter_map(|address| self.len_of(address));

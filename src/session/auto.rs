@@ -6,11 +6,10 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver};
-use std::thread::Thread;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::background::Background;
 use crate::auto::{AutoPlanner, Shelf};
 use crate::error::chain;
 use crate::plan::{Fingerprint, Plan, Position};
@@ -24,11 +23,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Somebody looks after the plans of a runtime, until this goes.
 #[derive(Debug)]
-pub struct PlannerThread {
-    is_over: Arc<AtomicBool>,
-    thread: Thread,
-    ended: Receiver<()>,
-}
+pub struct PlannerThread(Background<()>);
 
 impl PlannerThread {
     /// Looks after the plans of `runtime` with a planner that has begun to record it.
@@ -44,29 +39,18 @@ impl PlannerThread {
     where
         R: Deref<Target = Runtime> + Send + 'static,
     {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let over = Arc::clone(&is_over);
-        let (tell, ended) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("stitchd-auto".into()).spawn(move || {
-            while !over.load(Ordering::Acquire) && planner.over().is_none() {
+        let thread = Background::begin("stitchd-auto", move |is_over| {
+            while !is_over.load(Ordering::Acquire) && planner.over().is_none() {
                 planner.look(&runtime, &shelf);
                 std::thread::park_timeout(if planner.is_recording() { PAUSE_RECORDING } else { PAUSE });
             }
-            // Whoever began it may not want to hear of it any more.
-            let _ = tell.send(());
         })?;
-        Ok(PlannerThread { is_over, thread: thread.thread().clone(), ended })
+        Ok(PlannerThread(thread))
     }
 
     /// Nobody looks any more when this comes back, in `patience` at most: a driver that is being unloaded should not be called.
     pub fn end(self, patience: Duration) {
-        self.stop();
-        let _ = self.ended.recv_timeout(patience);
-    }
-
-    fn stop(&self) {
-        self.is_over.store(true, Ordering::Release);
-        self.thread.unpark();
+        let _ = self.0.end(patience);
     }
 }
 
@@ -105,6 +89,6 @@ impl Shelf for DaemonShelf {
 
 impl Drop for PlannerThread {
     fn drop(&mut self) {
-        self.stop();
+        self.0.stop();
     }
 }

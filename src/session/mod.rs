@@ -9,6 +9,7 @@
 //! ([`fork`]).
 
 pub mod auto;
+mod background;
 mod control;
 pub mod exit;
 pub mod fork;

@@ -7,12 +7,10 @@
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, Receiver};
-use std::thread::Thread;
 use std::time::Duration;
 
+use super::background::Background;
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
 use crate::record::{self, Collected, Recorder, Sink, Stop, Written};
@@ -26,11 +24,7 @@ const FLUSH: Duration = Duration::from_millis(200);
 
 /// A recording under way. It ends with the runtime, or when it is ended.
 #[derive(Debug)]
-pub struct Recording<S> {
-    is_over: Arc<AtomicBool>,
-    thread: Thread,
-    ended: Receiver<(S, Option<Stop>)>,
-}
+pub struct Recording<S>(Background<(S, Option<Stop>)>);
 
 /// One into a file.
 pub type FileRecording = Recording<Written<BufWriter<File>>>;
@@ -65,22 +59,14 @@ impl<S: Sink + Send + 'static> Recording<S> {
     /// What the system says of one more thread.
     pub fn begin(runtime: &Runtime, sink: S) -> std::io::Result<Recording<S>> {
         let (tap, recorder) = record::begin(runtime.device().id().0, sink, limits::RECORD_AHEAD_MAX);
-        let is_over = Arc::new(AtomicBool::new(false));
-        let (tell, ended) = mpsc::channel();
-        let over = Arc::clone(&is_over);
-        let thread = std::thread::Builder::new().name("stitchd-record".into()).spawn(move || {
-            // Whoever began it may not want to hear of it any more.
-            let _ = tell.send(write_down(recorder, &over));
-        })?;
+        let thread = Background::begin("stitchd-record", move |is_over| write_down(recorder, is_over))?;
         runtime.record_into(tap);
-        Ok(Recording { is_over, thread: thread.thread().clone(), ended })
+        Ok(Recording(thread))
     }
 
     /// Ends it with what has come until now, in `patience` at most. The sink, and why it took no more before this if it did not; `None` where the file does not get on.
     pub fn end(self, patience: Duration) -> Option<(S, Option<Stop>)> {
-        self.is_over.store(true, Ordering::Release);
-        self.thread.unpark();
-        self.ended.recv_timeout(patience).ok()
+        self.0.end(patience)
     }
 }
 

@@ -105,7 +105,7 @@ fn is_request(event: &Event) -> bool {
 }
 
 /// Bytes live behind the last of these events.
-fn live_after(events: &[Event]) -> Bytes {
+pub(crate) fn live_after(events: &[Event]) -> Bytes {
     let mut live: HashMap<u64, Bytes> = HashMap::new();
     for event in events {
         match event.kind {

@@ -21,6 +21,7 @@ mod summary;
 mod unpack;
 
 pub use breakdown::{Breakdown, IterationFigures, Part, SizeClass};
+pub(crate) use cut::live_after;
 pub use cut::{Cut, Ending};
 pub use error::{Flaw, TraceError};
 pub use summary::Summary;

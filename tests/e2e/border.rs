@@ -9,7 +9,7 @@ use crate::compiled::{Language, compiled, run};
 use crate::support::{TestDaemon, client_library, hear, needs_host, python};
 
 /// Runs a script that says `fine` when all of it held.
-fn ends_fine(daemon: &TestDaemon, script: &str) {
+pub(crate) fn ends_fine(daemon: &TestDaemon, script: &str) {
     let Some(mut client) = python(daemon, script) else { return };
     let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
     assert_eq!(hear(&mut lines), "fine");

@@ -1,8 +1,7 @@
 //! What the C border says of a process's memory: statistics, snapshot, blocks, candidates.
 
-use std::io::{BufRead as _, BufReader};
-
-use crate::support::{TestDaemon, hear, python};
+use crate::border;
+use crate::support::TestDaemon;
 
 /// What every script here needs.
 const PRELUDE: &str = "\
@@ -39,10 +38,7 @@ def block(p):
 ";
 
 fn ends_fine(daemon: &TestDaemon, script: &str) {
-    let Some(mut client) = python(daemon, &format!("{PRELUDE}{script}")) else { return };
-    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
-    assert_eq!(hear(&mut lines), "fine");
-    assert!(client.wait().unwrap().success());
+    border::ends_fine(daemon, &format!("{PRELUDE}{script}"));
 }
 
 #[test]

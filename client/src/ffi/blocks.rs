@@ -8,7 +8,7 @@ use stitchd::pool::Found;
 use stitchd::runtime::Runtime;
 use stitchd::units::{Bytes, DeviceAddress};
 
-use super::guarded;
+use super::{guarded, put_all};
 use crate::process;
 
 /// A live allocation, and what is free beside it in its range of addresses.
@@ -84,12 +84,9 @@ pub unsafe extern "C" fn stitch_release_candidates(
     guarded(0, || {
         let wanted = Bytes::new(bytes as u64);
         let ranked = process::existing(device).map_or_else(Vec::new, |runtime| runtime.release_candidates(wanted));
-        for (at, candidate) in ranked.iter().enumerate().take(if candidates.is_null() { 0 } else { capacity }) {
-            // SAFETY: `at` is below `capacity`, for which the caller has room.
-            let place = unsafe { candidates.add(at) };
-            // SAFETY: the place is the caller's, and nobody else's while this runs.
-            unsafe { place.write(candidate.found.into()) };
-        }
+        let written = ranked.iter().map(|candidate| candidate.found.into());
+        // SAFETY: as the caller says.
+        unsafe { put_all(written, candidates, capacity) };
         Ok(ranked.len())
     })
 }

@@ -2,14 +2,15 @@
 //!
 //! A plan does not change, so where its entries begin is put into cells of 2 MiB once, when somebody first asks; serving and taking back do nothing for it. A look goes over the entries of one cell.
 
+use super::tenants::{self, whole_cell};
 use super::{Occupant, PlannedPool};
 use crate::ids::StreamId;
 use crate::limits;
 use crate::pool::laid::{Found, Laid, LaidState, fill_gaps};
 use crate::units::{Bytes, DeviceAddress, Place as _, PlanOffset, PlanSpan, Span};
 
-/// In units of allocation: 2 MiB.
-const CELL: u64 = (2 << 20) / limits::ALLOCATION_ALIGNMENT.get();
+/// A cell in units of allocation.
+const CELL: u64 = tenants::CELL / limits::ALLOCATION_ALIGNMENT.get();
 
 /// Where entries begin that have bytes of a cell, for each cell; in units of allocation, in order, each once.
 #[derive(Debug)]
@@ -86,17 +87,13 @@ impl PlannedPool {
             Occupant::Entry(entry) => Some(self.offsets_of(entry)),
             Occupant::Nobody | Occupant::Tenant => None,
         });
-        let len = CELL * limits::ALLOCATION_ALIGNMENT.get();
-        let start = PlanOffset::new(cell as u64 * len);
-        let whole = Span::new(start, Bytes::new(len)).expect("a cell lies in the pool or ends it");
+        let whole = whole_cell(cell as u32);
         orderly.filter(move |span| span.overlaps(whole)).chain(self.tenants.overlapping(whole))
     }
 
     /// The same, and the cell itself where it has no memory.
     fn taken_in(&self, cell: usize) -> impl Iterator<Item = PlanSpan> + '_ {
-        let len = CELL * limits::ALLOCATION_ALIGNMENT.get();
-        let whole = Span::new(PlanOffset::new(cell as u64 * len), Bytes::new(len));
-        self.live_in(cell).chain(whole.filter(|whole| self.tenants.has_hole(*whole)))
+        self.live_in(cell).chain(Some(whole_cell(cell as u32)).filter(|whole| self.tenants.has_hole(*whole)))
     }
 
     /// What lies where, without what has no memory. Walks over all there is.

@@ -8,7 +8,7 @@ use crate::limits;
 use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 
 /// Bytes in one cell: as the smallest chunk.
-const CELL: u64 = 2 << 20;
+pub(super) const CELL: u64 = 2 << 20;
 
 /// Spans that are taken, with a count per cell in front: a look-up touches the exact spans only where a cell is not empty.
 #[derive(Debug)]
@@ -146,10 +146,7 @@ impl Tenants {
     }
 
     pub(super) fn spans(&self) -> impl Iterator<Item = PlanSpan> + '_ {
-        let span = |(start, (end, _)): (&u64, &(u64, Bytes))| {
-            Span::new(PlanOffset::new(*start), Bytes::new(end - start)).expect("it was inserted")
-        };
-        self.spans.iter().map(span)
+        self.spans.iter().map(span_of)
     }
 
     /// Everything that is in the way: tenants and holes.
@@ -167,9 +164,7 @@ impl Tenants {
         let (start, end) = (span.start().get(), span.end().get());
         let before = self.spans.range(..start).next_back().filter(|(_, (reach, _))| *reach > start);
         let all = before.into_iter().chain(self.spans.range(start..end));
-        all.map(|(start, (end, _))| {
-            Span::new(PlanOffset::new(*start), Bytes::new(end - start)).expect("it was inserted")
-        })
+        all.map(span_of)
     }
 
     pub(super) fn invariants(&self) -> Result<(), String> {
@@ -187,7 +182,12 @@ impl Tenants {
     }
 }
 
-fn whole_cell(cell: u32) -> PlanSpan {
+fn span_of((start, (end, _)): (&u64, &(u64, Bytes))) -> PlanSpan {
+    Span::new(PlanOffset::new(*start), Bytes::new(end - start)).expect("it was inserted")
+}
+
+/// The bytes of a cell.
+pub(super) fn whole_cell(cell: u32) -> PlanSpan {
     Span::new(PlanOffset::new(u64::from(cell) * CELL), Bytes::new(CELL)).expect("a cell of a pool")
 }
 
