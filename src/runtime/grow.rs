@@ -1,9 +1,9 @@
 //! The slow path: a request that no pool can serve as it is.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::{AllocError, Counter, Pools, Runtime, SourceError, Want, unit_len};
+use super::{AllocError, Counter, Pools, Runtime, SourceError, Want};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
 use crate::ladder::Shape;
@@ -23,7 +23,12 @@ pub(super) const ROUNDS_MAX: usize = 64;
 impl Runtime {
     #[cold]
     pub(super) fn alloc_slow(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        let served = self.serve_beside_plan(request);
+        let served = {
+            // What comes for the first of a thousand threads is enough for the others; a chunk for each could be more than there is.
+            let is_small = request.bytes < self.config.granule;
+            let _growing = is_small.then(|| self.growing.lock().unwrap_or_else(PoisonError::into_inner));
+            self.serve_beside_plan(request)
+        };
         if let Err(error) = &served {
             // Under the lock, as every figure: of two threads that fail at once one would go uncounted.
             let mut pools = self.lock();
@@ -77,17 +82,17 @@ impl Runtime {
     }
 
     fn serve_small(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
+        // Another thread may have been faster.
+        if let Some(address) = self.alloc_small(&mut self.lock(), request) {
+            return Ok(address);
+        }
         for _ in 0..ROUNDS_MAX {
             let slab_len = SmallPool::slab_len(request.bytes);
             let served = self.block(slab_len, request.stream, |pools, slab| {
                 let span = Span::new(slab.address, slab_len).expect("the block is at least that long");
                 pools.stitching.lend(slab.address);
                 pools.small.add_slab(span, request.bytes, request.stream);
-                let address = pools.small.alloc(request.bytes, request.stream)?;
-                let len = unit_len(request.bytes);
-                self.counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes, len);
-                pools.note(|tap| tap.alloc(request, address));
-                Some(address)
+                self.alloc_small(pools, request)
             });
             // Nobody asked for the slab.
             if let Some(address) = served.map_err(|error| error.asked_for(request.bytes))? {
@@ -95,6 +100,12 @@ impl Runtime {
             }
         }
         Err(self.out_of_memory(request.bytes, interrupted()))
+    }
+
+    fn alloc_small(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
+        let address = pools.alloc_small(request, self.counters)?;
+        pools.note(|tap| tap.alloc(request, address));
+        Some(address)
     }
 
     /// A block of the stitching pool, by whatever way there is: S1 and S2, growing while little is idle, S3, growing by what is missing; then stitching every

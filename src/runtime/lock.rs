@@ -3,13 +3,15 @@
 //! It is held for tens of nanoseconds, millions of times a second, and hardly ever wanted by two. A lock that wakes its waiters must exchange at the
 //! end, too, to learn of them, and that is a fifth of an allocation. Here who finds it taken looks again for a microsecond or two, then sleeps a little
 //! (Linux makes some 70 µs of the shortest sleep) and looks again: whoever holds it for longer is mapping memory or asking for events, which takes as long.
+//! One thread at a time looks; the others wait for its place, asleep: of a thousand that all looked, none would find a core to get on with.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{SpinMutex, SpinMutexGuard, hint, thread};
+use crate::sync::{Mutex, SpinMutex, SpinMutexGuard, hint, thread};
 
 /// Looks before the first sleep.
 const LOOKS: u32 = 64;
@@ -22,6 +24,8 @@ const SLEEP_MAX: Duration = Duration::from_micros(160);
 #[derive(Debug)]
 pub(super) struct Lock<T> {
     inner: SpinMutex<T>,
+    /// The place of the one that looks until it is free.
+    looks: Mutex<()>,
     /// Somebody panicked who held it.
     is_broken: AtomicBool,
 }
@@ -35,7 +39,7 @@ pub(super) struct Held<'a, T> {
 
 impl<T> Lock<T> {
     pub(super) fn new(inner: T) -> Lock<T> {
-        Lock { inner: SpinMutex::new(inner), is_broken: AtomicBool::new(false) }
+        Lock { inner: SpinMutex::new(inner), looks: Mutex::new(()), is_broken: AtomicBool::new(false) }
     }
 
     /// Waits for it and takes it.
@@ -70,6 +74,7 @@ impl<T> Lock<T> {
 
     #[cold]
     fn wait(&self) -> SpinMutexGuard<'_, T> {
+        let _looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sleep = SLEEP;
         loop {
             assert!(!self.is_broken.load(Ordering::Acquire), "no step of the pools panics");

@@ -49,6 +49,7 @@ use crate::pool::small::SmallPool;
 use crate::pool::stitching::{StitchConfig, StitchCounts, StitchUse, StitchingPool};
 use crate::pool::{AddressMap, Request};
 use crate::record::Tap;
+use crate::sync::Mutex;
 use crate::units::{Bytes, DeviceAddress};
 use deferred::Deferred;
 use installed::Installed;
@@ -92,6 +93,8 @@ pub struct Runtime {
     clock: Arc<dyn Clock>,
     config: RuntimeConfig,
     pools: Lock<Pools>,
+    /// Held while memory is brought for what is smaller than the least that can be: what comes for the first of many threads is enough for all.
+    growing: Mutex<()>,
     counters: Counters,
 }
 
@@ -330,7 +333,7 @@ impl Runtime {
             marks: Watermarks::default(),
             until_look: OPERATIONS_PER_LOOK,
         };
-        Runtime { device, source, clock, config, pools: Lock::new(pools), counters }
+        Runtime { device, source, clock, config, pools: Lock::new(pools), growing: Mutex::new(()), counters }
     }
 
     #[inline]
@@ -647,14 +650,18 @@ impl Pools {
             return Some(address);
         }
         if SmallPool::serves(request.bytes) {
-            let address = self.small.alloc(request.bytes, request.stream)?;
-            let len = unit_len(request.bytes);
-            counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes, len);
-            return Some(address);
+            return self.alloc_small(request, counters);
         }
         let served = self.stitching.alloc(request.bytes, request.stream)?;
         counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes, served.len);
         Some(served.address)
+    }
+
+    #[inline]
+    fn alloc_small(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
+        let address = self.small.alloc(request.bytes, request.stream)?;
+        counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes, unit_len(request.bytes));
+        Some(address)
     }
 
     #[inline]

@@ -30,10 +30,14 @@ struct SourceState {
     next: u64,
     acquires: u64,
     released: Bytes,
+    /// How long it takes to answer.
+    takes: Duration,
 }
 
 impl ChunkSource for TestSource {
     fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        let takes = self.state.lock().unwrap().takes;
+        std::thread::sleep(takes);
         let mut state = self.state.lock().unwrap();
         state.acquires += 1;
         let ladder = Ladder::new([2, 8, 32, 256].map(Bytes::mib).to_vec()).unwrap();
@@ -412,6 +416,33 @@ fn threads_that_allocate_at_once_never_share_bytes() {
         }
     });
     runtime.invariants().unwrap();
+}
+
+#[test]
+fn what_is_brought_for_one_of_many_threads_is_enough_for_all() {
+    const THREADS: u32 = 8;
+    for has_plan in [false, true] {
+        // One chunk, and those of the plan, all of which is in use.
+        let bench = Bench::new(if has_plan { 6 } else { 2 }, RuntimeConfig::default());
+        if has_plan {
+            bench.runtime.install_plan(&plan()).unwrap();
+            bench.alloc(Bytes::mib(3)).unwrap();
+            bench.alloc(Bytes::kib(1)).unwrap();
+        }
+        let before = bench.acquires();
+        bench.source.state.lock().unwrap().takes = Duration::from_millis(20);
+        let together = std::sync::Barrier::new(THREADS as usize);
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    together.wait();
+                    bench.alloc(Bytes::kib(3)).unwrap();
+                });
+            }
+        });
+        assert_eq!(bench.acquires() - before, 1, "{has_plan}");
+        bench.runtime.invariants().unwrap();
+    }
 }
 
 #[test]

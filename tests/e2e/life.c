@@ -52,8 +52,10 @@ static void threads(void) {
     pthread_attr_init(&small);
     pthread_attr_setstacksize(&small, 256 << 10);
     pthread_barrier_init(&barrier, NULL, THREADS);
-    for (i = 0; i < THREADS; i++)
-        if (pthread_create(&all[i], &small, work, (void *)i)) die("a thread");
+    for (i = 0; i < THREADS; i++) {
+        int error = pthread_create(&all[i], &small, work, (void *)i);
+        if (error) die(strerror(error));
+    }
     for (i = 0; i < THREADS; i++) pthread_join(all[i], NULL);
 }
 
