@@ -66,8 +66,15 @@ impl Part {
 pub enum Shape {
     /// As few as possible: the largest first.
     Largest,
+    /// As few as possible that are not larger than this, if there is a size of an eighth of it or more: the largest first.
+    AtMost(Bytes),
     /// All of one size, rounded up to the next step of the ladder.
     Uniform(Bytes),
+}
+
+impl Shape {
+    /// The chunks of a static pool: as few as can be, and none larger than what a request that has lost its place is put together from.
+    pub const STATIC: Shape = Shape::AtMost(Bytes::mib(32));
 }
 
 /// Chunk sizes, from small to large: powers of two, so that each is a multiple of the one below.
@@ -176,10 +183,19 @@ impl Ladder {
                 let step = self.step_at_least(wanted);
                 vec![Part { len: step, count: len.round_up(step)?.get() / step.get() }]
             }
-            Shape::Largest => {
+            Shape::Largest | Shape::AtMost(_) => {
+                let most = match shape {
+                    // Hundreds of small chunks for one of these would be worse than one that is larger.
+                    Shape::AtMost(most)
+                        if self.steps.iter().any(|step| *step <= most && step.get() >= most.get() / 8) =>
+                    {
+                        most
+                    }
+                    _ => Bytes::LARGEST,
+                };
                 let mut left = len.round_up(self.smallest())?;
                 let mut parts = Vec::new();
-                for step in self.steps.iter().rev() {
+                for step in self.steps.iter().rev().filter(|step| **step <= most) {
                     let count = left.get() / step.get();
                     if count > 0 {
                         parts.push(Part { len: *step, count });

@@ -70,6 +70,7 @@
 //! | span | a half-open interval of bytes; the only interval type ([`units::Span`]) |
 //! | block | what the stitching pool hands out: a PBlock owns its chunks, an SBlock shows those of several PBlocks ([`pool::stitching`]) |
 //! | stitch, split, evict, trim | make an SBlock, cut a PBlock, drop an idle SBlock's mappings, give idle chunks back |
+//! | lend, lent block, tail | the static pool's idle slots go to a request whose place is taken; what serves it then, at addresses of its own; slots behind the plan's, for such requests (`runtime::lent`) |
 //! | slab | a block of the stitching pool that the small pool cuts up ([`pool::small`]) |
 //! | allocation | what a caller received: an address and a size |
 //! | pool | the policy that serves allocations ([`pool`]) |

@@ -467,7 +467,7 @@ impl Plans for Service {
         let device = self.0.device(uuid).ok_or_else(no_device)?.id;
         let len = stored.pool_len.max(Bytes::new(1));
         let too_large = || status(ErrorKind::Invalid, format!("a pool of {len} is more than one lease can be"));
-        let parts = self.0.ladder.cover(len, Shape::Largest).ok_or_else(too_large)?;
+        let parts = self.0.ladder.cover(len, Shape::STATIC).ok_or_else(too_large)?;
         let wait_ms = wanted.wait_ms.min(limits::WAIT_MS_MAX);
         let ask = Ask { holder: Holder::Plan(id), device, parts, plan: None, wait_ms };
         let chunks = self.acquire(ask).await?;

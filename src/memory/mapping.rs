@@ -67,9 +67,10 @@ impl Mapping {
         Ok(Mapping { reservation: Reservation::new(device, len)?, slots: Vec::new() })
     }
 
-    /// Addresses for `count` slots of `len` bytes each, all of them holes.
-    pub fn hollow(device: &Arc<Device>, len: Bytes, count: usize) -> Result<Mapping, MemoryError> {
-        let whole = len.checked_mul(count as u64).ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
+    /// Addresses for `count` slots of `len` bytes each, all of them holes, and behind them for `room` bytes with no slots yet.
+    pub fn hollow(device: &Arc<Device>, len: Bytes, count: usize, room: Bytes) -> Result<Mapping, MemoryError> {
+        let whole = len.checked_mul(count as u64).and_then(|slots| slots.checked_add(room));
+        let whole = whole.ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
         let reservation = Reservation::new(device, whole)?;
         let start = |slot: usize| reservation.span().start().checked_add(Bytes::new(slot as u64 * len.get()));
         let slot = |slot| Slot { start: start(slot).expect("it lies in the reservation"), len, chunk: None };

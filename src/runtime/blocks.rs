@@ -35,7 +35,7 @@ pub enum SegmentPool {
     Packed,
     /// The stitching pool, where its chunks are at home.
     Stitching,
-    /// A live block of the stitching pool, at addresses of its own.
+    /// A live block of the stitching pool, or of the static one, at addresses of its own.
     Stitched,
     /// A slab of the small pool.
     Slab,
@@ -136,6 +136,9 @@ impl Pools {
         if let Some(installed) = static_pools.find(|of| of.mapping.span().contains(address)) {
             return installed.pool.find(address);
         }
+        if let Some(found) = self.static_pools().find_map(|installed| installed.lent.find(address)) {
+            return Some(found);
+        }
         let found = self.packed.find(address).or_else(|| match self.stitching.find(address)? {
             Holder::Live(found) => Some(found),
             Holder::Slab(slab) => self.small.find(slab, address),
@@ -148,6 +151,9 @@ impl Pools {
         let mut segments = Vec::new();
         for installed in self.static_pools() {
             self.cut(SegmentPool::Planned, false, &installed.pool.laid(), &mut segments);
+            for block in installed.lent.laid() {
+                self.cut(SegmentPool::Stitched, true, &block, &mut segments);
+            }
         }
         let (home, stitched) = self.stitching.laid();
         let packed = self.packed.laid().into_iter().map(|range| (SegmentPool::Packed, range));

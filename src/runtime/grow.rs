@@ -54,6 +54,9 @@ impl Runtime {
             if let Some(address) = self.serve_unbacked(request)? {
                 return Ok(address);
             }
+            if let Some(address) = self.serve_lent(request)? {
+                return Ok(address);
+            }
             if let Some(address) = self.serve_packed(request)? {
                 return Ok(address);
             }

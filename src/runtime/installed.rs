@@ -3,18 +3,22 @@
 //! A plan that is there before the job has all its memory at once. One that is made while the job runs finds the memory in use: it gets what is idle, and slots that nobody needs for a while stay holes
 //! until what is freed meanwhile, or new chunks, can fill them.
 //!
+//! Behind the plan's slots there are addresses for more of them: the *tail*, for requests that cannot have their places ([`super::lent`]).
+//!
 //! Not for: who may be at which address ([`PlannedPool`]), and when a plan comes ([`super::offer`]).
 //!
-//! Invariant: a slot without a chunk is a hole of the planned pool, and the other way round.
+//! Invariant: a slot of the plan without a chunk is a hole of the planned pool, and the other way round; the tail has no holes, and the planned pool ends where it does.
 
 use std::sync::Arc;
 
-use crate::ids::PlanId;
+use super::RuntimeConfig;
+use super::lent::LentBlocks;
+use crate::ids::{PlanId, StreamId};
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::plan::Plan;
 use crate::pool::Request;
-use crate::pool::planned::{InstallError, PlannedPool};
-use crate::units::{Bytes, Place as _, PlanOffset, PlanSpan, Span};
+use crate::pool::planned::PlannedPool;
+use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, PlanOffset, PlanSpan, Span};
 
 #[derive(Debug)]
 pub(super) struct Installed {
@@ -25,6 +29,25 @@ pub(super) struct Installed {
     is_late: bool,
     /// Slots without a chunk; the one that is needed first is the last.
     holes: Vec<usize>,
+    /// Slots of the plan.
+    base: usize,
+    pub(super) granule: Bytes,
+    /// Whose stream each slot behind them is for.
+    tail: Vec<StreamId>,
+    pub(super) lent: LentBlocks,
+}
+
+/// Behind the plan's slots there are addresses for such a part of them, and these.
+const TAIL_PART: u64 = 4;
+const TAIL_MIN: Bytes = Bytes::gib(1);
+
+/// Up to such a part of the plan's slots, and these, the tail grows rather than that the plan's requests lose their places.
+const TAIL_USUAL_PART: u64 = 128;
+const TAIL_USUAL_MIN: Bytes = Bytes::mib(32);
+
+/// Addresses behind a plan's slots.
+fn tail_room(len: Bytes, granule: Bytes) -> Bytes {
+    (Bytes::new(len.get() / TAIL_PART).max(TAIL_MIN)).round_up(granule).expect("plans are shorter than addresses are")
 }
 
 /// Chunks that could not be mapped, and why.
@@ -32,25 +55,142 @@ type Unmapped = (Vec<Arc<Chunk>>, MemoryError);
 
 impl Installed {
     /// A plan with all its memory.
-    pub(super) fn whole(plan: &Plan, mapping: Mapping) -> Result<Installed, InstallError> {
-        let pool = PlannedPool::new(plan, mapping.span())?;
-        let held = mapping.span().len();
-        Ok(Installed { pool, mapping, id: plan.id(), held, is_late: false, holes: Vec::new() })
+    pub(super) fn whole(
+        plan: &Plan,
+        chunks: &[Arc<Chunk>],
+        config: &RuntimeConfig,
+    ) -> Result<Installed, super::PlanInstallError> {
+        let held: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
+        let device = chunks.first().ok_or(MemoryError::Unstitchable(held))?.device();
+        let mut mapping = Mapping::empty(device, held.checked_add(tail_room(held, config.granule)).unwrap_or(held))?;
+        mapping.put(0, chunks)?;
+        let pool = PlannedPool::new(plan, part_of(mapping.span(), held))?;
+        Ok(Installed::of(plan, pool, mapping, held, config))
+    }
+
+    fn of(plan: &Plan, mut pool: PlannedPool, mapping: Mapping, held: Bytes, config: &RuntimeConfig) -> Installed {
+        if !config.reuses {
+            pool.stop_reusing();
+        }
+        let granule = config.granule;
+        let (base, lent) = (mapping.slot_count(), LentBlocks::default());
+        let (holes, tail) = (Vec::new(), Vec::new());
+        Installed { pool, mapping, id: plan.id(), held, is_late: false, holes, base, granule, tail, lent }
     }
 
     /// A plan with addresses, in slots of `granule`, and no memory.
     pub(super) fn hollow(
         plan: &Plan,
         device: &Arc<Device>,
-        granule: Bytes,
+        config: &RuntimeConfig,
     ) -> Result<Installed, super::PlanInstallError> {
+        let granule = config.granule;
         let count = plan.pool_len.get().div_ceil(granule.get()).max(1) as usize;
-        let mapping = Mapping::hollow(device, granule, count)?;
-        let mut pool = PlannedPool::new(plan, mapping.span())?;
-        let whole = Span::new(PlanOffset::new(0), mapping.span().len()).expect("a mapping begins somewhere and ends");
+        let len = granule.checked_mul(count as u64).ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
+        let mapping = Mapping::hollow(device, granule, count, tail_room(len, granule))?;
+        let mut pool = PlannedPool::new(plan, part_of(mapping.span(), len))?;
+        let whole = Span::new(PlanOffset::new(0), len).expect("a mapping begins somewhere and ends");
         pool.set_hole(whole, true);
         let holes = in_order_of_need(plan, granule, count);
-        Ok(Installed { pool, mapping, id: plan.id(), held: Bytes::ZERO, is_late: true, holes })
+        Ok(Installed { holes, is_late: true, ..Installed::of(plan, pool, mapping, Bytes::ZERO, config) })
+    }
+
+    /// Bytes of the plan's slots.
+    pub(super) fn base_len(&self) -> Bytes {
+        (0..self.base).map(|slot| self.mapping.slot_span(slot).len()).sum()
+    }
+
+    /// The slot is none of the plan's.
+    pub(super) fn is_tail(&self, slot: usize) -> bool {
+        slot >= self.base
+    }
+
+    /// Slots with memory that may serve a request on this stream at other addresses, in the order of places.
+    pub(super) fn lendable_slots(&self, stream: StreamId) -> Vec<usize> {
+        let of_plan = (0..self.base).filter(|slot| self.mapping.chunk(*slot).is_some());
+        let tail = self.tail.iter().zip(self.base..).filter(|(of, _)| **of == stream).map(|(_, slot)| slot);
+        of_plan.chain(tail).collect()
+    }
+
+    /// The tail is still a small part of the plan's slots when it is longer by `more`.
+    pub(super) fn may_have_tail(&self, more: Bytes) -> bool {
+        let tail: Bytes = self.tail.iter().zip(self.base..).map(|(_, slot)| self.mapping.slot_span(slot).len()).sum();
+        let most = (self.pool.span().len() - tail).get() / TAIL_USUAL_PART;
+        tail.get().saturating_add(more.get()) <= most.max(TAIL_USUAL_MIN.get())
+    }
+
+    /// Bytes for which there are addresses behind the tail.
+    pub(super) fn tail_room(&self) -> Bytes {
+        self.mapping.span().len() - self.pool.span().len()
+    }
+
+    /// Maps chunks behind the plan's slots, for requests on a stream: all of them, or none where there are no addresses for them.
+    pub(super) fn grow_tail(&mut self, chunks: &[Arc<Chunk>], stream: StreamId) -> Result<bool, MemoryError> {
+        let len: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
+        if chunks.is_empty() || len > self.tail_room() {
+            return Ok(false);
+        }
+        self.mapping.put(self.base + self.tail.len(), chunks)?;
+        self.held += len;
+        self.pool.extend(len);
+        self.tail.extend(chunks.iter().map(|_| stream));
+        Ok(true)
+    }
+
+    /// Takes chunks out at the end of the tail of which nothing is in use, until they hold `wanted` bytes or none is left.
+    pub(super) fn take_tail(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let (mut chunks, mut found) = (Vec::new(), Bytes::ZERO);
+        // Memory that stays with its addresses would be nobody's until all of them go.
+        if self.mapping.device().capabilities().memory_stays_with_addresses {
+            return chunks;
+        }
+        while found < wanted && !self.tail.is_empty() {
+            let slot = self.base + self.tail.len() - 1;
+            if !self.pool.is_clear(self.offsets_of(slot)) {
+                break;
+            }
+            self.lent.let_go(slot);
+            let Ok(taken) = self.mapping.take(slot..slot + 1) else { break };
+            let len = self.mapping.slot_span(slot).len();
+            self.tail.pop();
+            self.held -= len;
+            self.pool.shorten(len);
+            found += len;
+            chunks.extend(taken);
+        }
+        chunks
+    }
+
+    /// Bytes of the tail that [`Installed::take_tail`] would take.
+    pub(super) fn tail_idle(&self) -> Bytes {
+        let slots = (self.base..self.base + self.tail.len()).rev();
+        let idle = slots.take_while(|slot| self.pool.is_clear(self.offsets_of(*slot)));
+        idle.map(|slot| self.mapping.slot_span(slot).len()).sum()
+    }
+
+    /// Takes an allocation back, wherever it was served. Says how many bytes had been asked for; `None` if it was served elsewhere.
+    #[inline]
+    pub(super) fn free(&mut self, address: DeviceAddress) -> Option<Bytes> {
+        self.pool.free(address).or_else(|| self.free_lent(address))
+    }
+
+    /// Bytes that a live allocation occupies.
+    pub(super) fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
+        self.pool.len_of(address).or_else(|| self.lent.len_of(address))
+    }
+
+    /// Allocations that are live here.
+    pub(super) fn live_allocations(&self) -> u64 {
+        self.pool.live_allocations() + self.lent.live_count()
+    }
+
+    /// The chunks behind a live allocation: where each is, and the chunk.
+    pub(super) fn chunks_at(&self, span: AddressSpan) -> Option<Vec<(DeviceAddress, Arc<Chunk>)>> {
+        if !self.mapping.span().contains(span.start()) {
+            return self.lent.chunks_at(span.start());
+        }
+        let slot = |slot| Some((self.mapping.slot_span(slot).start(), Arc::clone(self.mapping.chunk(slot)?)));
+        Some(self.mapping.slots_at(span).filter_map(slot).collect())
     }
 
     /// All its slots are of this size.
@@ -81,7 +221,7 @@ impl Installed {
     }
 
     /// The part of the pool that a slot is.
-    fn offsets_of(&self, slot: usize) -> PlanSpan {
+    pub(super) fn offsets_of(&self, slot: usize) -> PlanSpan {
         let span = self.mapping.slot_span(slot);
         let start = span.start().checked_distance(self.mapping.span().start()).expect("it is a slot of this mapping");
         Span::new(PlanOffset::new(start.get()), span.len()).expect("a slot lies in the pool")
@@ -119,6 +259,11 @@ impl Installed {
         if held != self.held {
             return Err(format!("the static pool counts {} and has {held}", self.held));
         }
+        let len: Bytes = (0..self.base + self.tail.len()).map(|slot| self.mapping.slot_span(slot).len()).sum();
+        if len != self.pool.span().len() {
+            return Err(format!("the planned pool has {} and its slots {len}", self.pool.span().len()));
+        }
+        self.lent.invariants(|slot| self.pool.is_lent(self.offsets_of(slot)))?;
         self.pool.invariants()
     }
 
@@ -136,6 +281,7 @@ impl Installed {
                 break;
             }
             let len = self.mapping.slot_span(slot).len();
+            self.lent.let_go(slot);
             if let Ok(taken) = self.mapping.take(slot..slot + 1) {
                 self.held -= len;
                 self.pool.set_hole(self.offsets_of(slot), true);
@@ -165,6 +311,11 @@ impl Installed {
         }
         (0..is_idle.len()).filter(|slot| is_idle[*slot]).collect()
     }
+}
+
+/// The first `len` bytes of a span that is at least that long.
+fn part_of(span: AddressSpan, len: Bytes) -> AddressSpan {
+    Span::new(span.start(), len).expect("it is a part of one that there is")
 }
 
 /// The slots of a plan's pool, the one that is needed first last.

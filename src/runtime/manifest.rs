@@ -63,13 +63,9 @@ impl Pools {
     /// The chunks behind a live allocation: where each part of it is visible, where that begins in the chunk, and the chunk. Nothing if it is not live.
     pub(super) fn pieces(&self, address: DeviceAddress) -> Vec<(AddressSpan, Bytes, Arc<Chunk>)> {
         let Some(span) = self.len_of(address).and_then(|len| Span::new(address, len)) else { return Vec::new() };
-        let mut planned = self.static_pools();
-        let chunks: Vec<(DeviceAddress, Arc<Chunk>)> = match planned.find(|one| one.mapping.span().contains(address)) {
-            Some(installed) => {
-                let mapping = &installed.mapping;
-                let slot = |slot| Some((mapping.slot_span(slot).start(), Arc::clone(mapping.chunk(slot)?)));
-                mapping.slots_at(span).filter_map(slot).collect()
-            }
+        let planned = self.static_pools().find_map(|installed| installed.chunks_at(span));
+        let chunks: Vec<(DeviceAddress, Arc<Chunk>)> = match planned {
+            Some(chunks) => chunks,
             _ if self.packed.len_of(address).is_some() => self.packed.chunks_at(address),
             _ if self.private.len_of(address).is_some() => self.private.chunks_at(address),
             _ => self.stitching.chunks_at(address),

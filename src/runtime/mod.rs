@@ -15,6 +15,7 @@ mod counters;
 mod deferred;
 mod grow;
 mod installed;
+mod lent;
 mod lock;
 mod manifest;
 mod offer;
@@ -41,7 +42,7 @@ use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
 use crate::ladder::Shape;
 use crate::limits;
-use crate::memory::{Chunk, Device, Mapping, MemoryError};
+use crate::memory::{Chunk, Device, MemoryError};
 use crate::plan::Plan;
 use crate::pool::packed::{PackedPool, PackedUse};
 use crate::pool::planned::{InstallError, PlannedCounts, Served};
@@ -71,6 +72,8 @@ pub struct RuntimeConfig {
     pub wait: Duration,
     /// How much the stitching pool may do.
     pub stitch: StitchConfig,
+    /// With a plan: what varies may be served where the plan leaves bytes idle.
+    pub reuses: bool,
 }
 
 impl Default for RuntimeConfig {
@@ -81,6 +84,7 @@ impl Default for RuntimeConfig {
             slack_per_mille: 20,
             wait: Duration::ZERO,
             stitch: StitchConfig::default(),
+            reuses: true,
         }
     }
 }
@@ -276,6 +280,8 @@ pub struct RuntimeStats {
     pub private_use: PrivateUse,
     /// Bytes of chunks of which nothing is in use, of plans that are served from no more.
     pub retired_idle: Bytes,
+    /// Bytes of chunks of which nothing is in use, behind the end of the plan that is served from.
+    pub tail_idle: Bytes,
     /// Requests that failed.
     pub failures: u64,
 }
@@ -434,11 +440,10 @@ impl Runtime {
             return Err(PlanInstallError::Installed);
         }
         let len = plan.pool_len.max(Bytes::new(1));
-        let want = Want { len, shape: Shape::Largest, plan: Some(plan.id()), wait: self.config.wait };
+        let want = Want { len, shape: Shape::STATIC, plan: Some(plan.id()), wait: self.config.wait };
         let chunks = self.check_limit(len).and_then(|()| self.source.acquire(want));
         let chunks = chunks.map_err(|source| PlanInstallError::Source { len, source })?;
-        let installed = Mapping::stitch(&chunks).map_err(PlanInstallError::Memory);
-        let installed = installed.and_then(|mapping| Ok(Installed::whole(plan, mapping)?));
+        let installed = Installed::whole(plan, &chunks, &self.config);
         let refused = match installed {
             Err(error) => Some(error),
             Ok(installed) => {
@@ -542,6 +547,7 @@ impl Runtime {
             packed_use: pools.packed.usage(),
             private_use: pools.private.usage(),
             retired_idle: pools.retired_idle(),
+            tail_idle: pools.tail_idle(),
             failures: count(Counter::Failures),
         }
     }
@@ -668,6 +674,7 @@ impl Pools {
     fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: Counters) -> Result<(), NotLive> {
         let planned = self.planned.as_mut().and_then(|installed| installed.pool.free(address));
         let planned = planned.or_else(|| self.packed.free(address));
+        let planned = planned.or_else(|| self.planned.as_mut().and_then(|installed| installed.free_lent(address)));
         if let Some(bytes) = planned.or_else(|| self.free_retired(address)) {
             counters.freed(bytes, unit_len(bytes));
         } else if let Some(bytes) = self.stitching.free(address, stream) {
@@ -682,7 +689,7 @@ impl Pools {
     /// Takes an allocation back that a plan served which is there no more.
     #[inline]
     fn free_retired(&mut self, address: DeviceAddress) -> Option<Bytes> {
-        self.retired.iter_mut().find_map(|installed| installed.pool.free(address))
+        self.retired.iter_mut().find_map(|installed| installed.free(address))
     }
 
     fn free_small(&mut self, address: DeviceAddress, stream: StreamId) -> Option<Bytes> {
@@ -701,7 +708,7 @@ impl Pools {
     }
 
     fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
-        let planned = self.static_pools().find_map(|installed| installed.pool.len_of(address));
+        let planned = self.static_pools().find_map(|installed| installed.len_of(address));
         let planned = planned.or_else(|| self.packed.len_of(address));
         let planned = planned.or_else(|| self.stitching.len_of(address)).or_else(|| self.small.len_of(address));
         planned.or_else(|| self.private.len_of(address))
@@ -711,9 +718,14 @@ impl Pools {
         self.len_of(address).is_some()
     }
 
-    /// Bytes that serve nobody now: idle blocks of the stitching pool, and what is free in the packed one. The static pool is as large as its plan needs it.
+    /// Bytes that serve nobody now: idle blocks of the stitching pool, what is free in the packed one, and what is idle behind a plan's end. Up to there the static pool is as large as its plan needs it.
     fn idle(&self) -> Bytes {
-        self.stitching.held() - self.stitching.live_bytes() + self.packed.free_bytes() + self.retired_idle()
+        let stitching = self.stitching.held() - self.stitching.live_bytes();
+        stitching + self.packed.free_bytes() + self.retired_idle() + self.tail_idle()
+    }
+
+    fn tail_idle(&self) -> Bytes {
+        self.planned.as_ref().map_or(Bytes::ZERO, Installed::tail_idle)
     }
 
     /// The plan that is served from, and those that are not any more.
@@ -735,7 +747,7 @@ impl Pools {
 
     /// Bytes of chunks of which nothing is in use.
     fn idle_chunks(&self) -> Bytes {
-        self.stitching.idle_bytes() + self.packed.usage().idle_chunks + self.retired_idle()
+        self.stitching.idle_bytes() + self.packed.usage().idle_chunks + self.retired_idle() + self.tail_idle()
     }
 
     /// The same of plans that are served from no more: nearly always there are none.
@@ -743,12 +755,19 @@ impl Pools {
         self.retired.iter().map(Installed::idle).sum()
     }
 
-    /// Takes chunks out of which nothing is in use, until they hold `wanted` bytes or none is left. Those behind the plan that is served from stay.
+    /// Takes chunks out of which nothing is in use, until they hold `wanted` bytes or none is left. Those of the plan that is served from stay.
     fn take_idle(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
         let mut chunks = self.take_outside(wanted);
-        let found = chunks.iter().map(|chunk| chunk.len()).sum();
+        let found: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
         chunks.extend(self.packed.trim(wanted.saturating_sub(found)));
+        let found: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
+        chunks.extend(self.take_tail(wanted.saturating_sub(found)));
         chunks
+    }
+
+    /// The same behind the plan that is served from.
+    fn take_tail(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        self.planned.as_mut().map_or_else(Vec::new, |installed| installed.take_tail(wanted))
     }
 
     /// The same, and those of the packed pool stay, too.
@@ -777,7 +796,7 @@ impl Pools {
     }
 
     fn live_allocations(&self) -> u64 {
-        let planned: u64 = self.static_pools().map(|installed| installed.pool.live_allocations()).sum();
+        let planned: u64 = self.static_pools().map(Installed::live_allocations).sum();
         let small = self.small.live_allocations() + self.private.live_allocations();
         planned + self.packed.live_allocations() + self.stitching.live_allocations() + small
     }

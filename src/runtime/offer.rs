@@ -30,7 +30,7 @@ impl Runtime {
     ///
     /// There are no addresses for it, or it cannot be served.
     pub fn prepare(&self, plan: &Plan, begins_at: Bytes) -> Result<Offer, super::PlanInstallError> {
-        let installed = Installed::hollow(plan, &self.device, self.config.granule)?;
+        let installed = Installed::hollow(plan, &self.device, &self.config)?;
         let begins_at = Bytes::new(begins_at.get().saturating_add(begins_at.get() / 64));
         Ok(Offer { installed, carried: plan.carried(), begins_at })
     }
@@ -69,20 +69,26 @@ impl Runtime {
         if pools.offered.is_some() { 1 } else { super::OPERATIONS_PER_LOOK }
     }
 
-    /// There is no memory left: a plan that came while the job ran, and those before it, give up what they have idle, and the job is served as it was before. Says whether that was anything.
+    /// There is no memory left: a plan that came while the job ran, and those before it, give up what they have idle, and the job is served as it was before; one that was there before the job gives up its tail. Says whether that was anything.
     #[cold]
     pub(super) fn give_up_plan(&self, stream: StreamId) -> bool {
         let mut pools = self.lock();
-        if pools.private.is_open() || pools.planned.as_ref().is_some_and(|there| !there.is_late()) {
+        if pools.private.is_open() {
             return false;
         }
-        let had_plan = pools.planned.is_some();
-        pools.retire_plan();
         let most = pools.held();
-        let mut chunks = pools.take_retired(most);
-        chunks.extend(pools.packed.trim(most));
+        let mut chunks = Vec::new();
+        let had_late_plan = pools.planned.as_ref().is_some_and(Installed::is_late);
+        if pools.planned.is_some() && !had_late_plan {
+            // A plan that was there before the job keeps its own.
+            chunks.extend(pools.take_tail(most));
+        } else {
+            pools.retire_plan();
+            chunks.extend(pools.take_retired(most));
+            chunks.extend(pools.packed.trim(most));
+        }
         if chunks.is_empty() {
-            return had_plan;
+            return had_late_plan;
         }
         // After a failing driver they go back, and are asked for.
         if pools.stitching.grow(&chunks, stream).is_err() {
@@ -104,9 +110,9 @@ impl Runtime {
         let carried = if self.counters.get(Counter::Iterations) > 0 { carried } else { Bytes::ZERO };
         self.finish_deferred(pools);
         pools.empty_small_slabs();
-        let len = installed.mapping.span().len();
+        let len = installed.base_len();
         // The plan that is there gives up what nobody uses.
-        let replaced = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::idle);
+        let replaced = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::idle).saturating_sub(pools.tail_idle());
         let in_use = pools.held().saturating_sub(pools.idle_chunks() + replaced);
         let after = in_use.saturating_sub(carried).checked_add(len);
         let most = Bytes::new(self.counters.get(Counter::PeakHeldBytes));

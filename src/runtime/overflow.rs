@@ -8,13 +8,94 @@ use std::time::Duration;
 
 use super::grow::{REFUSAL_HOLDS, ROUNDS_MAX};
 use super::installed::Installed;
+use super::lent::{Lend, Lent};
 use super::{AllocError, Counter, Pools, Runtime, unit_len};
 use crate::memory::{Chunk, MemoryError};
 use crate::pool::Request;
 use crate::pool::packed::Prefer;
 use crate::units::{Bytes, DeviceAddress};
 
+/// What is smaller takes less in the packed pool than stitching it is worth.
+const LENT_MIN: Bytes = Bytes::mib(8);
+
 impl Runtime {
+    /// Serves a request whose place is taken, or that nobody planned, from what lies idle in the static pool, stitched at addresses of its own. Nothing where that would take as much new memory as the packed pool
+    /// does, or cannot be.
+    pub(super) fn serve_lent(&self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
+        // What varies varies in when it goes, too: it would be in the plan's way.
+        let may_stitch = self.config.stitch.is_on && self.device.capabilities().alias;
+        if request.bytes < LENT_MIN || request.is_dynamic || !may_stitch {
+            return Ok(None);
+        }
+        let mut is_refused = false;
+        for _ in 0..ROUNDS_MAX {
+            let lacks = {
+                let mut pools = self.lock();
+                self.finish_deferred(&mut pools);
+                if let Some(address) = self.alloc_packed(&mut pools, request) {
+                    return Ok(Some(address));
+                }
+                is_refused |= self.was_refused(&pools);
+                match self.lend(&mut pools, request, is_refused) {
+                    Some(Lent::At(address)) => return Ok(Some(address)),
+                    Some(Lent::Lacks(lacks)) => lacks,
+                    None => return Ok(None),
+                }
+            };
+            // Outside the lock: others go on.
+            let Ok(chunks) = self.acquire(lacks, Duration::ZERO) else {
+                self.lock().refused_until = self.clock.now() + REFUSAL_HOLDS;
+                is_refused = true;
+                continue;
+            };
+            let mut pools = self.lock();
+            let installed = pools.planned.as_mut();
+            let grown = installed.map(|installed| installed.grow_tail(&chunks, request.stream));
+            if matches!(grown, Some(Ok(true))) {
+                self.note_held(&mut pools);
+                // Under the lock: another thread may give them back at once, and gives up handles that are its alone.
+                drop(chunks);
+            } else {
+                // Another thread was faster, or the driver fails.
+                drop(pools);
+                self.give_back(chunks);
+                is_refused = true;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Serves it from what the plan leaves alone, and a little memory more; where that is not enough, from all that is idle, and as much more as that lacks. Nothing where it should be served elsewhere.
+    fn lend(&self, pools: &mut Pools, request: &Request, is_refused: bool) -> Option<Lent> {
+        let may_unmap = !pools.private.is_open();
+        for what in [Lend::LeftAlone, Lend::All] {
+            let Some(installed) = &mut pools.planned else { return None };
+            // What cannot be stitched here may be packed; if not, that says why.
+            let lent = installed.serve_lent(request, what, may_unmap).unwrap_or(None);
+            match lent {
+                Some(Lent::At(address)) => {
+                    let (requests, bytes) = (Counter::RequestsReuse, Counter::BytesReuse);
+                    self.counters.served(requests, bytes, request.bytes, unit_len(request.bytes));
+                    pools.note(|tap| tap.alloc(request, address));
+                    self.note_held(pools);
+                    return lent;
+                }
+                Some(Lent::Lacks(lacks)) if !is_refused => {
+                    let is_little = installed.may_have_tail(lacks);
+                    // What would be new memory nearly all is better packed: there small requests can have it later, too.
+                    let is_lent = lacks.get() <= request.bytes.get() / 8 * 7;
+                    if is_lent && (what == Lend::All || is_little && self.may_grow(pools, lacks)) {
+                        let packed = pools.packed.lacks(request.bytes, request.stream, Prefer::FewChunks);
+                        return lent.filter(|_| packed.is_none_or(|packed| lacks < packed));
+                    }
+                }
+                Some(Lent::Lacks(_)) => {}
+                None => return None,
+            }
+        }
+        None
+    }
+
     /// Serves a request from the packed pool; nothing where there is no memory for it to grow by.
     pub(super) fn serve_packed(&self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
         let Request { bytes, stream, .. } = *request;
@@ -140,9 +221,11 @@ impl Runtime {
             return Ok(false);
         }
         pools.empty_small_slabs();
-        let outside = pools.stitching.idle_bytes().get() / self.config.granule.get();
-        let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(outside));
-        let chunks = pools.take_outside(lacks.unwrap_or(Bytes::ZERO));
+        let outside = (pools.stitching.idle_bytes() + pools.tail_idle()).get() / self.config.granule.get();
+        let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(outside)).unwrap_or(Bytes::ZERO);
+        let mut chunks = pools.take_outside(lacks);
+        let found = chunks.iter().map(|chunk| chunk.len()).sum();
+        chunks.extend(pools.take_tail(lacks.saturating_sub(found)));
         let moved = pools.packed.grow_by_moving(chunks, bytes, stream);
         self.note_held(pools);
         moved.map(|count| count > 0).map_err(|(chunks, source)| self.unpacked(chunks, source, bytes))

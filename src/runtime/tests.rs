@@ -13,7 +13,7 @@ use crate::ladder::Ladder;
 use crate::memory::Chunk;
 use crate::plan::Entry;
 use crate::trace::ContextKey;
-use crate::units::{Lifetime, Place, PlanOffset};
+use crate::units::{Lifetime, Place, PlanOffset, Span};
 
 const STREAM: StreamId = StreamId(0);
 
@@ -465,4 +465,59 @@ fn figures_of_idle_bytes_follow_the_job() {
         bench.runtime.free(small, STREAM).unwrap();
     }
     assert!(idle()[1] >= 20, "{:?}", idle());
+}
+
+#[test]
+fn a_request_whose_place_is_partly_taken_is_put_together_from_the_rest_of_it() {
+    const LARGE: Bytes = Bytes::mib(64);
+    let bench = Bench::new(128, RuntimeConfig::default());
+    let entry = |bytes, from, until| Entry {
+        bytes,
+        offset: PlanOffset::new(0),
+        stream: STREAM,
+        context: ContextKey::UNKNOWN,
+        lifetime: Lifetime::new(from, until),
+        again: None,
+    };
+    let entries = vec![entry(Bytes::mib(1), 0, 1), entry(LARGE, 2, 3)];
+    bench.runtime.install_plan(&Plan { pool_len: LARGE, entries, ..Plan::default() }).unwrap();
+    let is_inside =
+        |address: DeviceAddress| bench.runtime.lock().planned.as_ref().unwrap().pool.span().contains(address);
+    let small = bench.alloc(Bytes::mib(1)).unwrap();
+    let host = &bench.host;
+    host.write(small, &[7]).unwrap();
+    // The plan has the small one gone by now, and it is there, in one chunk of two.
+    let large = bench.alloc(LARGE).unwrap();
+    assert!(is_inside(small) && !is_inside(large));
+    let stats = bench.runtime.stats();
+    assert_eq!((stats.held, stats.live_allocations, stats.served.reuse), (Bytes::mib(96), 2, 1));
+    host.fill(DeviceId(0), STREAM, Span::new(large, LARGE).unwrap(), 9).unwrap();
+    let mut byte = [0];
+    host.read(small, &mut byte).unwrap();
+    assert_eq!(byte, [7], "the two overlap");
+    assert_eq!(bench.runtime.len_of(large), Some(LARGE));
+    let pieces = bench.runtime.manifest(large).unwrap();
+    assert_eq!(pieces.iter().map(|piece| piece.span.len()).sum::<Bytes>(), LARGE);
+    let inside = large.checked_add(Bytes::mib(40)).unwrap();
+    assert_eq!(bench.runtime.block_of(inside).map(|found| found.span), Span::new(large, LARGE));
+    // What is shown elsewhere is counted where it is at home.
+    let segments = bench.runtime.segments();
+    let home = segments.iter().filter(|segment| !segment.is_stitched);
+    assert_eq!(home.map(|segment| segment.span.len()).sum::<Bytes>(), Bytes::mib(96));
+    let lent = small.checked_add(Bytes::mib(32)).unwrap();
+    assert_eq!(bench.runtime.free(lent, STREAM), Err(NotLive(lent)), "nobody was served there");
+    bench.runtime.invariants().unwrap();
+    bench.free(large);
+    assert_eq!(bench.runtime.free(large, STREAM), Err(NotLive(large)));
+    // Once more, the same; and nothing is mapped for it.
+    let before = bench.runtime.device.mapped();
+    bench.runtime.mark_iteration();
+    let again = bench.alloc(LARGE).unwrap();
+    assert_eq!((again, bench.runtime.device.mapped()), (large, before));
+    bench.free(again);
+    bench.runtime.invariants().unwrap();
+    assert_eq!(bench.runtime.trim(Bytes::gib(1)), Bytes::mib(32));
+    bench.runtime.invariants().unwrap();
+    bench.free(small);
+    assert_eq!(bench.runtime.stats().live_allocations, 0);
 }

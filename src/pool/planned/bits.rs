@@ -2,13 +2,23 @@
 
 use std::ops::Range;
 
-/// One bit each for a fixed number of things, all clear at first.
+/// One bit each for a number of things, all clear at first.
 #[derive(Debug)]
 pub(super) struct Bits(Box<[u64]>);
 
 impl Bits {
     pub(super) fn new(count: usize) -> Bits {
         Bits(vec![0; count.div_ceil(64)].into_boxed_slice())
+    }
+
+    /// As many bits as these, from now on; new ones are clear.
+    pub(super) fn resize(&mut self, count: usize) {
+        let mut words = std::mem::take(&mut self.0).into_vec();
+        words.resize(count.div_ceil(64), 0);
+        if let Some(last) = words.last_mut().filter(|_| !count.is_multiple_of(64)) {
+            *last &= u64::MAX >> (64 - count % 64);
+        }
+        self.0 = words.into_boxed_slice();
     }
 
     #[inline]
@@ -50,6 +60,18 @@ impl Bits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bits_that_come_are_clear_and_those_that_go_are_gone() {
+        let mut bits = Bits::new(3);
+        [0, 2].into_iter().for_each(|at| bits.set(at));
+        bits.resize(130);
+        bits.set(129);
+        assert_eq!(bits.iter().collect::<Vec<_>>(), [0, 2, 129]);
+        bits.resize(2);
+        bits.resize(130);
+        assert_eq!(bits.iter().collect::<Vec<_>>(), [0]);
+    }
 
     #[test]
     fn any_of_a_stretch_is_as_each_by_itself() {

@@ -43,6 +43,11 @@ impl Dynamic {
         }
     }
 
+    /// None at all.
+    pub(super) fn none() -> Dynamic {
+        Dynamic { expected: Box::default(), cycle_start: 0, cursor: 0, spaces: ReuseSpaces::default() }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.expected.is_empty()
     }

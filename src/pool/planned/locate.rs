@@ -2,7 +2,7 @@
 //!
 //! A plan does not change, so where its entries begin is put into cells of 2 MiB once, when somebody first asks; serving and taking back do nothing for it. A look goes over the entries of one cell.
 
-use super::tenants::{self, whole_cell};
+use super::tenants::{self, LENT, whole_cell};
 use super::{Occupant, PlannedPool};
 use crate::ids::StreamId;
 use crate::limits;
@@ -59,6 +59,10 @@ impl PlannedPool {
         }
         let cell = self.cell_of(offset);
         let span = self.live_in(cell).find(|span| span.contains(offset))?;
+        // Nobody is served at what is lent.
+        if self.tenants.is_lent(span.start()) {
+            return None;
+        }
         let before = (0..=self.cell_of(span.start())).rev().find_map(|cell| {
             self.taken_in(cell).filter(|other| other.end() <= span.start()).map(|other| other.end()).max()
         });
@@ -107,7 +111,7 @@ impl PlannedPool {
         let live = orderly.chain(tenants).map(|(span, stream, bytes)| Laid {
             span: self.addresses_of(span),
             stream,
-            state: LaidState::Live(bytes),
+            state: if bytes == LENT { LaidState::Shown } else { LaidState::Live(bytes) },
         });
         let mut live: Vec<Laid> = live.collect();
         live.sort_unstable_by_key(|laid| laid.span.start());

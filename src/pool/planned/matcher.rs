@@ -4,8 +4,8 @@
 //!
 //! * it may be an entry that was *missed*: skipped over a moment ago. Two of those in a row, one after the other in the plan, show that the skip was
 //!   wrong, and the cursor goes back;
-//! * it may be an entry a little *ahead*: the cursor skips to it, and what lies between is missed;
-//! * after a few requests that are neither, the last four are looked up in the whole plan;
+//! * it may be an entry a little *ahead*: the cursor skips to it, and what lies between is missed. Further ahead two in a row must agree: one may be a request that nobody planned and that is like a later one;
+//! * after a few requests that are neither, the last four are looked up in the whole plan, and the cursor goes to the nearest place where they are, ahead or back;
 //! * else the plan does not have it, and the cursor waits.
 //!
 //! So one request too many, too few, or out of turn costs itself and nothing that follows.
@@ -19,10 +19,19 @@ use crate::rng::mix;
 
 /// How far ahead a request is looked for, and how many missed entries are remembered, when its context is known.
 pub(super) const WINDOW: usize = 64;
-/// The same for a request without context: sizes alone agree by chance too often.
-const WINDOW_WITHOUT_CONTEXT: usize = 8;
+/// The same for a request without context: sizes alone agree by chance too often. And how far one request alone moves the cursor.
+pub(super) const NEAR: usize = 8;
 /// Requests in a row by which a place in the plan is recognised.
 const GRAM: usize = 4;
+
+/// Where the job seems to be, if not at the cursor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Again {
+    /// At an entry that comes.
+    Ahead(u32),
+    /// At one that the cursor went over in this pass.
+    Back(u32),
+}
 
 #[derive(Debug)]
 pub(super) struct Matcher {
@@ -141,7 +150,7 @@ impl Matcher {
 
     /// Entries from behind the cursor on, as far as it makes sense for this request.
     pub(super) fn look_ahead(&self, request: &Request) -> impl Iterator<Item = u32> + use<> {
-        let window = if request.context.0 == 0 { WINDOW_WITHOUT_CONTEXT } else { WINDOW };
+        let window = if request.context.0 == 0 { NEAR } else { WINDOW };
         let (cursor, count, cycle_start) = (self.cursor, self.count, self.cycle_start);
         let next = move |entry| behind(entry, count, cycle_start);
         std::iter::successors(Some(next(cursor)), move |entry| Some(next(*entry)))
@@ -149,8 +158,13 @@ impl Matcher {
             .take_while(move |entry| *entry < count && *entry != cursor)
     }
 
-    /// The place in the whole plan that the last strays agree with, the next one after the cursor: where the last of them is.
-    pub(super) fn find_again(&self, agrees: impl Fn(u32, &Request) -> bool) -> Option<u32> {
+    /// The stray before the last.
+    pub(super) fn stray_before(&self) -> Option<&Request> {
+        self.strays.len().checked_sub(2).map(|at| &self.strays[at])
+    }
+
+    /// The place in the whole plan that the last strays agree with, the nearest to the cursor: where the last of them is.
+    pub(super) fn find_again(&self, agrees: impl Fn(u32, &Request) -> bool) -> Option<Again> {
         if self.strays.len() < GRAM {
             return None;
         }
@@ -161,10 +175,23 @@ impl Matcher {
         };
         let ends = self.grams.get(&hash)?;
         let behind = ends.partition_point(|end| *end <= self.cursor);
-        // The prologue comes once: from inside the cycle there is no way back to it.
-        let from = if self.cursor >= self.cycle_start { self.cycle_start } else { self.cursor };
-        let around = ends[..behind].iter().filter(|end| **end >= from && **end != self.cursor);
-        ends[behind..].iter().chain(around).find(fits).copied()
+        // The prologue comes once: from inside the cycle there is no way back to it. Nor past where the pass began: the last one's entries are the next one's.
+        let first = if self.cursor >= self.cycle_start { self.cycle_start } else { 0 };
+        let around = ends[..behind].iter().filter(|end| **end >= self.cycle_start && **end != self.cursor);
+        let ahead = ends[behind..].iter().chain(around).find(fits).copied();
+        let ahead = ahead.and_then(|end| Some((self.distance(self.cursor, end)?, Again::Ahead(end))));
+        let back = ends[..behind].iter().rev().filter(|end| **end != self.cursor).take_while(|end| **end > first);
+        let back = { back }.find(fits).map(|end| (self.cursor - end, Again::Back(*end)));
+        ahead.into_iter().chain(back).min_by_key(|(distance, _)| *distance).map(|(_, again)| again)
+    }
+
+    /// Entries from `from` on before `to` comes; `None` if it never does.
+    pub(super) fn distance(&self, from: u32, to: u32) -> Option<u32> {
+        let around = || {
+            let is_in_cycle = self.cycle_start < self.count && to >= self.cycle_start;
+            is_in_cycle.then(|| self.count - from + (to - self.cycle_start))
+        };
+        to.checked_sub(from).or_else(around)
     }
 
     /// Entries behind `entry` up to the cursor, which were passed since it was missed.
@@ -185,8 +212,10 @@ impl Matcher {
 
     /// The cursor goes back to right behind `entry`; nothing from there on was missed.
     pub(super) fn rewind_behind(&mut self, entry: u32) {
-        let ahead: Vec<u32> = self.since(entry).collect();
-        self.missed.retain(|missed| !ahead.contains(missed));
+        let next = self.next(entry);
+        let ahead = self.distance(next, self.cursor);
+        let missed = std::mem::take(&mut self.missed);
+        self.missed = missed.into_iter().filter(|missed| self.distance(next, *missed) >= ahead).collect();
         let passed = self.passed();
         self.cursor = self.next(entry);
         self.passed_before = passed - u64::from(self.cursor);

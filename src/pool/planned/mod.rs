@@ -19,6 +19,7 @@
 
 mod bits;
 mod dynamic;
+mod lend;
 mod locate;
 mod matcher;
 mod relocate;
@@ -29,7 +30,8 @@ use std::ops::Range;
 
 use self::bits::Bits;
 use self::dynamic::Dynamic;
-use self::matcher::Matcher;
+pub use self::lend::Lendable;
+use self::matcher::{Again, Matcher};
 use self::tenants::Tenants;
 use super::Request;
 use crate::ids::StreamId;
@@ -54,6 +56,12 @@ pub struct PlannedPool {
     streams: Streams,
     /// Where entries are, once somebody has asked.
     cells: Option<Box<locate::Cells>>,
+    /// The last request that was not served where the plan has it.
+    displaced: Option<relocate::Displaced>,
+    /// What lies behind is nobody's of the plan.
+    plan_end: u64,
+    /// Parts that are lent, which are tenants and no allocations.
+    lent: u64,
     /// All but the hits, which follow from how far the cursor has come.
     counts: PlannedCounts,
     /// Requests that agreed with the entry at the cursor and were not served.
@@ -304,9 +312,17 @@ impl PlannedPool {
             entries,
             streams,
             cells: None,
+            displaced: None,
+            plan_end: span.len().get(),
+            lent: 0,
             counts: PlannedCounts::default(),
             blocked_at_cursor: 0,
         })
+    }
+
+    /// What varies is served elsewhere from now on, whatever the plan leaves idle.
+    pub fn stop_reusing(&mut self) {
+        self.dynamic = Dynamic::none();
     }
 
     /// The addresses of the pool.
@@ -322,7 +338,7 @@ impl PlannedPool {
 
     /// Allocations that are live here. Walks over the plan: a count that is kept would be written at every allocation.
     pub fn live_allocations(&self) -> u64 {
-        self.live_spans().count() as u64
+        self.live_spans().count() as u64 - self.lent
     }
 
     /// Serves a request, or says that another pool must.
@@ -455,15 +471,33 @@ impl PlannedPool {
             self.matcher.forget_missed(entry);
             return self.serve_late(entry, request);
         }
-        let found = self
-            .matcher
-            .look_ahead(request)
-            .find(|entry| self.agrees(*entry, request))
-            .or_else(|| self.matcher.find_again(|entry, asked| self.agrees(entry, asked)));
-        let Some(entry) = found else { return self.serve_unfound(request) };
-        self.skip_to(entry);
-        self.matcher.step();
-        self.serve_in_order(entry, request)
+        match self.find_entry(request) {
+            None => self.serve_unfound(request),
+            Some(Again::Ahead(entry)) => {
+                self.skip_to(entry);
+                self.matcher.step();
+                self.serve_in_order(entry, request)
+            }
+            Some(Again::Back(entry)) => {
+                self.counts.resynchronised += 1;
+                self.rewind_behind(entry - 1);
+                self.matcher.step();
+                self.serve_in_order(entry, request)
+            }
+        }
+    }
+
+    /// The entry that a request agrees with which was not missed and is not at the cursor.
+    fn find_entry(&self, request: &Request) -> Option<Again> {
+        let mut before = self.matcher.cursor();
+        let mut ahead = self.matcher.look_ahead(request).enumerate().filter(|(distance, entry)| {
+            let last = std::mem::replace(&mut before, *entry);
+            // Further away one alone may be like a later one by chance.
+            let is_sure = || self.matcher.stray_before().is_some_and(|stray| self.agrees(last, stray));
+            self.agrees(*entry, request) && (*distance < matcher::NEAR || is_sure())
+        });
+        let near = ahead.next().map(|(_, entry)| Again::Ahead(entry));
+        near.or_else(|| self.matcher.find_again(|entry, asked| self.agrees(entry, asked)))
     }
 
     /// A request that nothing near the cursor agrees with. If it comes from where the entry at the cursor does, and is about as large, it is that one with another size; whether it was, the next ones tell.
@@ -477,6 +511,7 @@ impl PlannedPool {
         });
         if !is_resized {
             self.counts.unplanned += 1;
+            self.note_like(request);
             return Served::Unknown;
         }
         self.counts.resized += 1;
@@ -497,7 +532,8 @@ impl PlannedPool {
     #[cold]
     fn relocate(&mut self, entry: u32, request: &Request) -> Served {
         let stream = self.entries[entry as usize].stream;
-        let Some(span) = self.find_room(entry, request) else { return Served::Elsewhere };
+        self.note_displaced(entry, request);
+        let Some(span) = self.room_for(self.life(entry), request, stream) else { return Served::Elsewhere };
         Served::Reused(self.serve_tenant(span, request, stream))
     }
 
@@ -506,7 +542,10 @@ impl PlannedPool {
     pub fn alloc_anywhere(&mut self, request: &Request) -> Option<DeviceAddress> {
         let of_plan = (0..self.streams.0.len() as u32)
             .find(|stream| self.streams.0[*stream as usize].bound == Some(request.stream))?;
-        let span = self.longest_room(of_plan, request)?;
+        let span = match self.expected_life(request) {
+            Some(life) => self.room_for(Some(life), request, of_plan),
+            None => self.longest_room(of_plan, request),
+        }?;
         Some(self.serve_tenant(span, request, of_plan))
     }
 
@@ -576,10 +615,18 @@ impl PlannedPool {
                 self.orderly.clear(entry);
                 self.entries[entry as usize].bytes
             }
-            Occupant::Tenant => self.tenants.remove(self.plan_offset(offset)).expect("its place says that it is there"),
+            Occupant::Tenant => self.tenants.remove(self.plan_offset(offset))?,
         };
         self.places.set(place, Occupant::Nobody);
         Some(bytes)
+    }
+
+    /// A tenant that began here is gone.
+    fn vacate_place(&mut self, offset: PlanOffset) {
+        let units = (offset.get() / limits::ALLOCATION_ALIGNMENT.get()) as u32;
+        if let Some(place) = self.places.find(units) {
+            self.places.set(place, Occupant::Nobody);
+        }
     }
 
     fn plan_offset(&self, units: u32) -> PlanOffset {

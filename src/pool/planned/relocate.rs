@@ -3,6 +3,7 @@
 //!
 //! Surprises are few, so this looks at everything that is live and at every entry that comes before the free: microseconds, where a request that goes by the plan takes nanoseconds.
 
+use super::matcher::NEAR;
 use super::{PlannedPool, Request};
 use crate::extents::cut;
 use crate::limits;
@@ -16,31 +17,58 @@ const AHEAD_MAX: usize = 1 << 14;
 /// A request of which nothing is known goes where nobody comes for so many entries at least, or not here.
 const AHEAD_MIN: usize = 64;
 
+/// A request that was not served where the plan has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Displaced {
+    /// Entries that come before it is freed.
+    life: u32,
+    bytes: Bytes,
+}
+
 impl PlannedPool {
-    /// The smallest stretch that can serve a request for as long as `entry` lives, from the cursor on.
-    pub(super) fn find_room(&self, entry: u32, request: &Request) -> Option<PlanSpan> {
+    /// The smallest stretch that can serve a request for as long as `life` entries take that come from the cursor on. Nothing for what lives for good.
+    pub(super) fn room_for(&self, life: Option<u32>, request: &Request, stream: u32) -> Option<PlanSpan> {
         let len = limits::allocation_len(request.bytes)?;
-        let death = self.expiries.death(entry);
-        if len < LEN_MIN || death == NEVER {
-            return None;
-        }
-        let mut room = self.room_now(len.get(), self.entries[entry as usize].stream);
+        let life = life.filter(|life| len >= LEN_MIN && *life as usize <= AHEAD_MAX)?;
+        let mut room = self.room_now(len.get(), stream);
         let mut next = self.matcher.cursor();
-        // A plan without a cycle ends: behind it nobody comes.
-        let is_there = |next: u32| next == death || next as usize >= self.entries.len();
-        for _ in 0..AHEAD_MAX {
-            if is_there(next) || room.is_empty() {
+        for _ in 0..life {
+            // A plan without a cycle ends: behind it nobody comes.
+            if next as usize >= self.entries.len() || room.is_empty() {
                 break;
             }
             let span = self.offsets_of(next);
             cut(&mut room, span.start().get(), span.end().get(), len.get());
             next = self.matcher.next(next);
         }
-        if !is_there(next) {
-            return None;
-        }
         let (start, _) = room.into_iter().min_by_key(|(start, end)| (end - start, *start))?;
         Span::new(PlanOffset::new(start), len)
+    }
+
+    /// Entries that come behind `entry` before it is gone; `None` if the plan has it for good.
+    pub(super) fn life(&self, entry: u32) -> Option<u32> {
+        let death = Some(self.expiries.death(entry)).filter(|death| *death != NEVER)?;
+        self.matcher.distance(entry + 1, death)
+    }
+
+    /// The entry of this request is not to be had: it lives as long all the same.
+    pub(super) fn note_displaced(&mut self, entry: u32, request: &Request) {
+        self.displaced = self.life(entry).map(|life| Displaced { life, bytes: request.bytes });
+    }
+
+    /// A request that the plan does not have, and that may be one more like those just before: it is taken to live as long.
+    pub(super) fn note_like(&mut self, request: &Request) {
+        let cursor = self.matcher.cursor();
+        let like = (cursor.saturating_sub(NEAR as u32)..cursor).rev().find(|entry| self.agrees(*entry, request));
+        self.displaced = None;
+        if let Some(like) = like {
+            self.note_displaced(like, request);
+        }
+    }
+
+    /// How many entries will come before a request is gone that was not served where the plan has it, if that is known.
+    pub(super) fn expected_life(&self, request: &Request) -> Option<u32> {
+        self.displaced.filter(|of| of.bytes == request.bytes).map(|of| of.life)
     }
 
     /// The stretch that can serve a request of which nothing is known for the longest.

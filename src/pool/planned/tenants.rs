@@ -10,10 +10,13 @@ use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 /// Bytes in one cell: as the smallest chunk.
 pub(super) const CELL: u64 = 2 << 20;
 
+/// What stands for the bytes of a part that is lent: no request is so large.
+pub(super) const LENT: Bytes = Bytes::MAX;
+
 /// Spans that are taken, with a count per cell in front: a look-up touches the exact spans only where a cell is not empty.
 #[derive(Debug)]
 pub(super) struct Tenants {
-    /// The end of each by its start, and the bytes that were asked for.
+    /// The end of each by its start, and the bytes that were asked for, or [`LENT`] where a part of the pool is lent to somebody elsewhere.
     spans: BTreeMap<u64, (u64, Bytes)>,
     /// Tenants that touch each cell.
     counts: Box<[u32]>,
@@ -129,7 +132,26 @@ impl Tenants {
 
     /// Takes out the tenant that begins at `start`, if there is one, and says how many bytes it had asked for.
     pub(super) fn remove(&mut self, start: PlanOffset) -> Option<Bytes> {
-        let (end, bytes) = self.spans.remove(&start.get())?;
+        let (end, bytes) = *self.spans.get(&start.get()).filter(|(_, bytes)| *bytes != LENT)?;
+        self.take_out(start, end);
+        Some(bytes)
+    }
+
+    /// A part of the pool is lent that begins at `start`.
+    pub(super) fn is_lent(&self, start: PlanOffset) -> bool {
+        self.spans.get(&start.get()).is_some_and(|(_, bytes)| *bytes == LENT)
+    }
+
+    /// Takes out the part that is lent and begins at `start`; false if there is none.
+    pub(super) fn remove_lent(&mut self, start: PlanOffset) -> bool {
+        let lent = self.spans.get(&start.get()).filter(|(_, bytes)| *bytes == LENT);
+        let Some((end, _)) = lent.copied() else { return false };
+        self.take_out(start, end);
+        true
+    }
+
+    fn take_out(&mut self, start: PlanOffset, end: u64) {
+        self.spans.remove(&start.get());
         let len = Bytes::new(end - start.get());
         for cell in cells(Span::new(start, len).expect("it was inserted")) {
             self.counts[cell as usize] -= 1;
@@ -137,12 +159,23 @@ impl Tenants {
                 self.busy.clear(cell);
             }
         }
-        Some(bytes)
+    }
+
+    /// The pool has another length; nobody is behind it.
+    pub(super) fn resize(&mut self, len: Bytes) {
+        let cells = len.get().div_ceil(CELL) as usize;
+        let mut counts = std::mem::take(&mut self.counts).into_vec();
+        assert!(counts[cells.min(counts.len())..].iter().all(|count| *count == 0), "nobody is where no memory is");
+        counts.resize(cells, 0);
+        self.counts = counts.into_boxed_slice();
+        self.busy.resize(cells);
+        self.holes.resize(cells);
     }
 
     /// Bytes of the tenant that begins at `start`.
     pub(super) fn len_at(&self, start: PlanOffset) -> Option<Bytes> {
-        self.spans.get(&start.get()).map(|(end, _)| Bytes::new(end - start.get()))
+        let (end, _) = self.spans.get(&start.get()).filter(|(_, bytes)| *bytes != LENT)?;
+        Some(Bytes::new(end - start.get()))
     }
 
     pub(super) fn spans(&self) -> impl Iterator<Item = PlanSpan> + '_ {

@@ -1,0 +1,264 @@
+//! Requests whose place in the static pool is taken, served from what lies idle there: chunks of which nobody has a byte are mapped side by side at addresses of their own, a second time, and their places
+//! count as taken until the request is freed (GMLake's stitching, on the memory of a plan).
+//!
+//! Small surprises so cost little memory: a tensor of 256 MiB in whose place 2 MiB linger takes the rest of its place, and a chunk from elsewhere. Where the plan leaves too little alone for long enough, the
+//! pool grows at its end by chunks that no entry has.
+//!
+//! What is freed stays mapped, and serves the next request that it is as long as; its memory goes back to the plan at once. So nothing is unmapped while the device may use it: whoever has the place next comes later
+//! on the same stream.
+//!
+//! Not for: which parts of the pool may be had ([`PlannedPool::lendable`]).
+//!
+//! Invariant: the slots of a block that is live are lent by the planned pool, and no two live blocks have one in common.
+//!
+//! [`PlannedPool::lendable`]: crate::pool::planned::PlannedPool::lendable
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::installed::Installed;
+use crate::ids::StreamId;
+use crate::limits;
+use crate::memory::{Chunk, Mapping, MemoryError};
+use crate::pool::planned::Lendable;
+use crate::pool::{Found, Laid, LaidState, Request};
+use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, PlanSpan, Span};
+
+/// Idle blocks that are kept. Above it those go that have been idle for the longest.
+const IDLE_MAX: usize = 256;
+/// Slots of all idle blocks together: each is a mapping, of which a process has some tens of thousands on some devices.
+const IDLE_SLOTS_MAX: usize = 4096;
+
+/// Blocks of one static pool.
+#[derive(Debug, Default)]
+pub(super) struct LentBlocks {
+    blocks: BTreeMap<DeviceAddress, Block>,
+    live: u64,
+    /// How many have been served.
+    served: u64,
+}
+
+#[derive(Debug)]
+struct Block {
+    mapping: Mapping,
+    /// Slots of the static pool, in the order in which they lie here.
+    slots: Vec<usize>,
+    stream: StreamId,
+    /// What was asked for, while it is live.
+    live: Option<Bytes>,
+    /// The number of the request that it served last.
+    used: u64,
+}
+
+impl Block {
+    fn span(&self, bytes: Bytes) -> AddressSpan {
+        let len = limits::allocation_len(bytes).expect("it was served");
+        Span::new(self.mapping.span().start(), len).expect("it was served")
+    }
+}
+
+/// What comes of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Lent {
+    /// It is served here.
+    At(DeviceAddress),
+    /// So many bytes more are needed at the end of the pool, where there are addresses for them.
+    Lacks(Bytes),
+}
+
+/// What of the plan's places may be lent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Lend {
+    /// What the plan leaves alone until the request is freed.
+    LeftAlone,
+    /// All that is idle, what the plan wants last first: whom it is in the way of goes elsewhere in turn.
+    All,
+}
+
+impl LentBlocks {
+    pub(super) fn live_count(&self) -> u64 {
+        self.live
+    }
+
+    fn live_at(&self, address: DeviceAddress) -> Option<(&Block, Bytes)> {
+        let block = self.blocks.get(&address)?;
+        Some((block, block.live?))
+    }
+
+    pub(super) fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
+        self.live_at(address).map(|(block, bytes)| block.span(bytes).len())
+    }
+
+    /// The chunks of a live block: where each is, and the chunk.
+    pub(super) fn chunks_at(&self, address: DeviceAddress) -> Option<Vec<(DeviceAddress, Arc<Chunk>)>> {
+        let (block, _) = self.live_at(address)?;
+        let mapping = &block.mapping;
+        let slot = |slot| Some((mapping.slot_span(slot).start(), Arc::clone(mapping.chunk(slot)?)));
+        Some((0..mapping.slot_count()).filter_map(slot).collect())
+    }
+
+    /// The live block that has this address.
+    pub(super) fn find(&self, address: DeviceAddress) -> Option<Found> {
+        let (_, block) = self.blocks.range(..=address).next_back()?;
+        let span = block.span(block.live?);
+        let found = || {
+            let after = block.mapping.span().end().checked_distance(span.end())?;
+            Some(Found { span, before: Bytes::ZERO, after })
+        };
+        span.contains(address).then(found).flatten()
+    }
+
+    /// What lies where, live block by live block.
+    pub(super) fn laid(&self) -> Vec<Vec<Laid>> {
+        let laid = |block: &Block| {
+            let bytes = block.live?;
+            let live = Laid { span: block.span(bytes), stream: block.stream, state: LaidState::Live(bytes) };
+            let end = block.mapping.span().end();
+            let rest = Span::new(live.span.end(), end.checked_distance(live.span.end())?)?;
+            let rest = Laid { span: rest, state: LaidState::Free, ..live };
+            Some(vec![live].into_iter().chain(Some(rest).filter(|rest| !rest.span.is_empty())).collect())
+        };
+        self.blocks.values().filter_map(laid).collect()
+    }
+
+    /// Nothing idle shows this slot any more.
+    pub(super) fn let_go(&mut self, slot: usize) {
+        self.blocks.retain(|_, block| block.live.is_some() || !block.slots.contains(&slot));
+    }
+
+    /// The idle block that was used last and has room for `len` in such slots, and not much more.
+    fn ready(&self, len: Bytes, stream: StreamId, may_have: impl Fn(usize) -> bool) -> Option<DeviceAddress> {
+        let most = len.get().saturating_add(len.get() / 4);
+        let fits = |block: &Block| {
+            let room = block.mapping.span().len();
+            block.live.is_none()
+                && block.stream == stream
+                && (len.get()..=most.max(len.get())).contains(&room.get())
+                && block.slots.iter().all(|slot| may_have(*slot))
+        };
+        let ready = self.blocks.iter().filter(|(_, block)| fits(block));
+        ready.max_by_key(|(_, block)| block.used).map(|(address, _)| *address)
+    }
+
+    /// Lets those go that have been idle for the longest, so that one more of so many slots can be.
+    fn make_room(&mut self, slots: usize) {
+        loop {
+            let idle = self.blocks.iter().filter(|(_, block)| block.live.is_none());
+            let (count, shown) =
+                idle.clone().fold((0, slots), |(count, sum), (_, of)| (count + 1, sum + of.slots.len()));
+            let oldest = idle.min_by_key(|(_, block)| block.used).map(|(address, _)| *address);
+            let Some(oldest) = oldest.filter(|_| count >= IDLE_MAX || shown > IDLE_SLOTS_MAX) else { break };
+            self.blocks.remove(&oldest);
+        }
+    }
+
+    pub(super) fn invariants(&self, is_lent: impl Fn(usize) -> bool) -> Result<(), String> {
+        let live: Vec<&Block> = self.blocks.values().filter(|block| block.live.is_some()).collect();
+        if live.len() as u64 != self.live {
+            return Err(format!("{} lent blocks are counted as live, and {} are", self.live, live.len()));
+        }
+        let mut slots: Vec<usize> = live.iter().flat_map(|block| block.slots.iter().copied()).collect();
+        slots.sort_unstable();
+        if let Some(pair) = slots.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("slot {} is lent twice", pair[0]));
+        }
+        slots
+            .into_iter()
+            .find(|slot| !is_lent(*slot))
+            .map_or(Ok(()), |slot| Err(format!("slot {slot} serves a lent block, and the plan does not know")))
+    }
+}
+
+impl Installed {
+    /// Serves a request from slots that are idle. Where capturing goes on nothing may be unmapped, and so no block makes room for another.
+    pub(super) fn serve_lent(
+        &mut self,
+        request: &Request,
+        lend: Lend,
+        may_unmap: bool,
+    ) -> Result<Option<Lent>, MemoryError> {
+        let Some(len) = limits::allocation_len(request.bytes).filter(|_| self.pool.knows(request.stream)) else {
+            return Ok(None);
+        };
+        let numbers = self.lendable_slots(request.stream);
+        let parts: Vec<PlanSpan> = numbers.iter().map(|slot| self.offsets_of(*slot)).collect();
+        let mut idle = self.pool.lendable(request, &parts);
+        idle.retain(|one| one.is_left_alone || lend == Lend::All);
+        let mut is_idle = vec![false; self.mapping.slot_count()];
+        idle.iter().for_each(|one| is_idle[numbers[one.number]] = true);
+        if let Some(address) = self.lent.ready(len, request.stream, |slot| is_idle[slot]) {
+            return Ok(Some(self.serve_at(address, request)));
+        }
+        let slots: Vec<usize> = match self.chosen(len, &numbers, idle) {
+            Ok(slots) => slots,
+            Err(lacks) => {
+                let lacks = lacks.round_up(self.granule).filter(|lacks| *lacks <= self.tail_room());
+                return Ok(lacks.map(Lent::Lacks));
+            }
+        };
+        if may_unmap {
+            self.lent.make_room(slots.len());
+        }
+        let chunks = slots.iter().filter_map(|slot| self.mapping.chunk(*slot).cloned()).collect::<Vec<_>>();
+        let mapping = Mapping::stitch(&chunks)?;
+        let address = mapping.span().start();
+        let block = Block { mapping, slots, stream: request.stream, live: None, used: 0 };
+        self.lent.blocks.insert(address, block);
+        Ok(Some(self.serve_at(address, request)))
+    }
+
+    /// Slots with room for `len`: as few of them as can be, those first that the plan wants last. Or what they lack.
+    fn chosen(&self, len: Bytes, numbers: &[usize], mut idle: Vec<Lendable>) -> Result<Vec<usize>, Bytes> {
+        let len_of = |one: &Lendable| self.mapping.slot_span(numbers[one.number]).len();
+        // What no entry has is there at the peak, too, where the plan leaves little alone.
+        idle.sort_by_key(|one| {
+            let is_of_plan = !self.is_tail(numbers[one.number]);
+            (!one.is_left_alone, !is_of_plan, std::cmp::Reverse((len_of(one), one.next)))
+        });
+        let (mut slots, mut found) = (Vec::new(), Bytes::ZERO);
+        for one in &idle {
+            if found >= len {
+                break;
+            }
+            found += len_of(one);
+            slots.push(one);
+        }
+        if found < len {
+            return Err(len - found);
+        }
+        // A smaller one may do as the last, or none.
+        slots.retain(|one| {
+            let is_spare = found - len_of(one) >= len;
+            if is_spare {
+                found -= len_of(one);
+            }
+            !is_spare
+        });
+        let mut slots: Vec<usize> = slots.into_iter().map(|one| numbers[one.number]).collect();
+        slots.sort_unstable();
+        Ok(slots)
+    }
+
+    fn serve_at(&mut self, address: DeviceAddress, request: &Request) -> Lent {
+        self.lent.served += 1;
+        let served = self.lent.served;
+        let block = self.lent.blocks.get_mut(&address).expect("it was just found, or made");
+        (block.live, block.used) = (Some(request.bytes), served);
+        let slots = block.slots.clone();
+        self.lent.live += 1;
+        let parts: Vec<PlanSpan> = slots.into_iter().map(|slot| self.offsets_of(slot)).collect();
+        self.pool.lend(parts.into_iter());
+        Lent::At(address)
+    }
+
+    /// Takes back a request that was served so, and says how many bytes had been asked for. `None` if it is none of these.
+    #[cold]
+    pub(super) fn free_lent(&mut self, address: DeviceAddress) -> Option<Bytes> {
+        let block = self.lent.blocks.get_mut(&address)?;
+        let bytes = block.live.take()?;
+        let slots = block.slots.clone();
+        self.lent.live -= 1;
+        slots.into_iter().for_each(|slot| self.pool.take_back(self.offsets_of(slot)));
+        Some(bytes)
+    }
+}
