@@ -604,7 +604,7 @@ fn host_and_sim_give_the_verdicts_that_the_rules_foretell() {
     /// Steps after which everything is given back and begins anew.
     const EPISODE: u64 = 1_000;
     let _alone = alone();
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         let at = At::new("driver", seed);
         for episode in 0..STEPS / EPISODE {
             let (host, sim) = (host(&DEVICES), sim(&DEVICES));

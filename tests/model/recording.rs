@@ -189,7 +189,7 @@ fn check(job: &Job, trace: &Trace) {
 
 #[test]
 fn what_was_recorded_is_what_was_done() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         let (job, collected) = run(seed, Collected::up_to(usize::MAX));
         check(&job, collected.trace());
         let mut bytes = Vec::new();

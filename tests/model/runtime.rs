@@ -165,6 +165,7 @@ const SETUP: Setup = Setup {
             remembered_max: 4096,
             is_on: true,
         },
+        reuses: true,
     },
     has_plan: false,
     has_offers: false,
@@ -276,7 +277,7 @@ impl Bench {
                 assert_eq!((*requested, *held, live.get()), (request.bytes, after.held, self.live_bytes()));
                 assert_eq!(
                     *stitchable,
-                    after.stitch_use.stitchable + after.packed_use.idle_chunks + after.retired_idle
+                    after.stitch_use.stitchable + after.packed_use.idle_chunks + after.retired_idle + after.tail_idle
                 );
                 // Unless waiting for them is what has failed.
                 let waits = self.live.iter().any(|(.., live)| live.freed.is_some());
@@ -634,21 +635,21 @@ fn run(setup: Setup, seed: u64, steps: u64) {
 
 #[test]
 fn live_allocations_share_nothing_and_all_figures_are_right() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         run(SETUP, seed, 100_000);
     }
 }
 
 #[test]
 fn with_a_plan_and_others_beside_it_all_figures_are_right() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         run(Setup { has_plan: true, budget: 400 * MIB, ..SETUP }, seed, 100_000);
     }
 }
 
 #[test]
 fn plans_that_come_while_the_job_runs_take_what_is_idle_and_nothing_that_is_live() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         run(Setup { has_offers: true, budget: 400 * MIB, ..SETUP }, seed, 50_000);
         let config = RuntimeConfig { soft_budget: Bytes::mib(128), ..SETUP.config };
         run(Setup { has_offers: true, alias: false, config, ..SETUP }, seed, 30_000);
@@ -660,7 +661,7 @@ fn plans_that_come_while_the_job_runs_take_what_is_idle_and_nothing_that_is_live
 
 #[test]
 fn a_source_that_does_not_answer_and_a_device_without_aliases_lose_nothing() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         let config = RuntimeConfig { soft_budget: Bytes::mib(64), slack_per_mille: 200, ..SETUP.config };
         run(Setup { alias: false, unavailable_per_mille: 300, config, ..SETUP }, seed, 50_000);
     }
@@ -669,7 +670,7 @@ fn a_source_that_does_not_answer_and_a_device_without_aliases_lose_nothing() {
 #[test]
 fn driver_calls_that_fail_give_no_chunk_away_that_is_still_mapped() {
     // What is stuck is lost to its runtime, so these runs are short and many.
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         for part in 0..20 {
             run(Setup { alias: part % 2 == 0, faults: true, ..SETUP }, seed << 8 | part, 5_000);
         }

@@ -414,21 +414,21 @@ fn run(setup: Setup, seed: u64, steps: u64) -> StitchCounts {
 
 #[test]
 fn no_two_live_allocations_share_an_address_or_a_chunk() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         run(SETUP, seed, 100_000);
     }
 }
 
 #[test]
 fn the_default_configuration_shares_nothing_either() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         run(Setup { config: StitchConfig::default(), chunks_max: 40, ..SETUP }, seed, 100_000);
     }
 }
 
 #[test]
 fn a_pool_of_many_blocks_shares_nothing_either() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         for alias in [true, false] {
             run(Setup { alias, chunks_max: 420, ..SETUP }, seed, 10_000);
         }
@@ -446,7 +446,7 @@ fn a_seed_is_the_same_job_on_any_driver() {
 
 #[test]
 fn little_is_remembered_and_stitched_addresses_are_scarce_and_nothing_is_shared() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         let config = StitchConfig {
             fragmentation_limit: Bytes::mib(2 * seed),
             stitch_limit: Bytes::mib(4 * seed),
@@ -459,7 +459,7 @@ fn little_is_remembered_and_stitched_addresses_are_scarce_and_nothing_is_shared(
 
 #[test]
 fn where_stitching_moves_chunks_nothing_is_shared_or_lost() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         let config = StitchConfig { fragmentation_limit: Bytes::mib(2 * seed), ..SETUP.config };
         run(Setup { alias: false, config, ..SETUP }, seed, 100_000);
     }
@@ -467,7 +467,7 @@ fn where_stitching_moves_chunks_nothing_is_shared_or_lost() {
 
 #[test]
 fn calls_that_fail_lose_nothing_and_show_no_chunk_to_two_owners() {
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         for alias in [true, false] {
             let config = StitchConfig { stitch_limit: Bytes::mib(40), remembered_max: 30, ..SETUP.config };
             run(Setup { alias, faults: true, config, ..SETUP }, seed, 50_000);
@@ -478,7 +478,7 @@ fn calls_that_fail_lose_nothing_and_show_no_chunk_to_two_owners() {
 #[test]
 fn real_bytes_stay_what_their_owner_wrote() {
     let _alone = alone();
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         for alias in [true, false] {
             let config = StitchConfig { stitch_limit: Bytes::mib(40), remembered_max: 30, ..SETUP.config };
             run(Setup { is_host: true, alias, config, ..SETUP }, seed, 5_000);

@@ -340,7 +340,7 @@ impl World {
 
 fn run(what: &'static str, driver: fn() -> Arc<dyn Driver>) {
     let _alone = alone();
-    for seed in SEEDS {
+    for seed in crate::times(SEEDS) {
         let at = At::new(what, seed);
         for episode in 0..STEPS / EPISODE {
             let mut world = World::new(driver(), Rng::new(seed * 1_000_003 + episode));

@@ -3,5 +3,6 @@
 
 mod formats;
 mod models;
+mod production;
 mod report;
 mod snapshots;

@@ -226,8 +226,7 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         match part.as_str() {
             "plan" => {}
             "stitch" => runtime.stitch.is_on = false,
-            // About this there is a note.
-            "reuse" => {}
+            "reuse" => runtime.reuses = false,
             other => return Err(Failure::Usage(format!("--disable takes plan, reuse and stitch, not '{other}'"))),
         }
     }
@@ -357,10 +356,6 @@ fn about_options(args: &ReplayArgs, pools: &[PoolName], setup: &Setup) -> Vec<St
     let idle = idle.into_iter().filter(|(is_idle, ..)| *is_idle);
     let mut notes: Vec<String> =
         idle.map(|(_, what, pool)| format!("{what} changes nothing in a replay without {pool}")).collect();
-    if args.disables("reuse") {
-        notes
-            .push("stitchd does not reuse idle bytes of a plan's pool yet: --disable reuse changes nothing".to_owned());
-    }
     if !has_torch {
         return notes;
     }
