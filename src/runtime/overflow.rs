@@ -82,9 +82,7 @@ impl Runtime {
                 }
                 Some(Lent::Lacks(lacks)) if !is_refused => {
                     let is_little = installed.may_have_tail(lacks);
-                    // What would be new memory nearly all is better packed: there small requests can have it later, too.
-                    let is_lent = lacks.get() <= request.bytes.get() / 8 * 7;
-                    if is_lent && (what == Lend::All || is_little && self.may_grow(pools, lacks)) {
+                    if what == Lend::All || is_little && self.may_grow(pools, lacks) {
                         let packed = pools.packed.lacks(request.bytes, request.stream, Prefer::FewChunks);
                         return lent.filter(|_| packed.is_none_or(|packed| lacks < packed));
                     }
