@@ -19,8 +19,8 @@ use super::plans::{PlanStore, PlanStoreError, Stored};
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
 use super::{Daemon, DaemonError, NodeDevice};
 use crate::error::{ErrorKind, chain};
-use crate::ids::{ChunkId, PlanId, RequestId, SessionId};
-use crate::ladder::Shape;
+use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
+use crate::ladder::{Part, Shape};
 use crate::ledger::{EndReason, Holder, LedgerError, Refusal};
 use crate::limits;
 use crate::plan::Position;
@@ -106,6 +106,9 @@ fn accept(
     ReceiverStream::new(receive)
 }
 
+/// Of the chunks that a device may have a static pool takes such a part at most, if there are larger ones.
+const CHUNKS_SHARE: u64 = 16;
+
 /// All services over one daemon.
 #[derive(Clone)]
 pub(super) struct Service(Arc<Daemon>);
@@ -135,7 +138,7 @@ impl Daemon {
             let known: Vec<_> = self.devices.iter().map(|device| device.uuid.to_string()).collect();
             status(ErrorKind::NotFound, format!("there is no device {}; there are {}", wanted.device, known.join(", ")))
         })?;
-        let parts = self.ladder.cover(wanted.len, wanted.shape).ok_or_else(|| {
+        let parts = self.cover(device.id, wanted.len, wanted.shape).ok_or_else(|| {
             status(
                 ErrorKind::Invalid,
                 format!("{} in {:?} are more chunks than one lease can have", wanted.len, wanted.shape),
@@ -143,6 +146,19 @@ impl Daemon {
         })?;
         let holder = Holder::Session(session);
         Ok(Ask { holder, device: device.id, parts, plan: wanted.plan, wait_ms: wanted.wait_ms })
+    }
+
+    /// The chunks that cover a range. Where small ones are wanted rather than needed, and would be a good part of all that a device may have, they are larger.
+    fn cover(&self, device: DeviceId, len: Bytes, shape: Shape) -> Option<Vec<Part>> {
+        let most = self.steward.store().chunks_max(device) / CHUNKS_SHARE;
+        let is_few = |parts: &Vec<Part>| parts.iter().map(|part| part.count).sum::<u64>() <= most;
+        match shape {
+            Shape::AtMost(_) => {
+                let parts = self.ladder.cover(len, shape).filter(is_few);
+                parts.or_else(|| self.ladder.cover(len, Shape::Largest))
+            }
+            Shape::Largest | Shape::Uniform(_) => self.ladder.cover(len, shape),
+        }
     }
 
     /// The text of a refusal, with names where the ledger has numbers.
@@ -467,7 +483,7 @@ impl Plans for Service {
         let device = self.0.device(uuid).ok_or_else(no_device)?.id;
         let len = stored.pool_len.max(Bytes::new(1));
         let too_large = || status(ErrorKind::Invalid, format!("a pool of {len} is more than one lease can be"));
-        let parts = self.0.ladder.cover(len, Shape::STATIC).ok_or_else(too_large)?;
+        let parts = self.0.cover(device, len, Shape::STATIC).ok_or_else(too_large)?;
         let wait_ms = wanted.wait_ms.min(limits::WAIT_MS_MAX);
         let ask = Ask { holder: Holder::Plan(id), device, parts, plan: None, wait_ms };
         let chunks = self.acquire(ask).await?;

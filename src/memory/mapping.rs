@@ -141,6 +141,11 @@ impl Mapping {
         self.slots.iter().filter_map(|slot| slot.chunk.as_ref())
     }
 
+    /// The chunks of a run of slots that were not taken: where each is, and the chunk.
+    pub fn chunks_in(&self, slots: Range<usize>) -> Vec<(DeviceAddress, Arc<Chunk>)> {
+        self.slots[slots].iter().filter_map(|slot| Some((slot.start, Arc::clone(slot.chunk.as_ref()?)))).collect()
+    }
+
     /// The addresses of a slot.
     pub fn slot_span(&self, slot: usize) -> AddressSpan {
         Span::new(self.slots[slot].start, self.slots[slot].len).expect("a slot lies in the reservation")

@@ -189,8 +189,7 @@ impl Installed {
         if !self.mapping.span().contains(span.start()) {
             return self.lent.chunks_at(span.start());
         }
-        let slot = |slot| Some((self.mapping.slot_span(slot).start(), Arc::clone(self.mapping.chunk(slot)?)));
-        Some(self.mapping.slots_at(span).filter_map(slot).collect())
+        Some(self.mapping.chunks_in(self.mapping.slots_at(span)))
     }
 
     /// All its slots are of this size.

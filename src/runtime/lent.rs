@@ -92,9 +92,7 @@ impl LentBlocks {
     /// The chunks of a live block: where each is, and the chunk.
     pub(super) fn chunks_at(&self, address: DeviceAddress) -> Option<Vec<(DeviceAddress, Arc<Chunk>)>> {
         let (block, _) = self.live_at(address)?;
-        let mapping = &block.mapping;
-        let slot = |slot| Some((mapping.slot_span(slot).start(), Arc::clone(mapping.chunk(slot)?)));
-        Some((0..mapping.slot_count()).filter_map(slot).collect())
+        Some(block.mapping.chunks_in(0..block.mapping.slot_count()))
     }
 
     /// The live block that has this address.

@@ -758,10 +758,8 @@ impl Pools {
     /// Takes chunks out of which nothing is in use, until they hold `wanted` bytes or none is left. Those of the plan that is served from stay.
     fn take_idle(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
         let mut chunks = self.take_outside(wanted);
-        let found: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
-        chunks.extend(self.packed.trim(wanted.saturating_sub(found)));
-        let found: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
-        chunks.extend(self.take_tail(wanted.saturating_sub(found)));
+        fill_up(&mut chunks, wanted, |rest| self.packed.trim(rest));
+        fill_up(&mut chunks, wanted, |rest| self.take_tail(rest));
         chunks
     }
 
@@ -773,18 +771,15 @@ impl Pools {
     /// The same, and those of the packed pool stay, too.
     fn take_outside(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
         let mut chunks = self.stitching.trim(wanted);
-        let found = chunks.iter().map(|chunk| chunk.len()).sum();
-        chunks.extend(self.take_retired(wanted.saturating_sub(found)));
+        fill_up(&mut chunks, wanted, |rest| self.take_retired(rest));
         chunks
     }
 
     /// The same of plans that are served from no more.
     fn take_retired(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        let (mut chunks, mut left) = (Vec::new(), wanted);
+        let mut chunks = Vec::new();
         for installed in &mut self.retired {
-            let taken = installed.take_idle(left);
-            left = left.saturating_sub(taken.iter().map(|chunk| chunk.len()).sum());
-            chunks.extend(taken);
+            fill_up(&mut chunks, wanted, |rest| installed.take_idle(rest));
         }
         self.retired.retain(|installed| !installed.is_over());
         chunks
@@ -800,6 +795,12 @@ impl Pools {
         let small = self.small.live_allocations() + self.private.live_allocations();
         planned + self.packed.live_allocations() + self.stitching.live_allocations() + small
     }
+}
+
+/// Adds to chunks what they lack of `wanted` bytes.
+fn fill_up(chunks: &mut Vec<Arc<Chunk>>, wanted: Bytes, take: impl FnOnce(Bytes) -> Vec<Arc<Chunk>>) {
+    let found = chunks.iter().map(|chunk| chunk.len()).sum();
+    chunks.extend(take(wanted.saturating_sub(found)));
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::grow::{REFUSAL_HOLDS, ROUNDS_MAX};
 use super::installed::Installed;
 use super::lent::{Lend, Lent};
-use super::{AllocError, Counter, Pools, Runtime, unit_len};
+use super::{AllocError, Counter, Pools, Runtime, fill_up, unit_len};
 use crate::memory::{Chunk, MemoryError};
 use crate::pool::Request;
 use crate::pool::packed::Prefer;
@@ -222,8 +222,7 @@ impl Runtime {
         let outside = (pools.stitching.idle_bytes() + pools.tail_idle()).get() / self.config.granule.get();
         let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(outside)).unwrap_or(Bytes::ZERO);
         let mut chunks = pools.take_outside(lacks);
-        let found = chunks.iter().map(|chunk| chunk.len()).sum();
-        chunks.extend(pools.take_tail(lacks.saturating_sub(found)));
+        fill_up(&mut chunks, lacks, |rest| pools.take_tail(rest));
         let moved = pools.packed.grow_by_moving(chunks, bytes, stream);
         self.note_held(pools);
         moved.map(|count| count > 0).map_err(|(chunks, source)| self.unpacked(chunks, source, bytes))

@@ -6,3 +6,13 @@ mod models;
 mod production;
 mod report;
 mod snapshots;
+
+use std::path::Path;
+
+use stitchd::trace::Trace;
+
+/// One of the project's own traces.
+fn trace(name: &str) -> Trace {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.csv.zst"));
+    stitchd::trace::csv::read_file(&path).unwrap()
+}

@@ -1,7 +1,5 @@
 //! The models against what the real allocators do.
 
-use std::path::Path;
-
 use stitchd::clock::SystemClock;
 use stitchd::driver::Call;
 use stitchd::driver::cost_table::CostTable;
@@ -9,13 +7,9 @@ use stitchd::replay::models::caching::{CachingAllocator, Conf, Version};
 use stitchd::replay::models::gmlake::{Gmlake, GmlakeOptions, GmlakeRules, GmlakeStates};
 use stitchd::replay::script::Script;
 use stitchd::replay::{Perturbation, Run, Watch, repeat, run};
-use stitchd::trace::Trace;
 use stitchd::units::Bytes;
 
-fn trace(name: &str) -> Trace {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.csv.zst"));
-    stitchd::trace::csv::read_file(&path).unwrap()
-}
+use crate::trace;
 
 fn script(name: &str) -> Script {
     Script::of(&trace(name), 0)

@@ -1,7 +1,5 @@
 //! The production pools on jobs that are not what they were planned to be.
 
-use std::path::Path;
-
 use stitchd::clock::SystemClock;
 use stitchd::driver::cost_table::CostTable;
 use stitchd::ladder::Ladder;
@@ -13,10 +11,7 @@ use stitchd::replay::{Job, Perturbation, PoolName, Run, Setup, Watch, perturb, r
 use stitchd::runtime::RuntimeConfig;
 use stitchd::trace::Trace;
 
-fn trace(name: &str) -> Trace {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.csv.zst"));
-    stitchd::trace::csv::read_file(&path).unwrap()
-}
+use crate::trace;
 
 fn setup(is_auto: bool) -> Setup {
     Setup {

@@ -23,7 +23,7 @@ use crate::extents::Extents;
 use crate::ids::StreamId;
 use crate::limits;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
-use crate::units::{Bytes, DeviceAddress, Place as _};
+use crate::units::{Bytes, DeviceAddress, Place as _, Span};
 
 const UNIT: u64 = limits::ALLOCATION_ALIGNMENT.get();
 
@@ -153,11 +153,8 @@ impl PackedPool {
     pub fn chunks_at(&self, address: DeviceAddress) -> Vec<(DeviceAddress, Arc<Chunk>)> {
         let Some((live, len)) = self.live.get(&address).zip(self.len_of(address)) else { return Vec::new() };
         let mapping = &self.ranges[live.range as usize].mapping;
-        let Some(start) = address.checked_distance(mapping.span().start()) else { return Vec::new() };
-        let slots = start.get() / self.granule.get()..(start.get() + len.get()).div_ceil(self.granule.get());
-        let slot =
-            |slot: u64| Some((mapping.slot_span(slot as usize).start(), Arc::clone(mapping.chunk(slot as usize)?)));
-        slots.filter_map(slot).collect()
+        let span = Span::new(address, len).expect("it was served from this range");
+        mapping.chunks_in(mapping.slots_at(span))
     }
 
     /// Bytes of chunks that a request would take, new ones or such that move.
