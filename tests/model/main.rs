@@ -2,7 +2,7 @@
 //! under test.
 //!
 //! Every test is the same in every run. One that fails prints its seed and step; to look at that seed alone, make it the only one in the
-//! list of the test. `STITCHD_MODEL_TIMES=5 cargo test --test model` goes on with four times as many seeds: 10 million steps of the planned pool.
+//! list of the test. `STITCHD_MODEL_TIMES=5 cargo test --test model` goes on with four times as many seeds.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
 
@@ -38,7 +38,7 @@ fn alone() -> MutexGuard<'static, ()> {
 #[expect(clippy::disallowed_methods, reason = "how long to go on is said by whoever runs the test")]
 fn times(seeds: impl IntoIterator<Item = u64> + Clone) -> impl Iterator<Item = u64> {
     let times: u64 = std::env::var("STITCHD_MODEL_TIMES").map_or(1, |times| times.parse().unwrap());
-    (0..times).flat_map(move |round| seeds.clone().into_iter().map(move |seed| seed + 1000 * round))
+    (0..times).flat_map(move |round| seeds.clone().into_iter().map(move |seed| seed + 100_000 * round))
 }
 
 /// Where a test is, printed if it fails.

@@ -718,11 +718,17 @@ impl PlannedPool {
         let len = limits::allocation_len(request.bytes)?;
         let units = u32::try_from(len.get() / limits::ALLOCATION_ALIGNMENT.get()).ok()?;
         let spaces = self.dynamic.spaces.spaces(group, units);
-        // The plan has these gone when the next entry comes, and nobody has looked since whether they are.
-        let expired = self.entries.get(cursor as usize).map_or((0, 0), |next| next.expired);
+        // Where the cursor has jumped, or stands behind the end of a plan without a cycle, everything that is live is looked at.
+        let PlannedCounts { skipped, late, resynchronised, resized, .. } = self.counts;
+        let goes_by_plan = skipped + late + resynchronised + resized == 0;
+        let next = self.entries.get(cursor as usize).filter(|_| goes_by_plan);
         let is_free = |span: PlanSpan| {
-            let lingers = |entry: &u32| self.orderly.is_set(*entry) && self.offsets_of(*entry).overlaps(span);
-            !self.expiries.within(expired).iter().any(lingers)
+            let lingers = |entry: u32| self.orderly.is_set(entry) && self.offsets_of(entry).overlaps(span);
+            match next {
+                // The plan has these gone when the next entry comes, and nobody has looked since whether they are.
+                Some(next) => !self.expiries.within(next.expired).iter().copied().any(lingers),
+                None => !self.orderly.iter().any(lingers),
+            }
         };
         let gap = |space: &(u32, u32)| {
             let start = self.tenants.gap(plan::span_of(*space), len)?;
