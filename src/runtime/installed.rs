@@ -39,7 +39,7 @@ pub(super) struct Installed {
 
 /// Behind the plan's slots there are addresses for such a part of them, and these.
 const TAIL_PART: u64 = 4;
-const TAIL_MIN: Bytes = Bytes::gib(1);
+const TAIL_MIN: Bytes = Bytes::mib(64);
 
 /// Up to such a part of the plan's slots, and these, the tail grows rather than that the plan's requests lose their places.
 const TAIL_USUAL_PART: u64 = 128;
@@ -62,7 +62,9 @@ impl Installed {
     ) -> Result<Installed, super::PlanInstallError> {
         let held: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
         let device = chunks.first().ok_or(MemoryError::Unstitchable(held))?.device();
-        let mut mapping = Mapping::empty(device, held.checked_add(tail_room(held, config.granule)).unwrap_or(held))?;
+        let generous = held.checked_add(tail_room(held, config.granule)).unwrap_or(held);
+        // Where addresses are few there is no tail.
+        let mut mapping = Mapping::empty(device, generous).or_else(|_| Mapping::empty(device, held))?;
         mapping.put(0, chunks)?;
         let pool = PlannedPool::new(plan, part_of(mapping.span(), held))?;
         Ok(Installed::of(plan, pool, mapping, held, config))
@@ -87,7 +89,8 @@ impl Installed {
         let granule = config.granule;
         let count = plan.pool_len.get().div_ceil(granule.get()).max(1) as usize;
         let len = granule.checked_mul(count as u64).ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
-        let mapping = Mapping::hollow(device, granule, count, tail_room(len, granule))?;
+        let generous = Mapping::hollow(device, granule, count, tail_room(len, granule));
+        let mapping = generous.or_else(|_| Mapping::hollow(device, granule, count, Bytes::ZERO))?;
         let mut pool = PlannedPool::new(plan, part_of(mapping.span(), len))?;
         let whole = Span::new(PlanOffset::new(0), len).expect("a mapping begins somewhere and ends");
         pool.set_hole(whole, true);
