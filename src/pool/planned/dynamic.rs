@@ -52,6 +52,11 @@ impl Dynamic {
         self.expected.is_empty()
     }
 
+    /// It comes before the cycle does.
+    pub(super) fn is_of_prologue(&self, number: u32) -> bool {
+        number < self.cycle_start
+    }
+
     /// Index into [`super::Streams`].
     pub(super) fn stream(&self, number: u32) -> u32 {
         self.expected[number as usize].stream

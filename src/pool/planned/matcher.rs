@@ -78,6 +78,11 @@ impl Matcher {
         self.passed_before + u64::from(self.cursor)
     }
 
+    /// An entry of the cycle was passed, in this pass or one before.
+    pub(super) fn has_begun_cycle(&self) -> bool {
+        self.cycle_start < self.count && self.passed() > u64::from(self.cycle_start)
+    }
+
     pub(super) fn at_cycle_start(&self) -> bool {
         self.cursor == self.cycle_start
     }

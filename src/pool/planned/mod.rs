@@ -710,23 +710,24 @@ impl PlannedPool {
         let cursor = self.matcher.cursor();
         let group = self.dynamic.spaces.group(number)?;
         let (first, last) = group.cursor;
-        let is_in_time =
-            (first..=last).contains(&cursor) || last as usize == self.entries.len() && cursor == self.cycle_start;
-        if !is_in_time {
+        // Behind the last entry of a pass the cursor stands at the first of the next; before the first pass it does, too, and that is not the same.
+        let has_begun = self.matcher.has_begun_cycle();
+        let is_behind_last = last as usize == self.entries.len() && cursor == self.cycle_start && has_begun;
+        // What is idle in the prologue some entry of the cycle may have from then on, for good.
+        let is_over = has_begun && self.dynamic.is_of_prologue(number);
+        if is_over || !(first..=last).contains(&cursor) && !is_behind_last {
             return None;
         }
         let len = limits::allocation_len(request.bytes)?;
         let units = u32::try_from(len.get() / limits::ALLOCATION_ALIGNMENT.get()).ok()?;
         let spaces = self.dynamic.spaces.spaces(group, units);
-        // Where the cursor has jumped, or stands behind the end of a plan without a cycle, everything that is live is looked at.
-        let PlannedCounts { skipped, late, resynchronised, resized, .. } = self.counts;
-        let goes_by_plan = skipped + late + resynchronised + resized == 0;
-        let next = self.entries.get(cursor as usize).filter(|_| goes_by_plan);
+        let next = self.entries.get(cursor as usize);
         let is_free = |span: PlanSpan| {
             let lingers = |entry: u32| self.orderly.is_set(entry) && self.offsets_of(entry).overlaps(span);
             match next {
                 // The plan has these gone when the next entry comes, and nobody has looked since whether they are.
                 Some(next) => !self.expiries.within(next.expired).iter().copied().any(lingers),
+                // Behind the end of a plan without a cycle nobody comes, and so nobody looks for any of them.
                 None => !self.orderly.iter().any(lingers),
             }
         };

@@ -60,15 +60,16 @@ struct Bench {
 
 impl Bench {
     fn new(entries: &[(u64, u64)], cycle_start: usize) -> Bench {
-        let plan = plan(entries, cycle_start);
+        Bench::of(&plan(entries, cycle_start))
+    }
+
+    fn of(plan: &Plan) -> Bench {
         let span = Span::new(DeviceAddress::new(BASE), plan.pool_len).unwrap();
-        Bench { pool: PlannedPool::new(&plan, span).unwrap() }
+        Bench { pool: PlannedPool::new(plan, span).unwrap() }
     }
 
     fn with_dynamic(entries: &[(u64, u64)], cycle_start: usize, dynamic: &[DynamicEntry]) -> Bench {
-        let plan = Plan { dynamic: dynamic.to_vec(), ..plan(entries, cycle_start) };
-        let span = Span::new(DeviceAddress::new(BASE), plan.pool_len).unwrap();
-        Bench { pool: PlannedPool::new(&plan, span).unwrap() }
+        Bench::of(&Plan { dynamic: dynamic.to_vec(), ..plan(entries, cycle_start) })
     }
 
     /// The same for one that its module says will vary, or that only comes from where the plan knows it to.
@@ -445,4 +446,33 @@ fn a_place_without_memory_is_nobodys_until_it_has_some() {
     bench.pool.pass_over();
     assert_eq!((bench.pool.counts().skipped, bench.pool.counts().hits), (1, 1));
     assert!(bench.pool.lacks(&Request::of(Bytes::new(long * UNIT))).is_none());
+}
+
+#[test]
+fn what_the_prologue_leaves_idle_is_not_idle_when_a_later_pass_begins() {
+    let base = plan(&[(1, 100), (4, 0), (4, 50)], 1);
+    let plan = Plan { dynamic: vec![varies(1, EXPERT, 1, 2)], dynamic_cycle_start: 1, ..base };
+    let mut bench = Bench::of(&plan);
+    bench.ask(1);
+    assert_eq!(bench.ask_varying(60, EXPERT, true), at(0));
+    assert!(bench.free(0));
+    assert_eq!((bench.ask(4), bench.ask(4)), (Some(0), Some(50)));
+    assert!(bench.free(0));
+    // Where the next pass begins the last of this one is live, which the prologue knew nothing of.
+    bench.pool.mark_iteration();
+    assert_eq!(bench.ask_varying(60, EXPERT, true), Served::Elsewhere);
+}
+
+#[test]
+fn what_is_idle_where_a_pass_ends_is_not_idle_where_the_first_begins() {
+    let mut plan = plan(&[(10, 0), (4, 50), (4, 60)], 1);
+    // The first is gone in the middle of the first pass.
+    plan.entries[0].lifetime = Lifetime::new(0, 4);
+    plan.dynamic = vec![varies(3, EXPERT, 9, 10)];
+    let mut bench = Bench::of(&plan);
+    assert_eq!(bench.ask(10), Some(0));
+    assert_eq!(bench.ask_varying(20, EXPERT, true), Served::Elsewhere);
+    assert!(bench.free(0));
+    assert_eq!((bench.ask(4), bench.ask(4)), (Some(50), Some(60)));
+    assert_eq!(bench.ask_varying(20, EXPERT, true), at(0));
 }
