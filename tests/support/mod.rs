@@ -3,6 +3,7 @@
 //! `STITCHD_TEST_DEVICE` says on which driver: `host`, or `cuda` and `hip` on a pretended machine with GPUs (tests/standin-driver).
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -45,13 +46,18 @@ pub(crate) fn stderr(output: &Output) -> String {
 
 /// Polls until `done` gives something.
 pub(crate) fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    eventually_or_says(what, || done().ok_or("nothing more is known"))
+}
+
+/// Polls until `done` gives something; where it never does, the last of what it says instead is what there is to look at.
+pub(crate) fn eventually_or_says<T, E: Display>(what: &str, mut done: impl FnMut() -> Result<T, E>) -> T {
     const STEP: Duration = Duration::from_millis(5);
     let mut waited = Duration::ZERO;
     loop {
-        if let Some(value) = done() {
-            return value;
+        match done() {
+            Ok(value) => return value,
+            Err(instead) => assert!(waited < PATIENCE, "{what} did not happen in {PATIENCE:?}: {instead}"),
         }
-        assert!(waited < PATIENCE, "{what} did not happen in {PATIENCE:?}");
         std::thread::sleep(STEP);
         waited += STEP;
     }
