@@ -15,7 +15,7 @@ use crate::pool::stitching::{Effort, StitchAllocation, Stitched};
 use crate::units::{Bytes, DeviceAddress, Span};
 
 /// After a refusal the source is left alone for so long: a job under pressure stitches what it has instead of asking again and again.
-pub(super) const REFUSAL_HOLDS: Duration = Duration::from_millis(20);
+const REFUSAL_HOLDS: Duration = Duration::from_millis(20);
 
 /// Rounds of growing and trying again. Another thread may take what was just brought, but not for ever.
 pub(super) const ROUNDS_MAX: usize = 64;
@@ -222,6 +222,11 @@ impl Runtime {
         is_wanted && !self.was_refused(pools)
     }
 
+    /// The source refuses: it is left alone for a moment.
+    pub(super) fn note_refused(&self, pools: &mut Pools) {
+        pools.refused_until = self.clock.now() + REFUSAL_HOLDS;
+    }
+
     /// The source has refused a moment ago.
     pub(super) fn was_refused(&self, pools: &Pools) -> bool {
         self.clock.now() < pools.refused_until
@@ -253,7 +258,7 @@ impl Runtime {
         let chunks = match acquired {
             Ok(chunks) => chunks,
             Err(error) => {
-                pools.refused_until = self.clock.now() + REFUSAL_HOLDS;
+                self.note_refused(&mut pools);
                 return Err(GrowError::Source(error));
             }
         };

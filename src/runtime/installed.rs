@@ -17,7 +17,7 @@ use crate::ids::{PlanId, StreamId};
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::plan::Plan;
 use crate::pool::Request;
-use crate::pool::planned::PlannedPool;
+use crate::pool::planned::{Lendable, PlannedPool};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, PlanOffset, PlanSpan, Span};
 
 #[derive(Debug)]
@@ -100,7 +100,12 @@ impl Installed {
 
     /// Bytes of the plan's slots.
     pub(super) fn base_len(&self) -> Bytes {
-        (0..self.base).map(|slot| self.mapping.slot_span(slot).len()).sum()
+        self.pool.span().len() - self.tail_len()
+    }
+
+    /// Bytes of the slots behind them.
+    fn tail_len(&self) -> Bytes {
+        (self.base..self.base + self.tail.len()).map(|slot| self.mapping.slot_span(slot).len()).sum()
     }
 
     /// The slot is none of the plan's.
@@ -108,18 +113,18 @@ impl Installed {
         slot >= self.base
     }
 
-    /// Slots with memory that may serve a request on this stream at other addresses, in the order of places.
-    pub(super) fn lendable_slots(&self, stream: StreamId) -> Vec<usize> {
+    /// Slots with memory that may serve a request at other addresses, by their numbers. Nothing for a stream that the plan does not know.
+    pub(super) fn lendable(&self, request: &Request) -> Option<Vec<Lendable>> {
         let of_plan = (0..self.base).filter(|slot| self.mapping.chunk(*slot).is_some());
-        let tail = self.tail.iter().zip(self.base..).filter(|(of, _)| **of == stream).map(|(_, slot)| slot);
-        of_plan.chain(tail).collect()
+        let tail = self.tail.iter().zip(self.base..).filter(|(of, _)| **of == request.stream).map(|(_, slot)| slot);
+        let parts: Vec<(usize, PlanSpan)> = of_plan.chain(tail).map(|slot| (slot, self.offsets_of(slot))).collect();
+        self.pool.lendable(request, &parts)
     }
 
     /// The tail is still a small part of the plan's slots when it is longer by `more`.
     pub(super) fn may_have_tail(&self, more: Bytes) -> bool {
-        let tail: Bytes = self.tail.iter().zip(self.base..).map(|(_, slot)| self.mapping.slot_span(slot).len()).sum();
-        let most = (self.pool.span().len() - tail).get() / TAIL_USUAL_PART;
-        tail.get().saturating_add(more.get()) <= most.max(TAIL_USUAL_MIN.get())
+        let most = self.base_len().get() / TAIL_USUAL_PART;
+        self.tail_len().get().saturating_add(more.get()) <= most.max(TAIL_USUAL_MIN.get())
     }
 
     /// Bytes for which there are addresses behind the tail.

@@ -33,7 +33,6 @@ const IDLE_SLOTS_MAX: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct LentBlocks {
     blocks: BTreeMap<DeviceAddress, Block>,
-    live: u64,
     /// How many have been served.
     served: u64,
 }
@@ -66,18 +65,13 @@ pub(super) enum Lent {
     Lacks(Bytes),
 }
 
-/// What of the plan's places may be lent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Lend {
-    /// What the plan leaves alone until the request is freed.
-    LeftAlone,
-    /// All that is idle, what the plan wants last first: whom it is in the way of goes elsewhere in turn.
-    All,
-}
-
 impl LentBlocks {
+    fn live(&self) -> impl Iterator<Item = &Block> {
+        self.blocks.values().filter(|block| block.live.is_some())
+    }
+
     pub(super) fn live_count(&self) -> u64 {
-        self.live
+        self.live().count() as u64
     }
 
     fn live_at(&self, address: DeviceAddress) -> Option<(&Block, Bytes)> {
@@ -151,11 +145,7 @@ impl LentBlocks {
     }
 
     pub(super) fn invariants(&self, is_lent: impl Fn(usize) -> bool) -> Result<(), String> {
-        let live: Vec<&Block> = self.blocks.values().filter(|block| block.live.is_some()).collect();
-        if live.len() as u64 != self.live {
-            return Err(format!("{} lent blocks are counted as live, and {} are", self.live, live.len()));
-        }
-        let mut slots: Vec<usize> = live.iter().flat_map(|block| block.slots.iter().copied()).collect();
+        let mut slots: Vec<usize> = self.live().flat_map(|block| block.slots.iter().copied()).collect();
         slots.sort_unstable();
         if let Some(pair) = slots.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(format!("slot {} is lent twice", pair[0]));
@@ -168,26 +158,20 @@ impl LentBlocks {
 }
 
 impl Installed {
-    /// Serves a request from slots that are idle. Where capturing goes on nothing may be unmapped, and so no block makes room for another.
+    /// Serves a request from some of these slots, which are idle. Where capturing goes on nothing may be unmapped, and so no block makes room for another.
     pub(super) fn serve_lent(
         &mut self,
         request: &Request,
-        lend: Lend,
+        idle: Vec<Lendable>,
         may_unmap: bool,
     ) -> Result<Option<Lent>, MemoryError> {
-        let Some(len) = limits::allocation_len(request.bytes).filter(|_| self.pool.knows(request.stream)) else {
-            return Ok(None);
-        };
-        let numbers = self.lendable_slots(request.stream);
-        let parts: Vec<PlanSpan> = numbers.iter().map(|slot| self.offsets_of(*slot)).collect();
-        let mut idle = self.pool.lendable(request, &parts);
-        idle.retain(|one| one.is_left_alone || lend == Lend::All);
+        let Some(len) = limits::allocation_len(request.bytes) else { return Ok(None) };
         let mut is_idle = vec![false; self.mapping.slot_count()];
-        idle.iter().for_each(|one| is_idle[numbers[one.number]] = true);
+        idle.iter().for_each(|one| is_idle[one.number] = true);
         if let Some(address) = self.lent.ready(len, request.stream, |slot| is_idle[slot]) {
             return Ok(Some(self.serve_at(address, request)));
         }
-        let slots: Vec<usize> = match self.chosen(len, &numbers, idle) {
+        let slots = match self.chosen(len, idle) {
             Ok(slots) => slots,
             Err(lacks) => {
                 let lacks = lacks.round_up(self.granule).filter(|lacks| *lacks <= self.tail_room());
@@ -206,11 +190,11 @@ impl Installed {
     }
 
     /// Slots with room for `len`: as few of them as can be, those first that the plan wants last. Or what they lack.
-    fn chosen(&self, len: Bytes, numbers: &[usize], mut idle: Vec<Lendable>) -> Result<Vec<usize>, Bytes> {
-        let len_of = |one: &Lendable| self.mapping.slot_span(numbers[one.number]).len();
+    fn chosen(&self, len: Bytes, mut idle: Vec<Lendable>) -> Result<Vec<usize>, Bytes> {
+        let len_of = |one: &Lendable| self.mapping.slot_span(one.number).len();
         // What no entry has is there at the peak, too, where the plan leaves little alone.
         idle.sort_by_key(|one| {
-            let is_of_plan = !self.is_tail(numbers[one.number]);
+            let is_of_plan = !self.is_tail(one.number);
             (!one.is_left_alone, !is_of_plan, std::cmp::Reverse((len_of(one), one.next)))
         });
         let (mut slots, mut found) = (Vec::new(), Bytes::ZERO);
@@ -232,7 +216,7 @@ impl Installed {
             }
             !is_spare
         });
-        let mut slots: Vec<usize> = slots.into_iter().map(|one| numbers[one.number]).collect();
+        let mut slots: Vec<usize> = slots.into_iter().map(|one| one.number).collect();
         slots.sort_unstable();
         Ok(slots)
     }
@@ -243,7 +227,6 @@ impl Installed {
         let block = self.lent.blocks.get_mut(&address).expect("it was just found, or made");
         (block.live, block.used) = (Some(request.bytes), served);
         let slots = block.slots.clone();
-        self.lent.live += 1;
         let parts: Vec<PlanSpan> = slots.into_iter().map(|slot| self.offsets_of(slot)).collect();
         self.pool.lend(parts.into_iter());
         Lent::At(address)
@@ -255,7 +238,6 @@ impl Installed {
         let block = self.lent.blocks.get_mut(&address)?;
         let bytes = block.live.take()?;
         let slots = block.slots.clone();
-        self.lent.live -= 1;
         slots.into_iter().for_each(|slot| self.pool.take_back(self.offsets_of(slot)));
         Some(bytes)
     }

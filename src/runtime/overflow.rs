@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::grow::{REFUSAL_HOLDS, ROUNDS_MAX};
+use super::grow::ROUNDS_MAX;
 use super::installed::Installed;
-use super::lent::{Lend, Lent};
+use super::lent::Lent;
+use super::lock::Held;
 use super::{AllocError, Counter, Pools, Runtime, fill_up, unit_len};
 use crate::memory::{Chunk, MemoryError};
 use crate::pool::Request;
@@ -30,11 +31,10 @@ impl Runtime {
         let mut is_refused = false;
         for _ in 0..ROUNDS_MAX {
             let lacks = {
-                let mut pools = self.lock();
-                self.finish_deferred(&mut pools);
-                if let Some(address) = self.alloc_packed(&mut pools, request) {
-                    return Ok(Some(address));
-                }
+                let mut pools = match self.pack_now(request) {
+                    Ok(address) => return Ok(Some(address)),
+                    Err(pools) => pools,
+                };
                 is_refused |= self.was_refused(&pools);
                 match self.lend(&mut pools, request, is_refused) {
                     Some(Lent::At(address)) => return Ok(Some(address)),
@@ -44,7 +44,7 @@ impl Runtime {
             };
             // Outside the lock: others go on.
             let Ok(chunks) = self.acquire(lacks, Duration::ZERO) else {
-                self.lock().refused_until = self.clock.now() + REFUSAL_HOLDS;
+                self.note_refused(&mut self.lock());
                 is_refused = true;
                 continue;
             };
@@ -68,10 +68,13 @@ impl Runtime {
     /// Serves it from what the plan leaves alone, and a little memory more; where that is not enough, from all that is idle, and as much more as that lacks. Nothing where it should be served elsewhere.
     fn lend(&self, pools: &mut Pools, request: &Request, is_refused: bool) -> Option<Lent> {
         let may_unmap = !pools.private.is_open();
-        for what in [Lend::LeftAlone, Lend::All] {
-            let Some(installed) = &mut pools.planned else { return None };
+        let idle = pools.planned.as_ref()?.lendable(request)?;
+        for all in [false, true] {
+            let installed = pools.planned.as_mut()?;
+            // Whom the others are in the way of goes elsewhere in turn.
+            let may_have = idle.iter().copied().filter(|one| all || one.is_left_alone).collect();
             // What cannot be stitched here may be packed; if not, that says why.
-            let lent = installed.serve_lent(request, what, may_unmap).unwrap_or(None);
+            let lent = installed.serve_lent(request, may_have, may_unmap).unwrap_or(None);
             match lent {
                 Some(Lent::At(address)) => {
                     let (requests, bytes) = (Counter::RequestsReuse, Counter::BytesReuse);
@@ -82,7 +85,7 @@ impl Runtime {
                 }
                 Some(Lent::Lacks(lacks)) if !is_refused => {
                     let is_little = installed.may_have_tail(lacks);
-                    if what == Lend::All || is_little && self.may_grow(pools, lacks) {
+                    if all || is_little && self.may_grow(pools, lacks) {
                         let packed = pools.packed.lacks(request.bytes, request.stream, Prefer::FewChunks);
                         return lent.filter(|_| packed.is_none_or(|packed| lacks < packed));
                     }
@@ -94,6 +97,13 @@ impl Runtime {
         None
     }
 
+    /// Serves a request from the packed pool as it is, with what streams have passed meanwhile; or the pools, for whoever has more to do.
+    fn pack_now(&self, request: &Request) -> Result<DeviceAddress, Held<'_, Pools>> {
+        let mut pools = self.lock();
+        self.finish_deferred(&mut pools);
+        self.alloc_packed(&mut pools, request).ok_or(pools)
+    }
+
     /// Serves a request from the packed pool; nothing where there is no memory for it to grow by.
     pub(super) fn serve_packed(&self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
         let Request { bytes, stream, .. } = *request;
@@ -102,11 +112,10 @@ impl Runtime {
         let mut least = Bytes::LARGEST;
         for _ in 0..ROUNDS_MAX {
             let lacks = {
-                let mut pools = self.lock();
-                self.finish_deferred(&mut pools);
-                if let Some(address) = self.alloc_packed(&mut pools, request) {
-                    return Ok(Some(address));
-                }
+                let mut pools = match self.pack_now(request) {
+                    Ok(address) => return Ok(Some(address)),
+                    Err(pools) => pools,
+                };
                 let too_large = || AllocError::TooLarge { requested: bytes };
                 let lacks = pools.packed.lacks(bytes, stream, Prefer::FewChunks).ok_or_else(too_large)?;
                 if refused.is_none() && self.may_grow(&pools, lacks) {
@@ -130,7 +139,7 @@ impl Runtime {
             match self.acquire(lacks, Duration::ZERO) {
                 Ok(chunks) => self.pack(&mut self.lock(), chunks, request)?,
                 Err(_) => {
-                    self.lock().refused_until = self.clock.now() + REFUSAL_HOLDS;
+                    self.note_refused(&mut self.lock());
                     refused = Some(lacks);
                 }
             }
@@ -175,7 +184,7 @@ impl Runtime {
                     is_refused = !self.back(&mut pools, &wanted, chunks);
                 }
                 Err(_) => {
-                    self.lock().refused_until = self.clock.now() + REFUSAL_HOLDS;
+                    self.note_refused(&mut self.lock());
                     is_refused = true;
                 }
             }

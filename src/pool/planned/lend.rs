@@ -7,7 +7,6 @@
 
 use super::tenants::LENT;
 use super::{PlannedPool, Request};
-use crate::ids::StreamId;
 use crate::units::{AddressSpan, Bytes, PlanSpan, Span};
 
 /// Entries that are looked at; what comes behind them is far enough.
@@ -20,7 +19,7 @@ const AHEAD_RANKED: u32 = 1024;
 /// A part of the pool that nobody has now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lendable {
-    /// Which of the parts that were asked about.
+    /// The part's number.
     pub number: usize,
     /// The plan sends nobody there before the request is freed.
     pub is_left_alone: bool,
@@ -29,56 +28,39 @@ pub struct Lendable {
 }
 
 impl PlannedPool {
-    /// Those of `parts` that nobody has now, and that may serve a request which was not served: no other stream's entries come there. `parts` lie in the order of their places and do not overlap.
-    pub fn lendable(&self, request: &Request, parts: &[PlanSpan]) -> Vec<Lendable> {
-        let Some(stream) = self.stream_of(request.stream) else { return Vec::new() };
+    /// Those of `parts`, which have numbers, that nobody has now, and that may serve a request which was not served: no other stream's entries come there. `parts` lie in the order of their places and do not
+    /// overlap. Nothing for a stream that the plan does not know, or of which nothing has come yet.
+    pub fn lendable(&self, request: &Request, parts: &[(usize, PlanSpan)]) -> Option<Vec<Lendable>> {
         // Behind the last stream's part the plan's own bytes are that stream's, too; further on whoever asks knows whose they are.
-        let own = &self.streams.0[stream].part;
+        let own = &self.streams.0.iter().find(|stream| stream.bound == Some(request.stream))?.part;
         let is_last = self.streams.0.iter().all(|other| other.part.end <= own.end);
         let end = if is_last { self.plan_end } else { own.end };
         let is_own = |part: &PlanSpan| own.start <= part.start().get() && part.end().get() <= end;
         let may_have = |part: &PlanSpan| part.start().get() >= self.plan_end || is_own(part);
-        let mut next: Vec<Option<u32>> = parts.iter().map(|part| may_have(part).then_some(u32::MAX)).collect();
+        let mut next: Vec<Option<u32>> = parts.iter().map(|(_, part)| may_have(part).then_some(u32::MAX)).collect();
         let at = |span: PlanSpan| {
-            let first = parts.partition_point(|part| part.end() <= span.start());
-            first..first + parts[first..].partition_point(|part| part.start() < span.end())
+            let first = parts.partition_point(|(_, part)| part.end() <= span.start());
+            first..first + parts[first..].partition_point(|(_, part)| part.start() < span.end())
         };
         for taken in self.live_spans().chain(self.tenants.obstacles()) {
             next[at(taken)].fill(None);
         }
         let life = self.expected_life(request).unwrap_or(AHEAD_UNKNOWN).min(AHEAD_MAX);
-        let mut entry = self.matcher.cursor();
-        for ahead in 0..life.max(AHEAD_RANKED) {
-            // Behind a plan without a cycle nobody comes.
-            if entry as usize >= self.entries.len() {
-                break;
-            }
-            for next in next[at(self.offsets_of(entry))].iter_mut().flatten() {
+        for (span, ahead) in self.coming().zip(0..life.max(AHEAD_RANKED)) {
+            for next in next[at(span)].iter_mut().flatten() {
                 *next = ahead.min(*next);
             }
-            entry = self.matcher.next(entry);
         }
-        let lendable = |(number, next): (usize, Option<u32>)| {
-            next.map(|next| Lendable { number, is_left_alone: next >= life, next })
+        let lendable = |((number, _), next): (&(usize, PlanSpan), Option<u32>)| {
+            next.map(|next| Lendable { number: *number, is_left_alone: next >= life, next })
         };
-        next.into_iter().enumerate().filter_map(lendable).collect()
-    }
-
-    /// The plan has requests on this stream, and some have come.
-    pub fn knows(&self, stream: StreamId) -> bool {
-        self.stream_of(stream).is_some()
-    }
-
-    /// The plan's number of a stream that it knows.
-    fn stream_of(&self, asked: StreamId) -> Option<usize> {
-        self.streams.0.iter().position(|stream| stream.bound == Some(asked))
+        Some(parts.iter().zip(next).filter_map(lendable).collect())
     }
 
     /// A request at other addresses has these parts of the pool, which nobody had.
     pub fn lend(&mut self, parts: impl Iterator<Item = PlanSpan>) {
         for part in parts {
             self.settle(part, LENT);
-            self.lent += 1;
         }
         self.counts.reused += 1;
     }
@@ -97,7 +79,6 @@ impl PlannedPool {
     pub fn take_back(&mut self, part: PlanSpan) {
         if self.tenants.remove_lent(part.start()) {
             self.vacate_place(part.start());
-            self.lent -= 1;
         }
     }
 

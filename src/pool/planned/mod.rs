@@ -32,7 +32,7 @@ use self::bits::Bits;
 use self::dynamic::Dynamic;
 pub use self::lend::Lendable;
 use self::matcher::{Again, Matcher};
-use self::tenants::Tenants;
+use self::tenants::{LENT, Tenants};
 use super::Request;
 use crate::ids::StreamId;
 use crate::limits;
@@ -60,8 +60,6 @@ pub struct PlannedPool {
     displaced: Option<relocate::Displaced>,
     /// What lies behind is nobody's of the plan.
     plan_end: u64,
-    /// Parts that are lent, which are tenants and no allocations.
-    lent: u64,
     /// All but the hits, which follow from how far the cursor has come.
     counts: PlannedCounts,
     /// Requests that agreed with the entry at the cursor and were not served.
@@ -314,7 +312,6 @@ impl PlannedPool {
             cells: None,
             displaced: None,
             plan_end: span.len().get(),
-            lent: 0,
             counts: PlannedCounts::default(),
             blocked_at_cursor: 0,
         })
@@ -338,7 +335,7 @@ impl PlannedPool {
 
     /// Allocations that are live here. Walks over the plan: a count that is kept would be written at every allocation.
     pub fn live_allocations(&self) -> u64 {
-        self.live_spans().count() as u64 - self.lent
+        (self.orderly.iter().count() + self.tenants.iter().filter(|(_, bytes)| *bytes != LENT).count()) as u64
     }
 
     /// Serves a request, or says that another pool must.
@@ -489,14 +486,14 @@ impl PlannedPool {
 
     /// The entry that a request agrees with which was not missed and is not at the cursor.
     fn find_entry(&self, request: &Request) -> Option<Again> {
-        let mut before = self.matcher.cursor();
-        let mut ahead = self.matcher.look_ahead(request).enumerate().filter(|(distance, entry)| {
-            let last = std::mem::replace(&mut before, *entry);
+        let ahead = || self.matcher.look_ahead(request);
+        let before = std::iter::once(self.matcher.cursor()).chain(ahead());
+        let found = before.zip(ahead()).enumerate().find(|(distance, (before, entry))| {
             // Further away one alone may be like a later one by chance.
-            let is_sure = || self.matcher.stray_before().is_some_and(|stray| self.agrees(last, stray));
+            let is_sure = || self.matcher.stray_before().is_some_and(|stray| self.agrees(*before, stray));
             self.agrees(*entry, request) && (*distance < matcher::NEAR || is_sure())
         });
-        let near = ahead.next().map(|(_, entry)| Again::Ahead(entry));
+        let near = found.map(|(_, (_, entry))| Again::Ahead(entry));
         near.or_else(|| self.matcher.find_again(|entry, asked| self.agrees(entry, asked)))
     }
 
@@ -533,7 +530,8 @@ impl PlannedPool {
     fn relocate(&mut self, entry: u32, request: &Request) -> Served {
         let stream = self.entries[entry as usize].stream;
         self.note_displaced(entry, request);
-        let Some(span) = self.room_for(self.life(entry), request, stream) else { return Served::Elsewhere };
+        let span = self.expected_life(request).and_then(|life| self.room_for(life, request, stream));
+        let Some(span) = span else { return Served::Elsewhere };
         Served::Reused(self.serve_tenant(span, request, stream))
     }
 
@@ -543,7 +541,7 @@ impl PlannedPool {
         let of_plan = (0..self.streams.0.len() as u32)
             .find(|stream| self.streams.0[*stream as usize].bound == Some(request.stream))?;
         let span = match self.expected_life(request) {
-            Some(life) => self.room_for(Some(life), request, of_plan),
+            Some(life) => self.room_for(life, request, of_plan),
             None => self.longest_room(of_plan, request),
         }?;
         Some(self.serve_tenant(span, request, of_plan))

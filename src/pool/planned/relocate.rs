@@ -26,27 +26,32 @@ pub(super) struct Displaced {
 }
 
 impl PlannedPool {
-    /// The smallest stretch that can serve a request for as long as `life` entries take that come from the cursor on. Nothing for what lives for good.
-    pub(super) fn room_for(&self, life: Option<u32>, request: &Request, stream: u32) -> Option<PlanSpan> {
+    /// Where the plan sends somebody from the cursor on, entry by entry. Behind a plan without a cycle nobody comes.
+    pub(super) fn coming(&self) -> impl Iterator<Item = PlanSpan> + '_ {
+        let next = |entry: &u32| Some(self.matcher.next(*entry));
+        let entries = std::iter::successors(Some(self.matcher.cursor()), next);
+        entries.take_while(|entry| (*entry as usize) < self.entries.len()).map(|entry| self.offsets_of(entry))
+    }
+
+    /// The smallest stretch that can serve a request for as long as `life` entries take that come from the cursor on.
+    pub(super) fn room_for(&self, life: u32, request: &Request, stream: u32) -> Option<PlanSpan> {
         let len = limits::allocation_len(request.bytes)?;
-        let life = life.filter(|life| len >= LEN_MIN && *life as usize <= AHEAD_MAX)?;
+        if len < LEN_MIN || life as usize > AHEAD_MAX {
+            return None;
+        }
         let mut room = self.room_now(len.get(), stream);
-        let mut next = self.matcher.cursor();
-        for _ in 0..life {
-            // A plan without a cycle ends: behind it nobody comes.
-            if next as usize >= self.entries.len() || room.is_empty() {
+        for span in self.coming().take(life as usize) {
+            if room.is_empty() {
                 break;
             }
-            let span = self.offsets_of(next);
             cut(&mut room, span.start().get(), span.end().get(), len.get());
-            next = self.matcher.next(next);
         }
         let (start, _) = room.into_iter().min_by_key(|(start, end)| (end - start, *start))?;
         Span::new(PlanOffset::new(start), len)
     }
 
     /// Entries that come behind `entry` before it is gone; `None` if the plan has it for good.
-    pub(super) fn life(&self, entry: u32) -> Option<u32> {
+    fn life(&self, entry: u32) -> Option<u32> {
         let death = Some(self.expiries.death(entry)).filter(|death| *death != NEVER)?;
         self.matcher.distance(entry + 1, death)
     }
@@ -78,19 +83,16 @@ impl PlannedPool {
             return None;
         }
         let mut room = self.room_now(len.get(), stream);
-        let mut last = None;
-        let mut next = self.matcher.cursor();
-        for ahead in 0..AHEAD_MAX {
-            if room.is_empty() || next as usize >= self.entries.len() {
-                last = last.filter(|_| ahead >= AHEAD_MIN);
+        let (mut last, mut left_alone) = (None, 0);
+        for span in self.coming().take(AHEAD_MAX) {
+            if room.is_empty() {
                 break;
             }
             last = room.iter().copied().min_by_key(|(start, end)| end - start);
-            let span = self.offsets_of(next);
             cut(&mut room, span.start().get(), span.end().get(), len.get());
-            next = self.matcher.next(next);
+            left_alone += 1;
         }
-        let (start, _) = last?;
+        let (start, _) = last.filter(|_| left_alone >= AHEAD_MIN)?;
         Span::new(PlanOffset::new(start), len)
     }
 

@@ -132,9 +132,14 @@ impl Tenants {
 
     /// Takes out the tenant that begins at `start`, if there is one, and says how many bytes it had asked for.
     pub(super) fn remove(&mut self, start: PlanOffset) -> Option<Bytes> {
-        let (end, bytes) = *self.spans.get(&start.get()).filter(|(_, bytes)| *bytes != LENT)?;
+        let (end, bytes) = self.served_at(start)?;
         self.take_out(start, end);
         Some(bytes)
+    }
+
+    /// The end of the tenant that begins at `start`, and the bytes that were asked for.
+    fn served_at(&self, start: PlanOffset) -> Option<(u64, Bytes)> {
+        self.spans.get(&start.get()).copied().filter(|(_, bytes)| *bytes != LENT)
     }
 
     /// A part of the pool is lent that begins at `start`.
@@ -174,8 +179,7 @@ impl Tenants {
 
     /// Bytes of the tenant that begins at `start`.
     pub(super) fn len_at(&self, start: PlanOffset) -> Option<Bytes> {
-        let (end, _) = self.spans.get(&start.get()).filter(|(_, bytes)| *bytes != LENT)?;
-        Some(Bytes::new(end - start.get()))
+        self.served_at(start).map(|(end, _)| Bytes::new(end - start.get()))
     }
 
     pub(super) fn spans(&self) -> impl Iterator<Item = PlanSpan> + '_ {
