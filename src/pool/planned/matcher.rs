@@ -38,6 +38,8 @@ pub(super) struct Matcher {
     cursor: u32,
     /// How often it went over an entry, less where it stands.
     passed_before: u64,
+    /// Passes of the cycle that the cursor has left behind: how far it has come says nothing of that, as it goes back now and then.
+    ended: u64,
     count: u32,
     cycle_start: u32,
     missed: VecDeque<u32>,
@@ -45,6 +47,8 @@ pub(super) struct Matcher {
     last_late: Option<u32>,
     /// The last requests that did not agree with the cursor, in a row.
     strays: VecDeque<Request>,
+    /// One of the two is something.
+    is_astray: bool,
     /// Where each run of sizes ends, by its hash.
     grams: HashMap<u64, Vec<u32>>,
 }
@@ -59,11 +63,13 @@ impl Matcher {
         Matcher {
             cursor: 0,
             passed_before: 0,
+            ended: 0,
             count: entries.len() as u32,
             cycle_start,
             missed: VecDeque::new(),
             last_late: None,
             strays: VecDeque::new(),
+            is_astray: false,
             grams,
         }
     }
@@ -78,9 +84,9 @@ impl Matcher {
         self.passed_before + u64::from(self.cursor)
     }
 
-    /// An entry of the cycle was passed, in this pass or one before.
-    pub(super) fn has_begun_cycle(&self) -> bool {
-        self.cycle_start < self.count && self.passed() > u64::from(self.cycle_start)
+    /// A pass of the cycle has ended, and the cursor stands in one behind it.
+    pub(super) fn has_ended_pass(&self) -> bool {
+        self.ended > 0
     }
 
     pub(super) fn at_cycle_start(&self) -> bool {
@@ -99,6 +105,7 @@ impl Matcher {
         if self.cursor >= self.count && self.cycle_start < self.count {
             self.cursor = self.cycle_start;
             self.passed_before += u64::from(self.count - self.cycle_start);
+            self.ended += 1;
             // From here on [`Matcher::since`] would not see all that came after an entry of the prologue.
             self.missed.retain(|entry| *entry >= self.cycle_start);
         }
@@ -108,7 +115,8 @@ impl Matcher {
     #[inline]
     pub(super) fn step(&mut self) {
         self.advance();
-        if self.last_late.is_some() || !self.strays.is_empty() {
+        if self.is_astray {
+            self.is_astray = false;
             self.last_late = None;
             self.strays.clear();
         }
@@ -117,8 +125,14 @@ impl Matcher {
     /// Takes back that the cursor went over `entry` just now.
     pub(super) fn step_back(&mut self, entry: u32) {
         let passed = self.passed() - 1;
-        self.cursor = entry;
+        self.go_back_to(entry);
         self.passed_before = passed - u64::from(entry);
+    }
+
+    /// What the cursor went over last is before it again, and where that is further on in the plan, so is the end of a pass.
+    fn go_back_to(&mut self, entry: u32) {
+        self.ended -= u64::from(entry > self.cursor && self.ended > 0);
+        self.cursor = entry;
     }
 
     /// The entry at the cursor was not asked for.
@@ -136,6 +150,7 @@ impl Matcher {
             self.strays.pop_front();
         }
         self.strays.push_back(*request);
+        self.is_astray = true;
     }
 
     /// The missed entry that agrees with the request: the one right behind the last, else the oldest.
@@ -212,6 +227,7 @@ impl Matcher {
     pub(super) fn is_behind(&mut self, entry: u32) -> bool {
         let follows = self.last_late.is_some_and(|last| self.next(last) == entry);
         self.last_late = Some(entry);
+        self.is_astray = true;
         follows
     }
 
@@ -222,7 +238,7 @@ impl Matcher {
         let missed = std::mem::take(&mut self.missed);
         self.missed = missed.into_iter().filter(|missed| self.distance(next, *missed) >= ahead).collect();
         let passed = self.passed();
-        self.cursor = self.next(entry);
+        self.go_back_to(self.next(entry));
         self.passed_before = passed - u64::from(self.cursor);
         self.last_late = None;
         self.strays.clear();

@@ -709,10 +709,10 @@ impl PlannedPool {
         let group = self.dynamic.spaces.group(number)?;
         let (first, last) = group.cursor;
         // Behind the last entry of a pass the cursor stands at the first of the next; before the first pass it does, too, and that is not the same.
-        let has_begun = self.matcher.has_begun_cycle();
-        let is_behind_last = last as usize == self.entries.len() && cursor == self.cycle_start && has_begun;
+        let has_ended_pass = self.matcher.has_ended_pass();
+        let is_behind_last = last as usize == self.entries.len() && cursor == self.cycle_start && has_ended_pass;
         // What is idle in the prologue some entry of the cycle may have from then on, for good.
-        let is_over = has_begun && self.dynamic.is_of_prologue(number);
+        let is_over = has_ended_pass && self.dynamic.is_of_prologue(number);
         if is_over || !(first..=last).contains(&cursor) && !is_behind_last {
             return None;
         }

@@ -248,18 +248,17 @@ fn a_free_of_what_is_not_live_is_not_taken() {
 
 #[test]
 fn streams_are_bound_where_they_are_first_seen() {
-    let mut plan = plan(&[(1, 0), (2, 1), (3, 3), (4, 6)], 0);
+    let mut plan = plan(&[(1, 0), (2, 1), (3, 7), (4, 3)], 0);
     for (entry, stream) in plan.entries.iter_mut().zip([0, 7, 9, 7]) {
         entry.stream = StreamId(stream);
     }
-    let span = Span::new(DeviceAddress::new(BASE), plan.pool_len).unwrap();
-    let mut bench = Bench { pool: PlannedPool::new(&plan, span).unwrap() };
+    let mut bench = Bench::of(&plan);
     assert_eq!(bench.ask_on(1, StreamId(0xaa)), None, "the default stream is itself");
     assert_eq!(bench.ask_on(1, StreamId(0)), Some(0));
     assert_eq!(bench.ask_on(2, StreamId(0xaa)), Some(1));
     assert_eq!(bench.ask_on(3, StreamId(0xaa)), None, "that one is another stream of the plan");
-    assert_eq!(bench.ask_on(3, StreamId(0xbb)), Some(3));
-    assert_eq!(bench.ask_on(4, StreamId(0xaa)), Some(6));
+    assert_eq!(bench.ask_on(3, StreamId(0xbb)), Some(7));
+    assert_eq!(bench.ask_on(4, StreamId(0xaa)), Some(3));
 }
 
 #[test]
@@ -474,5 +473,22 @@ fn what_is_idle_where_a_pass_ends_is_not_idle_where_the_first_begins() {
     assert_eq!(bench.ask_varying(20, EXPERT, true), Served::Elsewhere);
     assert!(bench.free(0));
     assert_eq!((bench.ask(4), bench.ask(4)), (Some(50), Some(60)));
+    assert_eq!(bench.ask_varying(20, EXPERT, true), at(0));
+}
+
+#[test]
+fn what_is_idle_where_a_pass_ends_is_not_idle_where_the_first_begins_for_a_job_that_went_back() {
+    let mut plan = plan(&[(10, 0), (1, 100), (2, 101), (3, 103), (4, 50), (5, 60)], 4);
+    // The first is gone in the middle of the first pass.
+    plan.entries[0].lifetime = Lifetime::new(0, 10);
+    plan.dynamic = vec![varies(6, EXPERT, 17, 18)];
+    let mut bench = Bench::of(&plan);
+    assert_eq!(bench.ask(10), Some(0));
+    // Two that come late in a row: the cursor goes back to the third, and over it once more.
+    assert_eq!([3, 1, 2].map(|units| bench.ask(units)), [Some(103), Some(100), Some(101)]);
+    bench.pool.mark_iteration();
+    assert_eq!(bench.ask_varying(20, EXPERT, true), Served::Elsewhere);
+    assert!(bench.free(0));
+    assert_eq!([4, 5].map(|units| bench.ask(units)), [Some(50), Some(60)]);
     assert_eq!(bench.ask_varying(20, EXPERT, true), at(0));
 }
