@@ -109,8 +109,13 @@ impl Times {
         if position < self.count { position } else { self.cycle_start + (position - self.count) }
     }
 
-    /// The position is one of the second pass, or its end.
-    pub(super) fn is_second_pass(&self, position: usize) -> bool {
-        self.starts.len() > self.count && position >= self.count
+    /// The tick is one of the second pass, by all that can be told: behind the last request of the first, and a pass later than any that comes before the cycle.
+    pub(super) fn is_second_pass(&self, tick: Tick) -> bool {
+        let Some((of_first, of_second)) = self.starts.get(self.cycle_start).zip(self.starts.get(self.count)) else {
+            return false;
+        };
+        let last_before = self.cycle_start.checked_sub(1).map_or(Tick(0), |last| self.starts[last]);
+        let pass_before = (tick.0 + of_first.0).checked_sub(of_second.0);
+        self.position(tick) >= self.count && pass_before.is_some_and(|before| before >= last_before.0)
     }
 }

@@ -393,6 +393,43 @@ fn a_broken_plan_file_is_refused_wherever_it_is_broken() {
     }
 }
 
+/// Each of these was served with two live allocations at one address.
+#[test]
+fn a_plan_that_would_be_followed_into_an_overlap_is_refused() {
+    let entry = |kib: u64, at_kib: u64, stream, lifetime: (u64, u64), again: Option<(u64, u64)>| Entry {
+        bytes: Bytes::kib(kib),
+        offset: PlanOffset::new(at_kib << 10),
+        stream: StreamId(stream),
+        context: ContextKey(1),
+        lifetime: Lifetime::new(lifetime.0, lifetime.1),
+        again: again.map(|(from, until)| Lifetime::new(from, until)),
+    };
+    let of =
+        |entries: Vec<Entry>, cycle_start| Plan { pool_len: Bytes::mib(1), entries, cycle_start, ..Plan::default() };
+    let refused = |plan: &Plan| validate::check(plan).unwrap_err();
+    // A stream's part is from its first byte to its last, and here another's lie between.
+    let apart = |places: [u64; 3]| {
+        let entries = places.into_iter().zip([0, 0, 7]).map(|(at, stream)| entry(2, at, stream, (0, 10), None));
+        of(entries.collect(), 3)
+    };
+    assert_eq!(refused(&apart([0, 4, 2])), Wrong::Streams { first: 2, second: 1, offset: 4 << 10 });
+    validate::check(&apart([0, 2, 4])).unwrap();
+    // The first is asked for again in every pass, and the plan does not say that it is there while the last of the pass before is.
+    let again = |again| of(vec![entry(2, 0, 0, (0, 2), again), entry(2, 1, 0, (4, 13), Some((14, 20)))], 0);
+    assert_eq!(refused(&again(None)), Wrong::Lifetime { entry: 0 });
+    assert!(matches!(refused(&again(Some((10, 12)))), Wrong::Overlap { tick: 10, .. }));
+    // A request that varies is looked at in the second pass; this interval is of the first, where the prologue's is still there.
+    let varies = |from, until| {
+        let interval = Some(Lifetime::new(from, until));
+        let dynamic = vec![DynamicEntry { before: 1, stream: StreamId(0), context: ContextKey(3), interval }];
+        let entries = vec![entry(9, 0, 0, (5, 11), None), entry(1, 10, 0, (10, 12), Some((20, 22)))];
+        Plan { dynamic, ..of(entries, 1) }
+    };
+    assert_eq!(refused(&varies(13, 14)), Wrong::Dynamic { number: 0 });
+    validate::check(&varies(18, 19)).unwrap();
+    validate::check(&varies(23, 24)).unwrap();
+}
+
 /// With its checksum made right again, a body that says something impossible is refused for that.
 #[test]
 fn a_plan_file_that_lies_is_refused() {

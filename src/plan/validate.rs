@@ -1,9 +1,10 @@
 //! Checks a plan without knowing how it was made: it shares only the vocabulary with the solvers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::expiry::Times;
 use super::{Entry, Plan};
+use crate::ids::StreamId;
 use crate::limits;
 use crate::units::{Bytes, Lifetime, Place, Tick};
 
@@ -54,14 +55,16 @@ pub enum Wrong {
         /// Where.
         offset: u64,
     },
-    /// Two entries of different streams share bytes.
-    #[error("entries {first} and {second} are of different streams and share bytes at {offset:#x}")]
+    /// Entries of one stream lie on both sides of one of another, or share bytes with it.
+    #[error(
+        "entry {second} at {offset:#x} is of another stream than entry {first}, and does not lie apart from all of that stream"
+    )]
     Streams {
         /// One.
         first: usize,
         /// The other.
         second: usize,
-        /// Where.
+        /// Where that lies.
         offset: u64,
     },
     /// The entries are not in the order in which they are asked for, or not all of them come again after the same time.
@@ -117,6 +120,12 @@ fn check_order(plan: &Plan) -> Result<(), Wrong> {
     if let Some(entry) = plan.entries[..plan.cycle_start].iter().position(|entry| entry.again.is_some()) {
         return Err(out_of_turn(entry));
     }
+    // What has no second time is asked for again all the same, and must be there from the first.
+    let end = plan.entries.iter().flat_map(Entry::lifetimes).map(|lifetime| lifetime.end).max();
+    let is_gone = |entry: &Entry| entry.again.is_none() && Some(entry.lifetime.end) < end;
+    if let Some(entry) = plan.entries[plan.cycle_start..].iter().position(is_gone) {
+        return Err(Wrong::Lifetime { entry: plan.cycle_start + entry });
+    }
     let Some(of_first) = starts.get(plan.cycle_start) else { return Ok(()) };
     let Some(cycle_len) = plan.cycle_len() else { return Ok(()) };
     for (number, entry) in plan.entries.iter().enumerate().skip(plan.cycle_start) {
@@ -140,8 +149,8 @@ fn check_dynamic(plan: &Plan) -> Result<(), Wrong> {
             && before <= plan.entries.len()
             && (of_cycle == (before >= plan.cycle_start) || before == plan.cycle_start);
         let is_in_time = |interval: Lifetime| {
-            let (first, behind) = (times.position(interval.start), times.position(interval.end));
-            let fits = if of_cycle { times.is_second_pass(first) } else { behind <= plan.cycle_start };
+            let is_before_cycle = || times.position(interval.end) <= plan.cycle_start;
+            let fits = if of_cycle { times.is_second_pass(interval.start) } else { is_before_cycle() };
             interval.start < interval.end && fits
         };
         if !is_in_order || !entry.interval.is_none_or(is_in_time) {
@@ -171,20 +180,23 @@ fn check_entry(plan: &Plan, entry: usize, of: &Entry) -> Result<(), Wrong> {
     if times_fit { Ok(()) } else { Err(Wrong::Lifetime { entry }) }
 }
 
-/// Sweeps over the pool: at every byte there is only one stream.
+/// Sweeps over the pool: each stream has a part of its own, in which nobody else is.
 fn check_streams(plan: &Plan) -> Result<(), Wrong> {
     let mut by_place: Vec<_> = plan.entries.iter().enumerate().collect();
     by_place.sort_by_key(|(number, entry)| (entry.offset, *number));
     // The entry that reaches furthest. Of all streams it is the only one that can reach beyond the start of the next: whoever changed the stream began
     // behind all others.
     let mut furthest: Option<(u64, usize)> = None;
+    let mut done: BTreeSet<StreamId> = BTreeSet::new();
     for (number, entry) in by_place {
         let (start, end) = (entry.span().start().get(), entry.span().end().get());
         if let Some((reach, other)) = furthest
-            && reach > start
             && plan.entries[other].stream != entry.stream
         {
-            return Err(Wrong::Streams { first: other, second: number, offset: start });
+            done.insert(plan.entries[other].stream);
+            if reach > start || done.contains(&entry.stream) {
+                return Err(Wrong::Streams { first: other, second: number, offset: start });
+            }
         }
         furthest = furthest.filter(|(reach, _)| *reach >= end).or(Some((end, number)));
     }
