@@ -70,10 +70,13 @@ impl Runtime {
         {
             return Ok(address);
         }
-        if matches!(served, Err(AllocError::OutOfMemory { .. })) && self.give_up_plan(request.stream) {
-            return self.serve_beside_plan(request);
+        if !matches!(served, Err(AllocError::OutOfMemory { .. })) {
+            return served;
         }
-        served
+        if let Some(address) = self.serve_in_the_way(request) {
+            return Ok(address);
+        }
+        if self.give_up_plan(request.stream) { self.serve_beside_plan(request) } else { served }
     }
 
     fn serve_block(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
@@ -275,6 +278,8 @@ impl Runtime {
 
     /// Chunks of at least `len` bytes together, in as many leases as that takes: all of them, or none and why.
     pub(super) fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        // What is nobody's any more may be what is asked for.
+        self.give_back_spent();
         self.check_limit(len)?;
         let granule = self.config.granule;
         let most = granule.checked_mul(limits::ACQUIRE_CHUNKS_MAX).unwrap_or(Bytes::LARGEST);

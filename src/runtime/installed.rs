@@ -129,7 +129,8 @@ impl Installed {
 
     /// Bytes for which there are addresses behind the tail.
     pub(super) fn tail_room(&self) -> Bytes {
-        self.mapping.span().len() - self.pool.span().len()
+        let len = self.pool.span().len();
+        (self.mapping.span().len() - len).min(PlannedPool::LEN_MAX.saturating_sub(len))
     }
 
     /// Maps chunks behind the plan's slots, for requests on a stream: all of them, or none where there are no addresses for them.

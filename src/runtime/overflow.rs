@@ -24,8 +24,7 @@ impl Runtime {
     /// does, or cannot be.
     pub(super) fn serve_lent(&self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
         // What varies varies in when it goes, too: it would be in the plan's way.
-        let may_stitch = self.config.stitch.is_on && self.device.capabilities().alias;
-        if request.bytes < LENT_MIN || request.is_dynamic || !may_stitch {
+        if request.bytes < LENT_MIN || request.is_dynamic || !self.may_stitch() {
             return Ok(None);
         }
         let mut is_refused = false;
@@ -90,11 +89,30 @@ impl Runtime {
                         return lent.filter(|_| packed.is_none_or(|packed| lacks < packed));
                     }
                 }
-                Some(Lent::Lacks(_)) => {}
-                None => return None,
+                Some(Lent::Lacks(_)) | None => {}
             }
         }
         None
+    }
+
+    /// There is no memory left: serves a request where the plan has nobody now, or puts it together from what is idle there, whoever it will be in the way of.
+    pub(super) fn serve_in_the_way(&self, request: &Request) -> Option<DeviceAddress> {
+        let mut pools = self.lock();
+        if let Some(address) = pools.planned.as_mut()?.pool.alloc_anywhere(request) {
+            let (requests, bytes) = (Counter::RequestsReuse, Counter::BytesReuse);
+            self.counters.served(requests, bytes, request.bytes, unit_len(request.bytes));
+            pools.note(|tap| tap.alloc(request, address));
+            return Some(address);
+        }
+        let lent = if self.may_stitch() { self.lend(&mut pools, request, true) } else { None };
+        match lent? {
+            Lent::At(address) => Some(address),
+            Lent::Lacks(_) => None,
+        }
+    }
+
+    fn may_stitch(&self) -> bool {
+        self.config.stitch.is_on && self.device.capabilities().alias
     }
 
     /// Serves a request from the packed pool as it is, with what streams have passed meanwhile; or the pools, for whoever has more to do.

@@ -477,7 +477,7 @@ fn a_request_whose_place_is_partly_taken_is_put_together_from_the_rest_of_it() {
         stream: STREAM,
         context: ContextKey::UNKNOWN,
         lifetime: Lifetime::new(from, until),
-        again: None,
+        again: Some(Lifetime::new(from + 10, until + 10)),
     };
     let entries = vec![entry(Bytes::mib(1), 0, 1), entry(LARGE, 2, 3)];
     bench.runtime.install_plan(&Plan { pool_len: LARGE, entries, ..Plan::default() }).unwrap();
@@ -520,4 +520,35 @@ fn a_request_whose_place_is_partly_taken_is_put_together_from_the_rest_of_it() {
     bench.runtime.invariants().unwrap();
     bench.free(small);
     assert_eq!(bench.runtime.stats().live_allocations, 0);
+}
+
+#[test]
+fn where_nothing_is_left_a_request_has_what_the_plan_has_idle_whoever_it_is_in_the_way_of() {
+    const POOL: Bytes = Bytes::mib(128);
+    let bench = Bench::new(POOL.get() >> 20, RuntimeConfig::default());
+    let entry = |bytes, offset, from| Entry {
+        bytes,
+        offset: PlanOffset::new(offset),
+        stream: STREAM,
+        context: ContextKey::UNKNOWN,
+        lifetime: Lifetime::new(from, 10),
+        again: None,
+    };
+    let first = Bytes::new(512);
+    let entries = vec![entry(first, 0, 0), entry(POOL - first, first.get(), 2)];
+    bench.runtime.install_plan(&Plan { pool_len: POOL, cycle_start: 2, entries, ..Plan::default() }).unwrap();
+    let planned = bench.alloc(first).unwrap();
+    // What comes next has all the rest, and there is no memory beside the plan's. What lacks of what is left alone is more than there are addresses behind the plan.
+    for (bytes, is_dynamic) in
+        [(90, false), (90, true), (4, false), (4, true), (1, false)].map(|(mib, is)| (Bytes::mib(mib), is))
+    {
+        let served = bench.runtime.alloc(&Request { is_dynamic, ..Request::of(bytes) }).unwrap();
+        bench.runtime.invariants().unwrap();
+        bench.host.fill(DeviceId(0), STREAM, Span::new(served, bytes).unwrap(), 9).unwrap();
+        bench.free(served);
+    }
+    assert_eq!(bench.runtime.stats().served.reuse, 5);
+    let error = bench.alloc(POOL).unwrap_err();
+    assert!(matches!(error, AllocError::OutOfMemory { .. }), "{error}");
+    bench.free(planned);
 }

@@ -262,13 +262,16 @@ pub enum InstallError {
 }
 
 impl PlannedPool {
+    /// Offsets are numbers of 32 bits, in units of allocation, and two of those stand for none.
+    pub const LEN_MAX: Bytes = Bytes::new(NO_KEY as u64 * limits::ALLOCATION_ALIGNMENT.get());
+
     /// The pool of `plan` at `span`, which is mapped and stays so while the pool lives.
     pub fn new(plan: &Plan, span: AddressSpan) -> Result<PlannedPool, InstallError> {
         if plan.pool_len > span.len() {
             return Err(InstallError::TooSmall { needed: plan.pool_len, given: span.len() });
         }
         let unit = limits::ALLOCATION_ALIGNMENT.get();
-        if plan.pool_len.get() / unit >= u64::from(NO_KEY) {
+        if plan.pool_len >= PlannedPool::LEN_MAX {
             return Err(InstallError::TooLarge(plan.pool_len));
         }
         validate::check(plan)?;
