@@ -52,18 +52,9 @@ impl Expiries {
     }
 
     /// The entries that are gone when this one is asked for, and were not at the one before.
-    pub fn before(&self, entry: u32) -> &[u32] {
-        self.within(self.bounds(entry))
-    }
-
-    /// Where they begin and end in the list of all, for whoever keeps that with the entry.
-    pub fn bounds(&self, entry: u32) -> (u32, u32) {
-        (self.starts[entry as usize], self.starts[entry as usize + 1])
-    }
-
-    /// The entries between such bounds.
     #[inline]
-    pub fn within(&self, (start, end): (u32, u32)) -> &[u32] {
+    pub fn before(&self, entry: u32) -> &[u32] {
+        let (start, end) = (self.starts[entry as usize], self.starts[entry as usize + 1]);
         &self.entries[start as usize..end as usize]
     }
 }

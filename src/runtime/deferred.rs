@@ -59,14 +59,18 @@ impl Deferred {
 }
 
 impl Runtime {
-    /// A free while some allocations are recorded on other streams, or wait for them. True as for [`Runtime::free_at_once`].
+    /// A free while some allocations are recorded on other streams, or wait for them, or of what no pool but a private one has.
     #[cold]
-    pub(super) fn free_recorded(
-        &self,
-        pools: &mut Pools,
-        address: DeviceAddress,
-        stream: StreamId,
-    ) -> Result<bool, NotLive> {
+    pub(super) fn free_otherwise(&self, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
+        let is_spent = self.free_recorded(&mut self.lock(), address, stream)?;
+        if is_spent {
+            self.give_back_spent();
+        }
+        Ok(())
+    }
+
+    /// True as for [`Runtime::free_at_once`].
+    fn free_recorded(&self, pools: &mut Pools, address: DeviceAddress, stream: StreamId) -> Result<bool, NotLive> {
         if pools.deferred.has(address) {
             return Err(NotLive(address));
         }
@@ -106,13 +110,7 @@ impl Runtime {
     }
 
     /// True if that was the last of a private pool that is over: its memory is to be given back, outside of the lock.
-    #[inline]
-    pub(super) fn free_at_once(
-        &self,
-        pools: &mut Pools,
-        address: DeviceAddress,
-        stream: StreamId,
-    ) -> Result<bool, NotLive> {
+    fn free_at_once(&self, pools: &mut Pools, address: DeviceAddress, stream: StreamId) -> Result<bool, NotLive> {
         if pools.free(address, stream, self.counters).is_err() {
             return self.free_private(pools, address);
         }

@@ -310,7 +310,8 @@ pub struct ServedCounts {
 /// What an allocation occupies that is packed in units; one that was served is no longer than addresses are.
 #[inline]
 fn unit_len(bytes: Bytes) -> Bytes {
-    limits::allocation_len(bytes).unwrap_or(bytes)
+    let unit = limits::ALLOCATION_ALIGNMENT.get();
+    Bytes::new((bytes.get().saturating_sub(1) | (unit - 1)) + 1)
 }
 
 impl Runtime {
@@ -380,17 +381,16 @@ impl Runtime {
     /// Takes an allocation back that was made on `stream`.
     #[inline]
     pub fn free(&self, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
-        let is_spent = self.pools.with(|pools| {
+        let is_freed = self.pools.with(|pools| {
             self.count_down(pools);
-            if pools.recorded.is_empty() && pools.deferred.is_empty() {
-                return self.free_at_once(pools, address, stream);
+            let waits_for_nobody = pools.recorded.is_empty() && pools.deferred.is_empty();
+            let is_freed = waits_for_nobody && pools.free(address, stream, self.counters).is_ok();
+            if is_freed {
+                pools.note(|tap| tap.free(address, stream, false));
             }
-            self.free_recorded(pools, address, stream)
-        })?;
-        if is_spent {
-            self.give_back_spent();
-        }
-        Ok(())
+            is_freed
+        });
+        if is_freed { Ok(()) } else { self.free_otherwise(address, stream) }
     }
 
     /// Another stream uses the allocation, too: its bytes are not reused before that stream has passed the free. Addresses that are not ours are
@@ -672,10 +672,23 @@ impl Pools {
 
     #[inline]
     fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: Counters) -> Result<(), NotLive> {
-        let planned = self.planned.as_mut().and_then(|installed| installed.pool.free(address));
-        let planned = planned.or_else(|| self.packed.free(address));
-        let planned = planned.or_else(|| self.planned.as_mut().and_then(|installed| installed.free_lent(address)));
-        if let Some(bytes) = planned.or_else(|| self.free_retired(address)) {
+        if let Some(bytes) = self.planned.as_mut().and_then(|installed| installed.pool.free(address)) {
+            counters.freed(bytes, unit_len(bytes));
+            return Ok(());
+        }
+        self.free_beside_plan(address, stream, counters)
+    }
+
+    #[inline]
+    fn free_beside_plan(
+        &mut self,
+        address: DeviceAddress,
+        stream: StreamId,
+        counters: Counters,
+    ) -> Result<(), NotLive> {
+        let packed = self.packed.free(address);
+        let packed = packed.or_else(|| self.planned.as_mut().and_then(|installed| installed.free_lent(address)));
+        if let Some(bytes) = packed.or_else(|| self.free_retired(address)) {
             counters.freed(bytes, unit_len(bytes));
         } else if let Some(bytes) = self.stitching.free(address, stream) {
             counters.freed(bytes, self.stitching.block_len(bytes).unwrap_or(bytes));

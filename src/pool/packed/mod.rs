@@ -134,6 +134,9 @@ impl PackedPool {
     /// Takes an allocation back, and says how many bytes had been asked for. `None` if it is not one of this pool's.
     #[inline]
     pub fn free(&mut self, address: DeviceAddress) -> Option<Bytes> {
+        if self.live.is_empty() {
+            return None;
+        }
         let Live { bytes, range } = self.live.remove(&address)?;
         let units = PackedPool::units_of(bytes);
         let range = &mut self.ranges[range as usize];

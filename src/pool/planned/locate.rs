@@ -54,7 +54,8 @@ impl PlannedPool {
         }
         if self.cells.is_none() {
             let units = |at: u32| self.offsets_of(at).len().get() / limits::ALLOCATION_ALIGNMENT.get();
-            let entries = (0..self.entries.len() as u32).map(|at| (self.entries[at as usize].offset, units(at)));
+            let offset = |at: u32| self.places.offset(self.entries[at as usize].place);
+            let entries = (0..self.entries.len() as u32).map(|at| (offset(at), units(at)));
             self.cells = Some(Box::new(Cells::new(self.span.len(), entries)));
         }
         let cell = self.cell_of(offset);

@@ -19,6 +19,7 @@
 
 mod bits;
 mod dynamic;
+mod flags;
 mod lend;
 mod locate;
 mod matcher;
@@ -28,8 +29,8 @@ mod tenants;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use self::bits::Bits;
 use self::dynamic::Dynamic;
+use self::flags::Flags;
 pub use self::lend::Lendable;
 use self::matcher::{Again, Matcher};
 use self::tenants::{LENT, Tenants};
@@ -48,8 +49,8 @@ pub struct PlannedPool {
     cycle_start: u32,
     expiries: Expiries,
     dynamic: Dynamic,
-    /// Entries whose allocation is live and orderly.
-    orderly: Bits,
+    /// Entries whose allocation is live and orderly. There is one flag more, which is never set.
+    orderly: Flags,
     places: Places,
     tenants: Tenants,
     matcher: Matcher,
@@ -133,15 +134,24 @@ pub enum Served {
 struct Planned {
     bytes: Bytes,
     context: u64,
-    /// In units of allocation.
-    offset: u32,
+    /// Index into [`Places`], which has its offset.
+    place: u32,
     /// Index into [`Streams`].
     stream: u32,
-    /// Where those that the plan has gone before it begin and end in the list of the [`Expiries`].
-    expired: (u32, u32),
+    /// The first of those that the plan has gone before it, or one behind all entries.
+    gone: u32,
+    /// There are more of those.
+    has_more_gone: bool,
 }
 
 const _: () = assert!(size_of::<Planned>() == 32);
+
+impl Planned {
+    #[inline]
+    fn is_like(&self, request: &Request) -> bool {
+        self.bytes == request.bytes && (request.context.0 == 0 || self.context == request.context.0)
+    }
+}
 
 /// Who is at an offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -177,6 +187,7 @@ impl Places {
     }
 
     /// The cell of `offset`, or the empty one where it would go.
+    #[inline]
     fn probe(&self, offset: u32) -> usize {
         let mut at = (offset.wrapping_mul(0x9e37_79b1) >> self.shift) as usize;
         while self.cells[at].0 != offset && self.cells[at].0 != NO_KEY {
@@ -191,9 +202,25 @@ impl Places {
     }
 
     /// The cell of an offset of the plan.
-    #[inline]
     fn of(&self, offset: u32) -> u32 {
         self.probe(offset) as u32
+    }
+
+    /// The offset of a cell, and who is there: [`NOBODY`], [`TENANT`] or an entry.
+    #[inline]
+    fn cell(&mut self, place: u32) -> &mut (u32, u32) {
+        &mut self.cells[place as usize]
+    }
+
+    /// The same of the cell of an offset; of some other one where the plan has no such offset.
+    #[inline]
+    fn near(&mut self, offset: u32) -> &mut (u32, u32) {
+        let at = self.probe(offset);
+        &mut self.cells[at]
+    }
+
+    fn offset(&self, place: u32) -> u32 {
+        self.cells[place as usize].0
     }
 
     fn at(&self, place: u32) -> Occupant {
@@ -226,6 +253,11 @@ struct Stream {
 }
 
 impl Streams {
+    #[inline]
+    fn is_bound(&self, planned: u32, asked: StreamId) -> bool {
+        self.0[planned as usize].bound == Some(asked)
+    }
+
     fn agree(&self, planned: u32, asked: StreamId) -> bool {
         match self.0[planned as usize].bound {
             Some(bound) => bound == asked,
@@ -233,7 +265,6 @@ impl Streams {
         }
     }
 
-    #[inline]
     fn bind(&mut self, planned: u32, asked: StreamId) {
         let bound = &mut self.0[planned as usize].bound;
         if bound.is_none() {
@@ -288,6 +319,7 @@ impl PlannedPool {
             })
         };
         let expiries = Expiries::of(plan);
+        let nobody = plan.entries.len() as u32;
         let entries = plan
             .entries
             .iter()
@@ -295,15 +327,16 @@ impl PlannedPool {
             .map(|(entry, at)| Planned {
                 bytes: entry.bytes,
                 context: entry.context.0,
-                offset: units(entry.offset),
+                place: places.of(units(entry.offset)),
                 stream: number(entry.stream),
-                expired: expiries.bounds(at),
+                gone: expiries.before(at).first().map_or(nobody, |gone| *gone),
+                has_more_gone: expiries.before(at).len() > 1,
             })
             .collect::<Box<[_]>>();
         let dynamic = Dynamic::new(plan, number);
         Ok(PlannedPool {
             span,
-            orderly: Bits::new(entries.len()),
+            orderly: Flags::new(entries.len() + 1),
             cycle_start: plan.cycle_start as u32,
             expiries,
             dynamic,
@@ -348,36 +381,42 @@ impl PlannedPool {
             return self.alloc_dynamic(request);
         }
         let cursor = self.matcher.cursor();
-        if (cursor as usize) < self.entries.len() && self.agrees(cursor, request) {
+        if let Some(planned) = self.entries.get(cursor as usize).copied()
+            && planned.is_like(request)
+            && self.streams.is_bound(planned.stream, request.stream)
+        {
             self.matcher.step();
-            return self.serve_in_order(cursor, request);
+            return self.serve_in_order(cursor, &planned, request);
         }
         self.alloc_elsewhere_in_the_plan(request)
     }
 
-    #[inline]
     fn agrees(&self, entry: u32, request: &Request) -> bool {
         let planned = &self.entries[entry as usize];
-        planned.bytes == request.bytes
-            && (request.context.0 == 0 || planned.context == request.context.0)
-            && self.streams.agree(planned.stream, request.stream)
+        planned.is_like(request) && self.streams.agree(planned.stream, request.stream)
     }
 
     /// The cursor has just stepped over `entry`, whose turn it is.
     #[inline]
-    fn serve_in_order(&mut self, entry: u32, request: &Request) -> Served {
-        let planned = self.entries[entry as usize];
-        self.expire(&planned);
-        let place = self.places.of(planned.offset);
-        let is_free = self.places.at(place) == Occupant::Nobody
-            && (self.tenants.is_empty() || self.tenants.is_clear(self.offsets_of(entry)));
-        if !is_free {
+    fn serve_in_order(&mut self, entry: u32, planned: &Planned, request: &Request) -> Served {
+        self.expire(entry, planned);
+        let is_alone = || self.tenants.is_empty() || self.tenants.is_clear(self.offsets_of(entry));
+        if self.places.at(planned.place) != Occupant::Nobody || !is_alone() {
             return self.serve_blocked(entry, request);
         }
-        self.places.set(place, Occupant::Entry(entry));
+        let (offset, occupant) = self.places.cell(planned.place);
+        *occupant = entry;
+        let offset = *offset;
         self.orderly.set(entry);
+        Served::At(self.address(offset))
+    }
+
+    /// The same for an entry that was looked for: its stream may be none of this process yet.
+    fn serve_found(&mut self, entry: u32, request: &Request) -> Served {
+        let planned = self.entries[entry as usize];
         self.streams.bind(planned.stream, request.stream);
-        Served::At(self.address(planned.offset))
+        self.matcher.step();
+        self.serve_in_order(entry, &planned, request)
     }
 
     /// The entry, which the cursor has just gone over, cannot have its place now.
@@ -404,7 +443,7 @@ impl PlannedPool {
         let entry = self.matcher.cursor();
         if let Some(planned) = self.entries.get(entry as usize).copied() {
             self.matcher.skip();
-            self.expire(&planned);
+            self.expire(entry, &planned);
             self.counts.skipped += 1;
         }
     }
@@ -427,10 +466,16 @@ impl PlannedPool {
 
     /// The cursor comes to an entry: whoever the plan has gone by then, and is still there, is a tenant from now on.
     #[inline]
-    fn expire(&mut self, planned: &Planned) {
-        if self.expiries.within(planned.expired).iter().any(|entry| self.orderly.is_set(*entry)) {
-            self.make_tenants(self.expiries.within(planned.expired).to_vec());
+    fn expire(&mut self, entry: u32, planned: &Planned) {
+        if self.orderly.is_set(planned.gone) || planned.has_more_gone && self.lingers(self.expiries.before(entry)) {
+            self.make_tenants(self.expiries.before(entry).to_vec());
         }
+    }
+
+    /// One of these entries is live and orderly.
+    #[inline]
+    fn lingers(&self, entries: &[u32]) -> bool {
+        entries.iter().any(|entry| self.orderly.is_set(*entry))
     }
 
     #[cold]
@@ -442,11 +487,7 @@ impl PlannedPool {
         }
     }
 
-    /// Where it is kept who has the entry's offset.
-    fn place(&self, entry: u32) -> u32 {
-        self.places.of(self.entries[entry as usize].offset)
-    }
-
+    #[inline]
     fn address(&self, offset: u32) -> DeviceAddress {
         let offset = Bytes::new(u64::from(offset) * limits::ALLOCATION_ALIGNMENT.get());
         self.span.start().checked_add(offset).expect("every offset lies in the pool")
@@ -455,14 +496,18 @@ impl PlannedPool {
     /// The bytes of the pool that an entry occupies.
     fn offsets_of(&self, entry: u32) -> PlanSpan {
         let planned = &self.entries[entry as usize];
-        let start = PlanOffset::new(u64::from(planned.offset) * limits::ALLOCATION_ALIGNMENT.get());
+        let start = self.plan_offset(self.places.offset(planned.place));
         let len = limits::allocation_len(planned.bytes);
         Span::new(start, len.expect("checked when the plan was made")).expect("checked when the plan was made")
     }
 
-    /// A request that does not agree with the entry at the cursor: one that was skipped before, one ahead, or one that the plan does not have.
+    /// A request that is not the entry at the cursor's on a stream that is known: one on a stream of which it is the first, one that was skipped before, one ahead, or one that the plan does not have.
     #[cold]
     fn alloc_elsewhere_in_the_plan(&mut self, request: &Request) -> Served {
+        let cursor = self.matcher.cursor();
+        if (cursor as usize) < self.entries.len() && self.agrees(cursor, request) {
+            return self.serve_found(cursor, request);
+        }
         if let Some(served) = self.alloc_unlike_before(request) {
             return served;
         }
@@ -475,14 +520,12 @@ impl PlannedPool {
             None => self.serve_unfound(request),
             Some(Again::Ahead(entry)) => {
                 self.skip_to(entry);
-                self.matcher.step();
-                self.serve_in_order(entry, request)
+                self.serve_found(entry, request)
             }
             Some(Again::Back(entry)) => {
                 self.counts.resynchronised += 1;
                 self.rewind_behind(entry - 1);
-                self.matcher.step();
-                self.serve_in_order(entry, request)
+                self.serve_found(entry, request)
             }
         }
     }
@@ -517,9 +560,9 @@ impl PlannedPool {
         self.counts.resized += 1;
         self.matcher.skip();
         let planned = self.entries[entry as usize];
-        self.expire(&planned);
+        self.expire(entry, &planned);
         let (span, is_smaller) = (self.offsets_of(entry), request.bytes < planned.bytes);
-        let is_free = self.places.at(self.places.of(planned.offset)) == Occupant::Nobody && self.tenants.is_clear(span);
+        let is_free = self.places.at(planned.place) == Occupant::Nobody && self.tenants.is_clear(span);
         if !is_smaller || !is_free {
             return self.relocate(entry, request);
         }
@@ -565,7 +608,7 @@ impl PlannedPool {
             let over = self.matcher.cursor();
             self.matcher.skip();
             let planned = self.entries[over as usize];
-            self.expire(&planned);
+            self.expire(over, &planned);
             skipped += 1;
         }
         self.counts.skipped += skipped;
@@ -584,8 +627,8 @@ impl PlannedPool {
         // Whoever came before the entry and is orderly now was live together with it; whoever came after lies between it and the cursor.
         let overlaps_since =
             self.matcher.since(entry).any(|other| self.orderly.is_set(other) && self.offsets_of(other).overlaps(span));
-        let place = self.places.of(planned.offset);
-        if overlaps_since || self.places.at(place) != Occupant::Nobody || !self.tenants.is_clear(span) {
+        let is_taken = self.places.at(planned.place) != Occupant::Nobody;
+        if overlaps_since || is_taken || !self.tenants.is_clear(span) {
             self.counts.blocked += 1;
             return self.relocate(entry, request);
         }
@@ -595,7 +638,7 @@ impl PlannedPool {
         if self.matcher.is_behind(entry) {
             self.rewind_behind(entry);
         }
-        Served::At(self.address(planned.offset))
+        Served::At(self.address(self.places.offset(planned.place)))
     }
 
     /// The job is not where the cursor is but just behind `entry`: the cursor goes back, and what was served ahead of it is no longer orderly.
@@ -608,16 +651,24 @@ impl PlannedPool {
     #[inline]
     pub fn free(&mut self, address: DeviceAddress) -> Option<Bytes> {
         let offset = self.offset_of(address)?;
+        let (known, occupant) = self.places.near(offset);
+        if *known != offset || *occupant >= TENANT {
+            return self.free_tenant(offset);
+        }
+        let entry = std::mem::replace(occupant, NOBODY);
+        self.orderly.clear(entry);
+        Some(self.entries[entry as usize].bytes)
+    }
+
+    #[cold]
+    fn free_tenant(&mut self, offset: u32) -> Option<Bytes> {
+        let at = self.plan_offset(offset);
         // At an offset that no entry has only a tenant can be.
-        let Some(place) = self.places.find(offset) else { return self.tenants.remove(self.plan_offset(offset)) };
-        let bytes = match self.places.at(place) {
-            Occupant::Nobody => return None,
-            Occupant::Entry(entry) => {
-                self.orderly.clear(entry);
-                self.entries[entry as usize].bytes
-            }
-            Occupant::Tenant => self.tenants.remove(self.plan_offset(offset))?,
-        };
+        let Some(place) = self.places.find(offset) else { return self.tenants.remove(at) };
+        if self.places.at(place) != Occupant::Tenant {
+            return None;
+        }
+        let bytes = self.tenants.remove(at)?;
         self.places.set(place, Occupant::Nobody);
         Some(bytes)
     }
@@ -727,7 +778,7 @@ impl PlannedPool {
             let lingers = |entry: u32| self.orderly.is_set(entry) && self.offsets_of(entry).overlaps(span);
             match next {
                 // The plan has these gone when the next entry comes, and nobody has looked since whether they are.
-                Some(next) => !self.expiries.within(next.expired).iter().copied().any(lingers),
+                Some(_) => !self.expiries.before(cursor).iter().copied().any(lingers),
                 // Behind the end of a plan without a cycle nobody comes, and so nobody looks for any of them.
                 None => !self.orderly.iter().any(lingers),
             }
@@ -766,11 +817,13 @@ impl PlannedPool {
             return Err(format!("live allocations overlap: {pair:?}"));
         }
         for entry in 0..self.entries.len() as u32 {
-            if self.orderly.is_set(entry) != (self.places.at(self.place(entry)) == Occupant::Entry(entry)) {
+            if self.orderly.is_set(entry)
+                != (self.places.at(self.entries[entry as usize].place) == Occupant::Entry(entry))
+            {
                 return Err(format!("entry {entry} is orderly or not, and its place says otherwise"));
             }
         }
-        // What makes the bits enough: whoever is orderly and overlaps the entry at the cursor is gone by the plan when that comes, or is itself.
+        // What makes the flags enough: whoever is orderly and overlaps the entry at the cursor is gone by the plan when that comes, or is itself.
         let cursor = self.matcher.cursor();
         if (cursor as usize) < self.entries.len() {
             let span = self.offsets_of(cursor);

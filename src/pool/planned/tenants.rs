@@ -94,12 +94,14 @@ impl Tenants {
             at = at.max(*reach);
         }
         let mut best: Option<(u64, u64)> = None;
-        let mut look = |from: u64, to: u64| {
-            for (from, to) in self.without_holes(from, to) {
-                if let Some(room) = to.checked_sub(from).filter(|room| *room >= len.get()) {
-                    best = Some(best.map_or((room, from), |best| best.min((room, from))));
-                }
+        let mut consider = |from: u64, to: u64| {
+            if let Some(room) = to.checked_sub(from).filter(|room| *room >= len.get()) {
+                best = Some(best.map_or((room, from), |best| best.min((room, from))));
             }
+        };
+        let mut look = |from: u64, to: u64| match self.hole_count {
+            0 => consider(from, to),
+            _ => self.without_holes(from, to).into_iter().for_each(|(from, to)| consider(from, to)),
         };
         let unit = limits::ALLOCATION_ALIGNMENT.get();
         at = at.next_multiple_of(unit);
