@@ -13,6 +13,13 @@ thread_local! {
 /// The system's allocator, and a count for each thread.
 pub(crate) struct Counting;
 
+impl Counting {
+    /// Bytes that this thread has allocated and not given back.
+    pub(crate) fn now() -> isize {
+        NOW.get()
+    }
+}
+
 fn note(bytes: isize) {
     // At the very end of a thread nobody asks any more.
     let _ = NOW.try_with(|now| {
@@ -46,7 +53,7 @@ unsafe impl GlobalAlloc for Counting {
 
 /// Runs `what`, and says how many bytes more than before this thread had at one time.
 pub(crate) fn peak_of<T>(what: impl FnOnce() -> T) -> (T, usize) {
-    let before = NOW.get();
+    let before = Counting::now();
     PEAK.set(before);
     let done = what();
     (done, (PEAK.get() - before).max(0) as usize)

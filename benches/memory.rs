@@ -1,0 +1,119 @@
+//! What a runtime has of the process's own memory for each live block, by the pool that serves it. What the simulated driver keeps of a chunk is in it.
+//!
+//! The floor is a hash table of addresses with a size and a stream each: what anybody keeps who is to take a block back.
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
+
+#[path = "../tests/fuzz/allocations.rs"]
+mod allocations;
+#[path = "support/runtime.rs"]
+mod subject;
+
+use allocations::{Counting, peak_of};
+use stitchd::ids::StreamId;
+use stitchd::plan::Plan;
+use stitchd::pool::{AddressMap, Request};
+use stitchd::runtime::Runtime;
+use stitchd::trace::{Context, Event, EventKind, Trace};
+use stitchd::units::{Bytes, DeviceAddress, Tick};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes for each block.
+struct Row {
+    name: &'static str,
+    blocks: usize,
+    left: f64,
+    /// The most that there was at one time, while the blocks came.
+    most: f64,
+    floor: f64,
+}
+
+fn filled(runtime: &Runtime, count: usize, bytes: Bytes) {
+    for _ in 0..count {
+        runtime.alloc(&Request::of(bytes)).unwrap();
+    }
+}
+
+fn measure<T>(name: &'static str, blocks: usize, make: impl FnOnce() -> T) -> Row {
+    let each = |bytes: isize| bytes as f64 / blocks as f64;
+    let before = Counting::now();
+    let table: AddressMap<(Bytes, StreamId)> =
+        (0..blocks as u64).map(|at| (DeviceAddress::new(512 * at), (Bytes::new(at), StreamId::DEFAULT))).collect();
+    let floor = each(Counting::now() - before);
+    drop(table);
+    let before = Counting::now();
+    let (made, most) = peak_of(make);
+    let left = each(Counting::now() - before);
+    drop(made);
+    Row { name, blocks, left, most: each(most as isize), floor }
+}
+
+/// A job with so many blocks live at once.
+fn plan(count: usize, bytes: Bytes) -> Plan {
+    let mut events = Vec::new();
+    for iteration in 0..2 {
+        for kind in [EventKind::Alloc, EventKind::Free] {
+            for at in 0..count {
+                events.push(Event {
+                    tick: Tick(events.len() as u64 + 1),
+                    kind,
+                    id: (iteration * count + at) as u64,
+                    bytes: if kind == EventKind::Alloc { bytes } else { Bytes::ZERO },
+                    stream: StreamId::DEFAULT,
+                    iteration: iteration as u32,
+                    context: Context::default(),
+                    is_dynamic: false,
+                    device: 0,
+                    thread: 0,
+                });
+            }
+        }
+    }
+    Plan::from_trace(&Trace { events, modules: vec![String::new()] }, 1).unwrap()
+}
+
+fn main() {
+    let mut rows = Vec::new();
+    const PLANNED: usize = 100_000;
+    let plan = plan(PLANNED, Bytes::kib(64));
+    rows.push(measure("block of a plan", PLANNED, || {
+        let runtime = subject::runtime();
+        runtime.install_plan(&plan).unwrap();
+        filled(&runtime, PLANNED, Bytes::kib(64));
+        runtime
+    }));
+    const SMALL: usize = 500_000;
+    rows.push(measure("small block, of 64 KiB", SMALL, || {
+        let runtime = subject::runtime();
+        filled(&runtime, SMALL, Bytes::kib(64));
+        runtime
+    }));
+    for (name, count, bytes) in [
+        ("stitched block, of one chunk", 50_000, Bytes::mib(2)),
+        ("stitched block, of ten chunks", 5_000, Bytes::mib(20)),
+    ] {
+        rows.push(measure(name, count, || {
+            let runtime = subject::runtime();
+            filled(&runtime, count, bytes);
+            runtime
+        }));
+    }
+    print(&rows);
+}
+
+fn print(rows: &[Row]) {
+    if std::env::args().any(|argument| argument == "--json") {
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|Row { name, blocks, left, most, floor }| {
+                serde_json::json!({ "name": name, "blocks": blocks, "bytes": left, "most_bytes": most, "floor_bytes": floor })
+            })
+            .collect();
+        return println!("{}", serde_json::json!({ "measurements": rows }));
+    }
+    println!("{:<32} {:>8} {:>12} {:>12} {:>8}", "bytes for each block", "blocks", "live", "while made", "floor");
+    for Row { name, blocks, left, most, floor } in rows {
+        println!("{name:<32} {blocks:>8} {left:>12.1} {most:>12.1} {floor:>8.1}");
+    }
+}
