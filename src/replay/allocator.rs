@@ -99,6 +99,8 @@ pub struct AutoPlans {
     pub refused: u64,
     /// The first iteration that was served from one.
     pub from_iteration: Option<u32>,
+    /// Most bytes that the job has held from there on; what it held before and gave back is the daemon's, and reserved all the same.
+    pub peak_held: Bytes,
 }
 
 /// Bytes asked for, by who served them.

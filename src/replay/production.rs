@@ -63,6 +63,8 @@ pub struct Production {
     planner: Option<AutoPlanner>,
     /// The first iteration that a plan served which was made while the job ran.
     planned_from: Option<u32>,
+    /// Most bytes that the runtime has held from there on.
+    held_by_plan: Bytes,
     /// Why a request was not served.
     refusal: Option<String>,
 }
@@ -115,6 +117,7 @@ impl Production {
             iterations: 0,
             planner,
             planned_from: None,
+            held_by_plan: Bytes::ZERO,
             refusal: None,
         };
         (production, refused)
@@ -158,6 +161,9 @@ impl Allocator for Production {
             self.refusal = Some(root(&error).to_string());
             OutOfMemory
         })?;
+        if self.planned_from.is_some() {
+            self.held_by_plan = self.held_by_plan.max(Bytes::new(self.runtime.counters().get(Counter::HeldBytes)));
+        }
         let slot = asked.slot as usize;
         if slot >= self.held.len() {
             self.held.resize(slot + 1, (DeviceAddress::new(0), StreamId::DEFAULT));
@@ -229,6 +235,7 @@ impl Allocator for Production {
                 installed: self.runtime.counters().get(Counter::PlansInstalled),
                 refused: self.runtime.counters().get(Counter::PlansRefused),
                 from_iteration: self.planned_from,
+                peak_held: self.held_by_plan,
             }),
             overlapped: Bytes::ZERO,
         }

@@ -67,6 +67,19 @@ fn what_varies_is_served_where_the_plan_is_idle_unless_that_is_turned_off() {
     assert!(reused.peak_reserved < packed.peak_reserved);
 }
 
+/// Without a profiling run: two iterations are recorded, the fourth is served from a plan.
+#[test]
+fn a_job_that_gets_its_plan_while_it_runs_holds_little_more_than_it_needs_from_then_on() {
+    for name in ["gpt2-345m-VR", "resnet50-olla"] {
+        let done = run(PoolName::Stitchd, &repeat(&trace(name), 3), None, &setup(true));
+        let auto = done.more.auto.unwrap();
+        let share = auto.peak_held.get() as f64 / done.peak_live.get() as f64;
+        println!("{name}: {share:.4} times the peak, deviations {:?}", done.deviations);
+        assert_eq!((auto.from_iteration, auto.made, auto.refused), (Some(3), 1, 0), "{name}");
+        assert!((1.0..=1.02).contains(&share), "{name}: {share}");
+    }
+}
+
 /// Every step has sequences of another length. Nobody says so.
 #[test]
 fn a_job_whose_sizes_change_at_every_step_takes_no_more_than_with_expandable_segments() {

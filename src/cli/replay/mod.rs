@@ -453,6 +453,15 @@ fn all(
                         pool.as_str()
                     ));
                 }
+                if let Some(auto) = result.done.run.more.auto
+                    && let Some(from) = auto.from_iteration
+                {
+                    notes.push(format!(
+                        "{}: by its own plan from iteration {from} on, the job has held at most {} since; what it gave back is the daemon's, and counts as reserved",
+                        pool.as_str(),
+                        auto.peak_held
+                    ));
+                }
                 notes.extend(result.done.note.iter().map(|note| format!("{}: {note}", pool.as_str())));
                 if let Some(Some(least)) = &result.least
                     && let Some(note) = &least.done.note

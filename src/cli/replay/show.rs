@@ -134,6 +134,7 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
             "installed": auto.installed,
             "refused": auto.refused,
             "from_iteration": auto.from_iteration,
+            "peak_held_bytes": auto.peak_held.get(),
         })),
         "deviations_per_iteration": run.deviations,
         "overlapped_bytes": run.more.overlapped.get(),
