@@ -96,6 +96,7 @@
 //! | fingerprint, position | a hash of what a job asks for in its first iteration; which of its processes this is ([`plan::Fingerprint`], [`plan::Position`]) |
 //! | prologue, cycle | the plan of what comes once, and of what every iteration repeats |
 //! | peak, lower bound | the highest byte that is used, the largest sum of live sizes at any tick |
+//! | static pool | the addresses of a plan and the memory behind them, reserved before the job or taken from what it had idle ([`pool::planned`]) |
 //! | deviation | a request that the plan did not foresee, or one that it foresaw and that did not come ([`pool::planned::PlannedCounts`]) |
 //! | dynamic, varies | a request whose size is another in each iteration ([`plan::DynamicEntry`]); where it may go in the static pool is its reusable space ([`plan::ReuseSpaces`]) |
 //! | auto mode, offer | plans made from the first iterations of the job that they are for, and one that waits for an iteration to begin ([`auto`], [`runtime::Offer`]) |

@@ -75,7 +75,7 @@ enum Command {
     Status(status::StatusArgs),
     /// Shows who holds what
     Sessions(sessions::SessionsArgs),
-    /// Lists or deletes the plans that a daemon stores
+    /// Lists, stores, fetches or deletes the plans that a daemon keeps
     Plans(plans::PlansArgs),
     /// Asks a daemon whether it serves: exit code 0 if it does
     Health(health::HealthArgs),

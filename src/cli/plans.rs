@@ -46,7 +46,7 @@ struct JobArgs {
 
 #[derive(Debug, Subcommand)]
 enum PlansCommand {
-    /// Stores a plan; the newest for a job is the one that its processes get
+    /// Stores a plan: `plans get` finds the newest of a job. A job is started with it as STITCHD_PLAN=FILE
     #[command(after_help = "Example:\n  stitchd plans put job.plan --name 'gpt2, 8 ranks'")]
     Put {
         /// A plan file

@@ -103,7 +103,7 @@ pub struct Provenance {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PlanError {
     /// The trace does not have this iteration.
-    #[error("there is no iteration {wanted}; the trace has {iterations}")]
+    #[error("there is no iteration {wanted}; the trace has {iterations}, counted from 0")]
     NoIteration {
         /// As asked for.
         wanted: u32,

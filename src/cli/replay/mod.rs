@@ -47,7 +47,7 @@ pub(super) struct ReplayArgs {
     /// Plan from the trace up to and including this iteration, as a profiling run would
     #[arg(long, value_name = "N")]
     plan_from_iteration: Option<u32>,
-    /// Let stitchd's pools make their plans while the job runs, as `stitchd run --plan auto` does
+    /// Let stitchd's pools make their plans while the job runs, as STITCHD_PLAN=auto does in a process
     #[arg(long, conflicts_with_all = ["plan", "plan_from_iteration"])]
     auto: bool,
     /// Bytes that the device has for this process [default: any number]
