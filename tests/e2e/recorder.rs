@@ -137,9 +137,12 @@ fn what_a_program_did_is_what_was_recorded() {
 #[test]
 fn a_job_that_is_faster_than_its_recorder_is_told_how_much_is_missing() {
     let Some(jobs) = Jobs::new() else { return };
-    let path = jobs.run("burst");
-    let Recorded { trace, remarks } = read(&path);
-    assert!(remarks.dropped > 0 && remarks.cut.is_none(), "{remarks:?}");
+    // On a busy machine the recorder may keep up with the job by chance.
+    let mut runs = (0..5).map(|_| jobs.run("burst")).map(|path| (read(&path), path));
+    let faster = runs.find(|(recorded, _)| recorded.remarks.dropped > 0);
+    let (Recorded { trace, remarks }, path) =
+        faster.expect("a million events are more than the recorder is fast enough for");
+    assert!(remarks.cut.is_none(), "{remarks:?}");
     // Every allocation and every free is there, or counted; frees that were made up are in addition.
     let recorded = trace.events.len() as u64 + remarks.unknown - remarks.lost_frees;
     assert_eq!(recorded + remarks.dropped, 1_000_000);
