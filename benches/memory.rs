@@ -5,16 +5,19 @@
 
 #[path = "../tests/fuzz/allocations.rs"]
 mod allocations;
+#[path = "support/event.rs"]
+mod made;
 #[path = "support/runtime.rs"]
 mod subject;
 
 use allocations::{Counting, peak_of};
+use made::event;
 use stitchd::ids::StreamId;
 use stitchd::plan::Plan;
 use stitchd::pool::{AddressMap, Request};
 use stitchd::runtime::Runtime;
-use stitchd::trace::{Context, Event, EventKind, Trace};
-use stitchd::units::{Bytes, DeviceAddress, Tick};
+use stitchd::trace::{EventKind, Trace};
+use stitchd::units::{Bytes, DeviceAddress};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -53,20 +56,9 @@ fn measure<T>(name: &'static str, blocks: usize, make: impl FnOnce() -> T) -> Ro
 fn plan(count: usize, bytes: Bytes) -> Plan {
     let mut events = Vec::new();
     for iteration in 0..2 {
-        for kind in [EventKind::Alloc, EventKind::Free] {
+        for (kind, bytes) in [(EventKind::Alloc, bytes), (EventKind::Free, Bytes::ZERO)] {
             for at in 0..count {
-                events.push(Event {
-                    tick: Tick(events.len() as u64 + 1),
-                    kind,
-                    id: (iteration * count + at) as u64,
-                    bytes: if kind == EventKind::Alloc { bytes } else { Bytes::ZERO },
-                    stream: StreamId::DEFAULT,
-                    iteration: iteration as u32,
-                    context: Context::default(),
-                    is_dynamic: false,
-                    device: 0,
-                    thread: 0,
-                });
+                events.push(event(events.len(), kind, (iteration * count + at) as u64, bytes, iteration as u32));
             }
         }
     }

@@ -4,12 +4,13 @@
 //! floor is.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
 
+#[path = "support/event.rs"]
+mod made;
 mod support;
 
 use std::hint::black_box;
 use std::path::Path;
 
-use stitchd::ids::StreamId;
 use stitchd::plan::solve::{Solver, solve_in};
 use stitchd::plan::{Problem, lower_bound};
 use stitchd::trace::{Context, Event, EventKind, Phase, Trace, import};
@@ -138,18 +139,8 @@ impl Megatron {
     }
 
     fn event(&mut self, kind: EventKind, id: u64, bytes: Bytes) {
-        self.events.push(Event {
-            tick: Tick(self.events.len() as u64),
-            kind,
-            id,
-            bytes,
-            stream: StreamId(0),
-            iteration: 0,
-            context: self.context,
-            is_dynamic: false,
-            device: 0,
-            thread: 0,
-        });
+        let event = made::event(self.events.len(), kind, id, bytes, 0);
+        self.events.push(Event { context: self.context, ..event });
     }
 }
 

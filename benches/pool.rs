@@ -220,12 +220,11 @@ fn reused(label: String, name: &str) -> support::Compared {
     let floor = Floor::new(&varying.copied().collect::<Vec<Step>>(), &addresses);
     let clock = SystemClock::new();
     let counts = || [Counter::RequestsReuse, Counter::RequestsPlanned].map(|counter| runtime.counters().get(counter));
-    let (mut reused_in_all, mut planned_in_all) = (0, 0);
+    let before = counts();
     let compared = compare(
         label,
         ROUNDS,
         || {
-            let [before, planned] = counts();
             let (mut time, mut count) = (Duration::ZERO, 0);
             for step in &iteration.steps {
                 match step {
@@ -245,14 +244,12 @@ fn reused(label: String, name: &str) -> support::Compared {
                 }
             }
             runtime.mark_iteration();
-            let after = counts();
-            reused_in_all += after[0] - before;
-            planned_in_all += after[1] - planned;
             (time, count)
         },
         || (timed(|| floor.run()), floor.calls.len() as u64),
     );
-    assert!(reused_in_all * 4 > planned_in_all, "{name}: much of it is served so, or this measures something else");
+    let [reused, planned] = std::array::from_fn(|at| counts()[at] - before[at]);
+    assert!(reused * 4 > planned, "{name}: much of it is served so, or this measures something else");
     compared
 }
 

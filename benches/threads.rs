@@ -3,6 +3,8 @@
 //! The floor is the same threads, each taking a lock of the standard library around a look-up as often as the subject allocates or frees: whatever lock there is, they meet at it.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
 
+#[path = "support/event.rs"]
+mod made;
 #[path = "support/runtime.rs"]
 mod subject;
 mod support;
@@ -11,11 +13,12 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex};
 
+use made::event;
 use stitchd::ids::StreamId;
 use stitchd::plan::Plan;
 use stitchd::pool::{AddressMap, Request};
-use stitchd::trace::{Context, Event, EventKind, Trace};
-use stitchd::units::{Bytes, DeviceAddress, Tick};
+use stitchd::trace::{EventKind, Trace};
+use stitchd::units::{Bytes, DeviceAddress};
 use support::{Compared, compare, timed};
 
 /// Allocations of a batch.
@@ -29,25 +32,14 @@ fn bytes_of(at: usize) -> Bytes {
 /// Three iterations of two batches each: one is allocated, then the batch before is freed.
 fn plan() -> Plan {
     let mut events = Vec::new();
-    let mut push = |kind, id: usize, iteration: u32| {
-        events.push(Event {
-            tick: Tick(events.len() as u64 + 1),
-            kind,
-            id: id as u64,
-            bytes: if kind == EventKind::Alloc { bytes_of(id % BATCH) } else { Bytes::ZERO },
-            stream: StreamId::DEFAULT,
-            iteration,
-            context: Context::default(),
-            is_dynamic: false,
-            device: 0,
-            thread: 0,
-        });
+    let mut push = |kind, batch: usize, at: usize, bytes, iteration| {
+        events.push(event(events.len(), kind, (batch * BATCH + at) as u64, bytes, iteration));
     };
     for batch in 0..6 {
         let iteration = batch as u32 / 2;
-        (0..BATCH).for_each(|at| push(EventKind::Alloc, batch * BATCH + at, iteration));
+        (0..BATCH).for_each(|at| push(EventKind::Alloc, batch, at, bytes_of(at), iteration));
         if batch > 0 {
-            (0..BATCH).for_each(|at| push(EventKind::Free, (batch - 1) * BATCH + at, iteration));
+            (0..BATCH).for_each(|at| push(EventKind::Free, batch - 1, at, Bytes::ZERO, iteration));
         }
     }
     Plan::from_trace(&Trace { events, modules: vec![String::new()] }, 1).unwrap()

@@ -133,6 +133,13 @@ pub fn allocation_len(bytes: Bytes) -> Option<Bytes> {
     bytes.max(Bytes::new(1)).round_up(ALLOCATION_ALIGNMENT)
 }
 
+/// The same of an allocation that there is, or that a plan has: it is no longer than addresses are.
+#[inline]
+pub const fn occupied_len(bytes: Bytes) -> Bytes {
+    let unit = ALLOCATION_ALIGNMENT.get();
+    Bytes::new((bytes.get().saturating_sub(1) | (unit - 1)) + 1)
+}
+
 const _: () = assert!(CHUNK_LEN_MIN.get() <= CHUNK_LEN_MAX.get());
 const _: () = assert!(STITCH_LEN_MIN.get() >= CHUNK_LEN_MIN.get());
 const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < CHUNK_MESSAGE_LEN_MAX);
@@ -143,6 +150,13 @@ const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < GRPC_LEASE_MESSAGE_LEN_MAX);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_there_is_occupies_what_it_was_allowed_to() {
+        for bytes in [0, 1, 511, 512, 513, 1023, 1024, 1 << 40, (1 << 40) + 1].map(Bytes::new) {
+            assert_eq!(Some(occupied_len(bytes)), allocation_len(bytes), "{bytes}");
+        }
+    }
 
     #[test]
     fn chunks_are_whole_pages_whatever_a_page_is() {

@@ -94,8 +94,9 @@ pub enum Wrong {
 /// Says the first thing that is wrong, if anything is.
 pub fn check(plan: &Plan) -> Result<(), Wrong> {
     check_placements(plan)?;
-    check_order(plan)?;
-    check_dynamic(plan)
+    let times = Times::of(plan);
+    check_order(plan, &times)?;
+    check_dynamic(plan, &times)
 }
 
 /// Says the first thing that is wrong with where the entries are, and when.
@@ -111,7 +112,7 @@ pub fn check_placements(plan: &Plan) -> Result<(), Wrong> {
 }
 
 /// Entries stand in the order in which they are asked for, and the second pass of the cycle begins behind the first, the same time later for each.
-fn check_order(plan: &Plan) -> Result<(), Wrong> {
+fn check_order(plan: &Plan, times: &Times) -> Result<(), Wrong> {
     let out_of_turn = |entry: usize| Wrong::Order { entry, tick: plan.entries[entry].lifetime.start.0 };
     let starts: Vec<Tick> = plan.entries.iter().map(|entry| entry.lifetime.start).collect();
     if let Some(at) = starts.windows(2).position(|pair| pair[0] > pair[1]) {
@@ -121,8 +122,7 @@ fn check_order(plan: &Plan) -> Result<(), Wrong> {
         return Err(out_of_turn(entry));
     }
     // What has no second time is asked for again all the same, and must be there from the first.
-    let end = plan.entries.iter().flat_map(Entry::lifetimes).map(|lifetime| lifetime.end).max();
-    let is_gone = |entry: &Entry| entry.again.is_none() && Some(entry.lifetime.end) < end;
+    let is_gone = |entry: &Entry| entry.again.is_none() && entry.lifetime.end < times.end;
     if let Some(entry) = plan.entries[plan.cycle_start..].iter().position(is_gone) {
         return Err(Wrong::Lifetime { entry: plan.cycle_start + entry });
     }
@@ -139,8 +139,7 @@ fn check_order(plan: &Plan) -> Result<(), Wrong> {
 }
 
 /// Requests that vary stand in order, too, and their intervals lie in the prologue or in the second pass.
-fn check_dynamic(plan: &Plan) -> Result<(), Wrong> {
-    let times = Times::of(plan);
+fn check_dynamic(plan: &Plan, times: &Times) -> Result<(), Wrong> {
     let mut last = 0;
     for (number, entry) in plan.dynamic.iter().enumerate() {
         let of_cycle = number >= plan.dynamic_cycle_start;

@@ -111,11 +111,17 @@ impl Runtime {
 
     /// True if that was the last of a private pool that is over: its memory is to be given back, outside of the lock.
     fn free_at_once(&self, pools: &mut Pools, address: DeviceAddress, stream: StreamId) -> Result<bool, NotLive> {
-        if pools.free(address, stream, self.counters).is_err() {
-            return self.free_private(pools, address);
+        if self.free_shared(pools, address, stream) { Ok(false) } else { self.free_private(pools, address) }
+    }
+
+    /// Takes back what is in no private pool; false where nobody has it.
+    #[inline]
+    pub(super) fn free_shared(&self, pools: &mut Pools, address: DeviceAddress, stream: StreamId) -> bool {
+        let is_freed = pools.free(address, stream, self.counters).is_ok();
+        if is_freed {
+            pools.note(|tap| tap.free(address, stream, false));
         }
-        pools.note(|tap| tap.free(address, stream, false));
-        Ok(false)
+        is_freed
     }
 
     /// Records an event on each stream that has none yet. What it stands for is later than the free then, and so covers it.

@@ -100,12 +100,7 @@ impl Installed {
 
     /// Bytes of the plan's slots.
     pub(super) fn base_len(&self) -> Bytes {
-        self.pool.span().len() - self.tail_len()
-    }
-
-    /// Bytes of the slots behind them.
-    fn tail_len(&self) -> Bytes {
-        (self.base..self.base + self.tail.len()).map(|slot| self.mapping.slot_span(slot).len()).sum()
+        self.pool.plan_len()
     }
 
     /// The slot is none of the plan's.
@@ -124,7 +119,8 @@ impl Installed {
     /// The tail is still a small part of the plan's slots when it is longer by `more`.
     pub(super) fn may_have_tail(&self, more: Bytes) -> bool {
         let most = self.base_len().get() / TAIL_USUAL_PART;
-        self.tail_len().get().saturating_add(more.get()) <= most.max(TAIL_USUAL_MIN.get())
+        let tail = self.pool.span().len() - self.base_len();
+        tail.get().saturating_add(more.get()) <= most.max(TAIL_USUAL_MIN.get())
     }
 
     /// Bytes for which there are addresses behind the tail.

@@ -51,7 +51,7 @@ struct Block {
 
 impl Block {
     fn span(&self, bytes: Bytes) -> AddressSpan {
-        let len = limits::allocation_len(bytes).expect("it was served");
+        let len = limits::occupied_len(bytes);
         Span::new(self.mapping.span().start(), len).expect("it was served")
     }
 }

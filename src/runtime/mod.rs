@@ -307,13 +307,6 @@ pub struct ServedCounts {
     pub small_bytes: Bytes,
 }
 
-/// What an allocation occupies that is packed in units; one that was served is no longer than addresses are.
-#[inline]
-fn unit_len(bytes: Bytes) -> Bytes {
-    let unit = limits::ALLOCATION_ALIGNMENT.get();
-    Bytes::new((bytes.get().saturating_sub(1) | (unit - 1)) + 1)
-}
-
 impl Runtime {
     /// A runtime over `device` that gets its memory from `source` and counts in `counters`.
     pub fn new(
@@ -384,11 +377,7 @@ impl Runtime {
         let is_freed = self.pools.with(|pools| {
             self.count_down(pools);
             let waits_for_nobody = pools.recorded.is_empty() && pools.deferred.is_empty();
-            let is_freed = waits_for_nobody && pools.free(address, stream, self.counters).is_ok();
-            if is_freed {
-                pools.note(|tap| tap.free(address, stream, false));
-            }
-            is_freed
+            waits_for_nobody && self.free_shared(pools, address, stream)
         });
         if is_freed { Ok(()) } else { self.free_otherwise(address, stream) }
     }
@@ -652,7 +641,7 @@ impl Pools {
                     None => return None,
                 },
             };
-            counters.served(requests, bytes, request.bytes, unit_len(request.bytes));
+            counters.served(requests, bytes, request.bytes, limits::occupied_len(request.bytes));
             return Some(address);
         }
         if SmallPool::serves(request.bytes) {
@@ -666,14 +655,19 @@ impl Pools {
     #[inline]
     fn alloc_small(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
         let address = self.small.alloc(request.bytes, request.stream)?;
-        counters.served(Counter::RequestsSmall, Counter::BytesSmall, request.bytes, unit_len(request.bytes));
+        counters.served(
+            Counter::RequestsSmall,
+            Counter::BytesSmall,
+            request.bytes,
+            limits::occupied_len(request.bytes),
+        );
         Some(address)
     }
 
     #[inline]
     fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: Counters) -> Result<(), NotLive> {
         if let Some(bytes) = self.planned.as_mut().and_then(|installed| installed.pool.free(address)) {
-            counters.freed(bytes, unit_len(bytes));
+            counters.freed(bytes, limits::occupied_len(bytes));
             return Ok(());
         }
         self.free_beside_plan(address, stream, counters)
@@ -689,12 +683,12 @@ impl Pools {
         let packed = self.packed.free(address);
         let packed = packed.or_else(|| self.planned.as_mut().and_then(|installed| installed.free_lent(address)));
         if let Some(bytes) = packed.or_else(|| self.free_retired(address)) {
-            counters.freed(bytes, unit_len(bytes));
+            counters.freed(bytes, limits::occupied_len(bytes));
         } else if let Some(bytes) = self.stitching.free(address, stream) {
             counters.freed(bytes, self.stitching.block_len(bytes).unwrap_or(bytes));
         } else {
             let bytes = self.free_small(address, stream).ok_or(NotLive(address))?;
-            counters.freed(bytes, unit_len(bytes));
+            counters.freed(bytes, limits::occupied_len(bytes));
         }
         Ok(())
     }

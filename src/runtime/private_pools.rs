@@ -15,9 +15,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::grow::ROUNDS_MAX;
-use super::{AllocError, Counter, NotLive, Pools, Runtime, SourceError, unit_len};
+use super::{AllocError, Counter, NotLive, Pools, Runtime, SourceError};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
+use crate::limits;
 use crate::memory::{Chunk, Device};
 use crate::pool::packed::{PackedPool, Prefer};
 use crate::pool::{Found, Laid, Request};
@@ -207,7 +208,7 @@ impl Runtime {
         let mut pools = self.lock();
         match &served {
             Ok(_) => {
-                let len = unit_len(bytes);
+                let len = limits::occupied_len(bytes);
                 self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, bytes, len);
             }
             Err(error) => self.count_failure(&mut pools, error),
@@ -252,7 +253,7 @@ impl Runtime {
     #[cold]
     pub(super) fn free_private(&self, pools: &mut Pools, address: DeviceAddress) -> Result<bool, NotLive> {
         let bytes = pools.private.free(address).ok_or(NotLive(address))?;
-        self.counters.freed(bytes, unit_len(bytes));
+        self.counters.freed(bytes, limits::occupied_len(bytes));
         Ok(!pools.private.spent.is_empty())
     }
 

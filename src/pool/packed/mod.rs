@@ -149,7 +149,7 @@ impl PackedPool {
 
     /// Bytes that a live allocation occupies.
     pub fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
-        self.live.get(&address).map(|live| Bytes::new(PackedPool::units_of(live.bytes) * UNIT))
+        self.live.get(&address).map(|live| limits::occupied_len(live.bytes))
     }
 
     /// The chunks of the range that a live allocation lies in: where each is, and the chunk.

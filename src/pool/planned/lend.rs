@@ -32,7 +32,7 @@ impl PlannedPool {
     /// overlap. Nothing for a stream that the plan does not know, or of which nothing has come yet.
     pub fn lendable(&self, request: &Request, parts: &[(usize, PlanSpan)]) -> Option<Vec<Lendable>> {
         // Behind the last stream's part the plan's own bytes are that stream's, too; further on whoever asks knows whose they are.
-        let own = &self.streams.0.iter().find(|stream| stream.bound == Some(request.stream))?.part;
+        let own = &self.streams.0[self.streams.of(request.stream)? as usize].part;
         let is_last = self.streams.0.iter().all(|other| other.part.end <= own.end);
         let end = if is_last { self.plan_end } else { own.end };
         let is_own = |part: &PlanSpan| own.start <= part.start().get() && part.end().get() <= end;
@@ -80,6 +80,11 @@ impl PlannedPool {
         if self.tenants.remove_lent(part.start()) {
             self.vacate_place(part.start());
         }
+    }
+
+    /// Bytes of the pool without what it was extended by.
+    pub fn plan_len(&self) -> Bytes {
+        Bytes::new(self.plan_end)
     }
 
     /// Makes the pool longer: there is memory behind its end that no entry has.

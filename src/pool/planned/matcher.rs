@@ -47,7 +47,7 @@ pub(super) struct Matcher {
     last_late: Option<u32>,
     /// The last requests that did not agree with the cursor, in a row.
     strays: VecDeque<Request>,
-    /// One of the two is something.
+    /// One of the two is something: the one look at every request.
     is_astray: bool,
     /// Where each run of sizes ends, by its hash.
     grams: HashMap<u64, Vec<u32>>,
@@ -116,23 +116,28 @@ impl Matcher {
     pub(super) fn step(&mut self) {
         self.advance();
         if self.is_astray {
-            self.is_astray = false;
-            self.last_late = None;
-            self.strays.clear();
+            self.forget_strays();
         }
     }
 
     /// Takes back that the cursor went over `entry` just now.
     pub(super) fn step_back(&mut self, entry: u32) {
-        let passed = self.passed() - 1;
-        self.go_back_to(entry);
+        // At the last of a pass it is further on, or where it was if that is the only one.
+        let was_last = entry >= self.cursor;
+        self.go_back_to(entry, self.passed() - 1, was_last);
+    }
+
+    /// The cursor goes back, perhaps from behind the end of a pass, and has `passed` so many.
+    fn go_back_to(&mut self, entry: u32, passed: u64, is_in_pass_before: bool) {
+        self.ended = self.ended.saturating_sub(is_in_pass_before.into());
+        self.cursor = entry;
         self.passed_before = passed - u64::from(entry);
     }
 
-    /// What the cursor went over last is before it again, and where that is further on in the plan, so is the end of a pass.
-    fn go_back_to(&mut self, entry: u32) {
-        self.ended -= u64::from(entry > self.cursor && self.ended > 0);
-        self.cursor = entry;
+    fn forget_strays(&mut self) {
+        self.is_astray = false;
+        self.last_late = None;
+        self.strays.clear();
     }
 
     /// The entry at the cursor was not asked for.
@@ -237,11 +242,8 @@ impl Matcher {
         let ahead = self.distance(next, self.cursor);
         let missed = std::mem::take(&mut self.missed);
         self.missed = missed.into_iter().filter(|missed| self.distance(next, *missed) >= ahead).collect();
-        let passed = self.passed();
-        self.go_back_to(self.next(entry));
-        self.passed_before = passed - u64::from(self.cursor);
-        self.last_late = None;
-        self.strays.clear();
+        self.go_back_to(next, self.passed(), next > self.cursor);
+        self.forget_strays();
     }
 }
 

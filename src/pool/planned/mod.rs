@@ -206,13 +206,7 @@ impl Places {
         self.probe(offset) as u32
     }
 
-    /// The offset of a cell, and who is there: [`NOBODY`], [`TENANT`] or an entry.
-    #[inline]
-    fn cell(&mut self, place: u32) -> &mut (u32, u32) {
-        &mut self.cells[place as usize]
-    }
-
-    /// The same of the cell of an offset; of some other one where the plan has no such offset.
+    /// The cell of an offset: that, and who is there, [`NOBODY`], [`TENANT`] or an entry. Some other one where the plan has no such offset.
     #[inline]
     fn near(&mut self, offset: u32) -> &mut (u32, u32) {
         let at = self.probe(offset);
@@ -253,6 +247,11 @@ struct Stream {
 }
 
 impl Streams {
+    /// The plan's number of a stream of which something has come.
+    fn of(&self, asked: StreamId) -> Option<u32> {
+        self.0.iter().position(|stream| stream.bound == Some(asked)).map(|of| of as u32)
+    }
+
     #[inline]
     fn is_bound(&self, planned: u32, asked: StreamId) -> bool {
         self.0[planned as usize].bound == Some(asked)
@@ -261,7 +260,7 @@ impl Streams {
     fn agree(&self, planned: u32, asked: StreamId) -> bool {
         match self.0[planned as usize].bound {
             Some(bound) => bound == asked,
-            None => asked != StreamId::DEFAULT && !self.0.iter().any(|stream| stream.bound == Some(asked)),
+            None => asked != StreamId::DEFAULT && self.of(asked).is_none(),
         }
     }
 
@@ -404,11 +403,9 @@ impl PlannedPool {
         if self.places.at(planned.place) != Occupant::Nobody || !is_alone() {
             return self.serve_blocked(entry, request);
         }
-        let (offset, occupant) = self.places.cell(planned.place);
-        *occupant = entry;
-        let offset = *offset;
+        self.places.set(planned.place, Occupant::Entry(entry));
         self.orderly.set(entry);
-        Served::At(self.address(offset))
+        Served::At(self.address(planned.place))
     }
 
     /// The same for an entry that was looked for: its stream may be none of this process yet.
@@ -488,8 +485,8 @@ impl PlannedPool {
     }
 
     #[inline]
-    fn address(&self, offset: u32) -> DeviceAddress {
-        let offset = Bytes::new(u64::from(offset) * limits::ALLOCATION_ALIGNMENT.get());
+    fn address(&self, place: u32) -> DeviceAddress {
+        let offset = Bytes::new(self.plan_offset(self.places.offset(place)).get());
         self.span.start().checked_add(offset).expect("every offset lies in the pool")
     }
 
@@ -497,8 +494,7 @@ impl PlannedPool {
     fn offsets_of(&self, entry: u32) -> PlanSpan {
         let planned = &self.entries[entry as usize];
         let start = self.plan_offset(self.places.offset(planned.place));
-        let len = limits::allocation_len(planned.bytes);
-        Span::new(start, len.expect("checked when the plan was made")).expect("checked when the plan was made")
+        Span::new(start, limits::occupied_len(planned.bytes)).expect("checked when the plan was made")
     }
 
     /// A request that is not the entry at the cursor's on a stream that is known: one on a stream of which it is the first, one that was skipped before, one ahead, or one that the plan does not have.
@@ -584,8 +580,7 @@ impl PlannedPool {
     /// Serves a request that the plan does not know where the plan sends nobody for as long as can be: it may be gone by then, and if it is not, what is in its way goes elsewhere in turn.
     #[cold]
     pub fn alloc_anywhere(&mut self, request: &Request) -> Option<DeviceAddress> {
-        let of_plan = (0..self.streams.0.len() as u32)
-            .find(|stream| self.streams.0[*stream as usize].bound == Some(request.stream))?;
+        let of_plan = self.streams.of(request.stream)?;
         let span = match self.expected_life(request) {
             Some(life) => self.room_for(life, request, of_plan),
             None => self.longest_room(of_plan, request),
@@ -638,7 +633,7 @@ impl PlannedPool {
         if self.matcher.is_behind(entry) {
             self.rewind_behind(entry);
         }
-        Served::At(self.address(self.places.offset(planned.place)))
+        Served::At(self.address(planned.place))
     }
 
     /// The job is not where the cursor is but just behind `entry`: the cursor goes back, and what was served ahead of it is no longer orderly.
@@ -773,15 +768,15 @@ impl PlannedPool {
         let len = limits::allocation_len(request.bytes)?;
         let units = u32::try_from(len.get() / limits::ALLOCATION_ALIGNMENT.get()).ok()?;
         let spaces = self.dynamic.spaces.spaces(group, units);
-        let next = self.entries.get(cursor as usize);
+        let is_behind_plan = cursor as usize >= self.entries.len();
         let is_free = |span: PlanSpan| {
-            let lingers = |entry: u32| self.orderly.is_set(entry) && self.offsets_of(entry).overlaps(span);
-            match next {
-                // The plan has these gone when the next entry comes, and nobody has looked since whether they are.
-                Some(_) => !self.expiries.before(cursor).iter().copied().any(lingers),
+            let is_there = |entry: u32| self.orderly.is_set(entry) && self.offsets_of(entry).overlaps(span);
+            if is_behind_plan {
                 // Behind the end of a plan without a cycle nobody comes, and so nobody looks for any of them.
-                None => !self.orderly.iter().any(lingers),
+                return !self.orderly.iter().any(is_there);
             }
+            // The plan has these gone when the next entry comes, and nobody has looked since whether they are.
+            !self.expiries.before(cursor).iter().copied().any(is_there)
         };
         let gap = |space: &(u32, u32)| {
             let start = self.tenants.gap(plan::span_of(*space), len)?;
