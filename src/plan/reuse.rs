@@ -75,12 +75,34 @@ impl ReuseSpaces {
         self.group_of[entry as usize].map(|group| &self.groups[group as usize])
     }
 
-    /// The spaces of a group that hold at least so many units, the shortest first: start and length in units of allocation.
+    /// The spaces of a group, the shortest first: start and length in units of allocation.
     #[inline]
-    pub fn spaces(&self, group: &Group, units: u32) -> &[(u32, u32)] {
-        let spaces = &self.spaces[group.spaces.0 as usize..group.spaces.1 as usize];
-        &spaces[spaces.partition_point(|(_, len)| *len < units)..]
+    pub fn spaces(&self, group: &Group) -> &[(u32, u32)] {
+        &self.spaces[group.spaces.0 as usize..group.spaces.1 as usize]
     }
+}
+
+/// Which of some spaces, the shortest first, is the first that holds at least so many units; how many they are where none does. Looks around `near`: the lists of a large plan are in nobody's cache, and who asks
+/// again asks for about as much as before.
+#[inline]
+pub fn first_fit(spaces: &[(u32, u32)], units: u32, near: usize) -> usize {
+    let is_short = |at: usize| spaces.get(at).is_some_and(|(_, len)| *len < units);
+    // All below `from` are too short, and none from `to` on is.
+    let (mut from, mut to, mut step) = (0, spaces.len(), 1);
+    if is_short(near) {
+        from = near + 1;
+        while from + step <= to && is_short(from + step - 1) {
+            (from, step) = (from + step, step * 2);
+        }
+        to = to.min(from + step - 1);
+    } else {
+        to = near.min(to);
+        while step <= to && !is_short(to - step) {
+            (to, step) = (to - step, step * 2);
+        }
+        from = if step <= to { to - step + 1 } else { from };
+    }
+    from + spaces[from..to].partition_point(|(_, len)| *len < units)
 }
 
 /// What is idle in one stream's part of the pool, as time goes on.

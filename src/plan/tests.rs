@@ -340,17 +340,32 @@ fn spaces_are_what_nobody_has_over_the_interval() {
         for (number, varies) in plan.dynamic.iter().enumerate() {
             let group = spaces.group(number as u32).unwrap();
             let mut found = vec![false; (plan.pool_len.get() / 512) as usize];
-            for (start, len) in spaces.spaces(group, 1) {
+            for (start, len) in spaces.spaces(group) {
                 found[*start as usize..(start + len) as usize].fill(true);
             }
             let slow = slow_spaces(&plan, varies);
             assert_eq!(found, slow, "seed {seed}: {varies:?}");
-            let lens: Vec<u32> = spaces.spaces(group, 3).iter().map(|(_, len)| *len).collect();
-            assert!(lens.is_sorted() && lens.iter().all(|len| *len >= 3), "seed {seed}");
+            let lens: Vec<u32> = spaces.spaces(group).iter().map(|(_, len)| *len).collect();
+            assert!(lens.is_sorted(), "seed {seed}");
             if slow.contains(&true) { idle += 1 } else { none += 1 }
         }
     }
     assert!(idle > 300 && none > 20, "{idle}, {none}");
+}
+
+#[test]
+fn the_first_space_that_holds_a_request_is_found_from_wherever_the_search_begins() {
+    let mut rng = Rng::new(5);
+    for count in 0..40 {
+        let mut spaces: Vec<(u32, u32)> = (0..count).map(|at| (at, 1 + rng.below(20) as u32)).collect();
+        spaces.sort_unstable_by_key(|(start, len)| (*len, *start));
+        for units in 0..23 {
+            let slow = spaces.iter().filter(|(_, len)| *len < units).count();
+            for near in 0..count as usize + 3 {
+                assert_eq!(reuse::first_fit(&spaces, units, near), slow, "{units} near {near} of {spaces:?}");
+            }
+        }
+    }
 }
 
 #[test]

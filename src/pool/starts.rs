@@ -1,4 +1,4 @@
-//! Where things begin in a row of places: finds the last one at or before a place in a few steps, however many there are.
+//! Where things begin in a row of places: finds the last one at or before a place, and the first at or behind it, in a few steps, however many there are.
 //!
 //! A bit for each place, a bit for each word of those that is not zero, and so on: six levels reach 2³⁶ places, which is more than any range of addresses has.
 
@@ -56,6 +56,24 @@ impl Starts {
         }
         None
     }
+
+    /// The first that is set, from `at` on.
+    pub(super) fn first_from(&self, at: u64) -> Option<u64> {
+        let mut at = at as usize;
+        for (level, words) in self.levels.iter().enumerate() {
+            let word = at / 64;
+            let bits = words.get(word)? & u64::MAX << (at % 64);
+            if bits != 0 {
+                let mut found = word * 64 + bits.trailing_zeros() as usize;
+                for words in self.levels[..level].iter().rev() {
+                    found = found * 64 + words[found].trailing_zeros() as usize;
+                }
+                return Some(found as u64);
+            }
+            at = word + 1;
+        }
+        None
+    }
 }
 
 #[cfg(test)]
@@ -72,7 +90,7 @@ mod tests {
         for _ in 0..40_000 {
             let shift = rng.below(22);
             let at = rng.below(1 << shift);
-            match rng.below(3) {
+            match rng.below(4) {
                 0 if plain.contains(&at) => {
                     plain.remove(&at);
                     starts.clear(at);
@@ -81,7 +99,8 @@ mod tests {
                     plain.insert(at);
                     starts.set(at);
                 }
-                _ => assert_eq!(starts.last_until(at), plain.range(..=at).next_back().copied(), "{at}"),
+                2 => assert_eq!(starts.last_until(at), plain.range(..=at).next_back().copied(), "{at}"),
+                _ => assert_eq!(starts.first_from(at), plain.range(at..).next().copied(), "{at}"),
             }
         }
         assert!(plain.len() > 100);

@@ -2,7 +2,7 @@
 //! wrong that can: frees that come late, twice or never, requests that are missing, new, swapped or of another size, iterations that stop in
 //! the middle, and tenants whom the plan does not know. After all that, clean iterations are served as if nothing had happened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use stitchd::ids::StreamId;
 use stitchd::plan::{Entry, Plan};
@@ -10,13 +10,15 @@ use stitchd::pool::Request;
 use stitchd::pool::planned::{PlannedCounts, PlannedPool, Served};
 use stitchd::rng::Rng;
 use stitchd::trace::{Context, ContextKey, Event, EventKind, Phase, Trace};
-use stitchd::units::{Bytes, DeviceAddress, Tick};
+use stitchd::units::{Bytes, DeviceAddress, PlanOffset, PlanSpan, Span, Tick};
 
 use crate::reference::{Spans, Trail};
 use crate::watch::span;
 
 const BASE: u64 = 0x10_0000_0000;
 const UNIT: u64 = 512;
+/// The least that can be without memory.
+const CELL: u64 = 2 << 20;
 /// With those of 1000 more, up to four times: seed 2023 is the first that found two tensors on one address, after millions of steps that had not.
 const SEEDS: [u64; 4] = [21, 22, 23, 24];
 const ROUNDS: u64 = 5;
@@ -74,13 +76,18 @@ impl Job {
                 is_dynamic: rng.chance(dynamic),
             });
         }
-        let of_prologue = rng.index(slots.len().min(8));
+        // A job that loads and warms up before its first step has a long one.
+        let most = if rng.chance(300) { slots.len() } else { slots.len().min(8) };
+        let of_prologue = rng.index(most);
         // What the prologue asks for stays for good, or goes before the first step.
         let mut prologue = Vec::new();
         for slot in 0..of_prologue {
             prologue.push(Act::Alloc(slot));
             if rng.chance(300) {
-                prologue.push(Act::Free(slot));
+                // At once, or when some more has come.
+                let earlier = rng.index(slot + 1);
+                let is_there = !prologue.contains(&Act::Free(earlier));
+                prologue.push(Act::Free(if is_there { earlier } else { slot }));
             }
         }
         let (mut cycle, mut live, mut carried) = (Vec::new(), Vec::new(), Vec::new());
@@ -176,6 +183,17 @@ fn random_size(rng: &mut Rng) -> u64 {
     1 + rng.below(1 << (10 + shift))
 }
 
+/// Who has bytes of the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Who {
+    /// A request that was served here.
+    Served,
+    /// Somebody whom the plan does not know.
+    Unknown,
+    /// A request at other addresses.
+    Lent,
+}
+
 /// The pool, the job that it serves, and the reference.
 pub(crate) struct Bench {
     job: Job,
@@ -184,8 +202,12 @@ pub(crate) struct Bench {
     entries: Vec<Entry>,
     pool: PlannedPool,
     end: u64,
-    /// By address. Whom the plan does not know is marked.
-    live: Spans<bool>,
+    /// Bytes that the pool was extended by.
+    tail: u64,
+    /// By address.
+    live: Spans<Who>,
+    /// Cells without memory.
+    holes: BTreeSet<u64>,
     /// What each slot has now; the ones that were served elsewhere have no address.
     held: BTreeMap<usize, Option<u64>>,
     /// Frees that did not come yet.
@@ -195,6 +217,11 @@ pub(crate) struct Bench {
     elsewhere: u64,
     /// Requests served where no entry has them.
     reused: u64,
+    /// Parts that were lent.
+    lent: u64,
+    /// Requests whose place had no memory, and those of them for which none came.
+    unbacked: u64,
+    passed_over: u64,
     steps: u64,
 }
 
@@ -211,13 +238,18 @@ impl Bench {
             entries: plan.entries,
             pool,
             end: BASE + len,
+            tail: 0,
             live: Spans::default(),
+            holes: BTreeSet::new(),
             held: BTreeMap::new(),
             late: Vec::new(),
             streams: BTreeMap::new(),
             expected: PlannedCounts::default(),
             elsewhere: 0,
             reused: 0,
+            lent: 0,
+            unbacked: 0,
+            passed_over: 0,
             steps: 0,
         }
     }
@@ -245,12 +277,24 @@ impl Bench {
                 let entry = self.entries.iter().find(is_it).expect("it is served where the plan has it");
                 let bound = *self.streams.entry(entry.stream).or_insert(request.stream);
                 assert_eq!(bound, request.stream, "the stream of an entry never changes");
-                self.live.insert(start, len, false);
+                self.serve(start, len);
                 self.expected.hits += 1;
                 assert_eq!(self.pool.len_of(address), Some(Bytes::new(len)));
                 Some(start)
             }
-            Served::Unbacked => unreachable!("this pool has all its memory"),
+            Served::Unbacked => {
+                let lacks = self.pool.lacks(request).expect("it is the one at the cursor, and has no memory");
+                self.unbacked += 1;
+                if !self.steps.is_multiple_of(3) {
+                    self.pool.pass_over();
+                    self.passed_over += 1;
+                    return None;
+                }
+                for cell in lacks.start().get() / CELL..lacks.end().get().div_ceil(CELL) {
+                    self.set_hole(cell, false);
+                }
+                self.ask(request)
+            }
             Served::Reused(address) => {
                 let (start, len) = (address.get(), request.bytes.get().div_ceil(UNIT) * UNIT);
                 let is_of_stream = |entry: &&Entry| self.streams.get(&entry.stream) == Some(&request.stream);
@@ -258,7 +302,7 @@ impl Bench {
                 let of_stream = || self.entries.iter().filter(is_of_stream).map(|entry| entry.offset.get());
                 let first = of_stream().min().map_or(BASE, |first| BASE + first);
                 assert!(is_new || start >= first && start + len <= self.end, "{start:#x} is another stream's");
-                self.live.insert(start, len, false);
+                self.serve(start, len);
                 self.reused += 1;
                 self.elsewhere += u64::from(!request.is_dynamic);
                 assert_eq!(self.pool.len_of(address), Some(Bytes::new(len)));
@@ -269,6 +313,16 @@ impl Bench {
                 None
             }
         }
+    }
+
+    /// A request has these bytes from now on.
+    fn serve(&mut self, start: u64, len: u64) {
+        self.live.insert(start, len, Who::Served);
+        assert!(!self.has_hole(start, len), "there is no memory behind all of [{start:#x} + {len:#x})");
+    }
+
+    fn has_hole(&self, start: u64, len: u64) -> bool {
+        self.holes.range((start - BASE) / CELL..(start + len - BASE).div_ceil(CELL)).next().is_some()
     }
 
     fn has_dynamic(&self) -> bool {
@@ -300,12 +354,13 @@ impl Bench {
         // Whoever is there and not by the plan is freed by `vacate`; the pool may take it either way.
         match self.live.get(start) {
             None => assert_eq!(freed, None, "nothing is live at {start:#x}"),
-            Some((len, is_unknown)) => match freed {
+            Some((len, who)) => match freed {
                 Some(bytes) => {
+                    assert!(*who != Who::Lent, "{start:#x} is lent, and nobody is there");
                     assert_eq!(bytes.get().div_ceil(UNIT) * UNIT, len);
                     self.live.remove(start);
                 }
-                None => assert!(is_unknown, "{start:#x} was live"),
+                None => assert!(*who != Who::Served, "{start:#x} was live"),
             },
         }
     }
@@ -318,16 +373,76 @@ impl Bench {
 
     pub(crate) fn occupy(&mut self, start: u64, len: u64) {
         self.steps += 1;
-        let may = len > 0 && start >= BASE && start + len <= self.end && self.live.is_free(start, len);
+        let is_inside = len > 0 && start >= BASE && start + len <= self.end;
+        let may = is_inside && self.live.is_free(start, len) && !self.has_hole(start, len);
         assert_eq!(self.pool.occupy(span(start, len)), may, "[{start:#x} + {len:#x})");
         if may {
-            self.live.insert(start, len, true);
+            self.live.insert(start, len, Who::Unknown);
+        }
+    }
+
+    /// Lends what a request could have of the pool's parts of so many bytes each: some of those that are left alone, and now and then another.
+    fn lend(&mut self, request: &Request, part_len: u64, rng: &mut Rng) {
+        self.steps += 1;
+        let count = (self.end - BASE) / part_len;
+        let part = |number: u64| {
+            Span::new(PlanOffset::new(number * part_len), Bytes::new(part_len)).expect("it lies in the pool")
+        };
+        let parts: Vec<(usize, PlanSpan)> = (0..count).map(|number| (number as usize, part(number))).collect();
+        let Some(lendable) = self.pool.lendable(request, &parts) else { return };
+        let mut lent = Vec::new();
+        for one in lendable {
+            let start = BASE + one.number as u64 * part_len;
+            let is_free = self.live.is_free(start, part_len) && !self.has_hole(start, part_len);
+            assert!(is_free, "somebody has a part of [{start:#x} + {part_len:#x})");
+            if rng.chance(if one.is_left_alone { 500 } else { 100 }) {
+                self.live.insert(start, part_len, Who::Lent);
+                lent.push(part(one.number as u64));
+            }
+        }
+        if !lent.is_empty() {
+            self.reused += 1;
+            self.lent += lent.len() as u64;
+            self.pool.lend(lent.into_iter());
+        }
+    }
+
+    fn take_back(&mut self, start: u64) {
+        self.steps += 1;
+        let (len, _) = self.live.remove(start).unwrap();
+        self.pool.take_back(Span::new(PlanOffset::new(start - BASE), Bytes::new(len)).unwrap());
+    }
+
+    /// Says of a cell that there is memory behind it, or none where nobody is.
+    fn set_hole(&mut self, cell: u64, is_hole: bool) {
+        if is_hole && !self.live.is_free(BASE + cell * CELL, CELL) {
+            return;
+        }
+        self.pool.set_hole(Span::new(PlanOffset::new(cell * CELL), Bytes::new(CELL)).unwrap(), is_hole);
+        if is_hole {
+            self.holes.insert(cell);
+        } else {
+            self.holes.remove(&cell);
+        }
+    }
+
+    /// The pool gets a cell at its end, or loses it where nobody is there.
+    fn extend(&mut self, is_longer: bool) {
+        self.steps += 1;
+        if is_longer {
+            self.pool.extend(Bytes::new(CELL));
+            (self.end, self.tail) = (self.end + CELL, self.tail + CELL);
+        } else if self.tail > 0 && self.live.is_free(self.end - CELL, CELL) {
+            self.holes.remove(&((self.end - CELL - BASE) / CELL));
+            self.pool.shorten(Bytes::new(CELL));
+            (self.end, self.tail) = (self.end - CELL, self.tail - CELL);
         }
     }
 
     pub(crate) fn vacate(&mut self, start: u64) {
         self.steps += 1;
-        let was_live = self.live.remove(start).is_some();
+        let is_lent = self.live.get(start).is_some_and(|(_, who)| *who == Who::Lent);
+        let was_live = !is_lent && self.live.remove(start).is_some();
         assert_eq!(self.pool.vacate(DeviceAddress::new(start)), was_live, "{start:#x}");
         self.held.values_mut().filter(|held| **held == Some(start)).for_each(|held| *held = None);
         self.late.retain(|late| *late != start);
@@ -355,7 +470,7 @@ impl Bench {
     }
 
     fn planned_live(&self) -> impl Iterator<Item = u64> {
-        self.live.iter().filter(|(.., is_unknown)| !**is_unknown).map(|(start, ..)| start)
+        self.live.iter().filter(|(.., who)| **who == Who::Served).map(|(start, ..)| start)
     }
 
     /// Somebody takes the second quarter of the pool.
@@ -370,7 +485,7 @@ impl Bench {
 
     /// The first address at which somebody is whom the plan does not know.
     pub(crate) fn unknown(&self) -> Option<u64> {
-        self.live.iter().find(|(.., is_unknown)| **is_unknown).map(|(start, ..)| start)
+        self.live.iter().find(|(.., who)| **who == Who::Unknown).map(|(start, ..)| start)
     }
 
     pub(crate) fn check_all(&self) {
@@ -380,19 +495,22 @@ impl Bench {
         let surprises = counts.blocked + counts.unplanned + counts.resized;
         assert!(surprises == self.elsewhere || self.has_dynamic() && surprises < self.elsewhere, "{counts:?}");
         assert_eq!(counts.reused, self.reused);
-        assert_eq!(self.pool.live_allocations(), self.live.len() as u64);
+        assert!(counts.skipped >= self.passed_over);
+        let lent = self.live.iter().filter(|(.., who)| **who == Who::Lent).count();
+        assert_eq!(self.pool.live_allocations(), (self.live.len() - lent) as u64);
         self.pool.invariants().unwrap();
     }
 
     pub(crate) fn free_everything(&mut self) {
-        let all: Vec<(u64, bool)> = self.live.iter().map(|(start, _, is_unknown)| (start, *is_unknown)).collect();
-        for (start, is_unknown) in all {
-            if is_unknown {
-                self.vacate(start);
-            } else {
-                self.free(start);
+        let all: Vec<(u64, Who)> = self.live.iter().map(|(start, _, who)| (start, *who)).collect();
+        for (start, who) in all {
+            match who {
+                Who::Served => self.free(start),
+                Who::Unknown => self.vacate(start),
+                Who::Lent => self.take_back(start),
             }
         }
+        self.holes.clone().into_iter().for_each(|cell| self.set_hole(cell, false));
         self.held.clear();
         self.late.clear();
         assert_eq!(self.pool.live_allocations(), 0);
@@ -481,8 +599,31 @@ impl Bench {
         }
     }
 
+    /// What a runtime does to serve requests that the plan does not.
+    fn rearrange(&mut self, rng: &mut Rng) {
+        let at = rng.index(self.live.len().max(1));
+        let lent = self.live.iter().skip(at).find(|(.., who)| **who == Who::Lent).map(|(start, ..)| start);
+        match rng.below(8) {
+            0..2 => {
+                let slot = rng.index(self.job.slots.len());
+                let request = self.request(slot, Phase::Forward);
+                // As chunks are, or as they would be of another pool.
+                let part_len = [CELL, CELL / 16, CELL / 16 - UNIT][rng.index(3)];
+                self.lend(&request, part_len, rng);
+            }
+            2..4 => lent.into_iter().for_each(|start| self.take_back(start)),
+            4..6 => self.set_hole(rng.below((self.end - BASE) / CELL), true),
+            6 => self.extend(self.tail < 4 * CELL),
+            _ => self.extend(false),
+        }
+    }
+
     /// Something that the job does not do.
     fn mischief(&mut self, rng: &mut Rng) {
+        if rng.chance(200) {
+            self.rearrange(rng);
+            return self.check_all();
+        }
         match rng.below(10) {
             0..3 if !self.late.is_empty() => {
                 let start = self.late.swap_remove(rng.index(self.late.len()));
@@ -523,7 +664,7 @@ impl Bench {
             }
             _ => {
                 if let Some(start) = self.random_live(rng)
-                    && self.live.get(start).is_some_and(|(_, is_unknown)| !is_unknown)
+                    && self.live.get(start).is_some_and(|(_, who)| *who == Who::Served)
                 {
                     // Freed early, by somebody who does not wait for the job: the job's own free comes second, and is refused.
                     self.free(start);
@@ -540,7 +681,7 @@ impl Bench {
 fn run(seed: u64, steps: u64) {
     let mut trail = Trail::new("planned pool", seed);
     let mut rng = Rng::new(seed);
-    let (mut served, mut blocked, mut late, mut reused) = (0, 0, 0, 0);
+    let (mut served, mut blocked, mut late, mut reused, mut lent, mut unbacked) = (0, 0, 0, 0, 0, 0);
     while trail.step < steps {
         let is_once = rng.chance(100);
         let job = Job::random(&mut rng);
@@ -580,10 +721,12 @@ fn run(seed: u64, steps: u64) {
         late += counts.late;
         blocked += counts.blocked;
         reused += counts.reused;
+        lent += bench.lent;
+        unbacked += bench.unbacked;
         trail.step += bench.steps;
     }
     assert!(served > steps / 5 && late > steps / 1000 && blocked > steps / 1000, "{served} {late} {blocked}");
-    assert!(reused > steps / 200, "{reused}");
+    assert!(reused > steps / 200 && lent > steps / 200 && unbacked > steps / 2000, "{reused} {lent} {unbacked}");
 }
 
 /// Once nothing wrong is live any more, a marked iteration is served as planned; without marks the third is at the latest.

@@ -46,15 +46,33 @@ impl Bits {
     }
 
     /// One of these, not none, is set.
+    #[inline]
     pub(super) fn any_of(&self, stretch: Range<u32>) -> bool {
-        let (first, last) = (stretch.start / 64, (stretch.end - 1) / 64);
-        (first..=last).any(|word| {
-            let low = if word == first { stretch.start % 64 } else { 0 };
-            let high = if word == last { (stretch.end - 1) % 64 } else { 63 };
-            let bits = (u64::MAX >> (63 - (high - low))) << low;
-            self.0[word as usize] & bits != 0
-        })
+        words(stretch).any(|(word, bits)| self.0[word] & bits != 0)
     }
+
+    /// Sets all of these, not none.
+    #[inline]
+    pub(super) fn set_all(&mut self, stretch: Range<u32>) {
+        words(stretch).for_each(|(word, bits)| self.0[word] |= bits);
+    }
+
+    /// Clears all of these, not none.
+    #[inline]
+    pub(super) fn clear_all(&mut self, stretch: Range<u32>) {
+        words(stretch).for_each(|(word, bits)| self.0[word] &= !bits);
+    }
+}
+
+/// The words of a stretch, not empty, and which bits of them.
+#[inline]
+fn words(stretch: Range<u32>) -> impl Iterator<Item = (usize, u64)> {
+    let (first, last) = (stretch.start / 64, (stretch.end - 1) / 64);
+    (first..=last).map(move |word| {
+        let low = if word == first { stretch.start % 64 } else { 0 };
+        let high = if word == last { (stretch.end - 1) % 64 } else { 63 };
+        (word as usize, (u64::MAX >> (63 - (high - low))) << low)
+    })
 }
 
 #[cfg(test)]
@@ -86,6 +104,12 @@ mod tests {
         for start in 0..COUNT {
             for end in start + 1..=COUNT {
                 assert_eq!(bits.any_of(start..end), (start..end).any(|at| bits.is_set(at)), "{start}..{end}");
+                let mut all = Bits::new(COUNT as usize);
+                all.set_all(start..end);
+                assert_eq!(all.iter().collect::<Vec<_>>(), (start..end).collect::<Vec<_>>());
+                all.set_all(0..COUNT);
+                all.clear_all(start..end);
+                assert_eq!(all.iter().collect::<Vec<_>>(), (0..start).chain(end..COUNT).collect::<Vec<_>>());
             }
         }
     }

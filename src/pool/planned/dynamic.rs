@@ -16,6 +16,8 @@ pub(super) struct Dynamic {
     cycle_start: u32,
     cursor: u32,
     pub(super) spaces: ReuseSpaces,
+    /// Where among the spaces of its group each was last time.
+    pub(super) near: Box<[u32]>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,12 +42,19 @@ impl Dynamic {
             cycle_start: plan.dynamic_cycle_start as u32,
             cursor: 0,
             spaces: ReuseSpaces::of(plan),
+            near: vec![0; plan.dynamic.len()].into_boxed_slice(),
         }
     }
 
     /// None at all.
     pub(super) fn none() -> Dynamic {
-        Dynamic { expected: Box::default(), cycle_start: 0, cursor: 0, spaces: ReuseSpaces::default() }
+        Dynamic {
+            expected: Box::default(),
+            cycle_start: 0,
+            cursor: 0,
+            spaces: ReuseSpaces::default(),
+            near: Box::default(),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -71,8 +80,11 @@ impl Dynamic {
             let expected = self.expected[*number as usize];
             expected.context == request.context.0 && agrees(expected.stream)
         };
-        // Where the job has jumped the entries know it first.
-        let found = self.from(self.cursor).find(is_it).or_else(|| self.from(self.first_before(next)).find(is_it))?;
+        // Most often it is the next. Where the job has jumped the entries know it first.
+        let next_one = Some(self.cursor).filter(|next| *next < self.expected.len() as u32 && is_it(next));
+        let found = next_one
+            .or_else(|| self.from(self.cursor).find(is_it))
+            .or_else(|| self.from(self.first_before(next)).find(is_it))?;
         self.cursor = found + 1;
         Some(found)
     }

@@ -1,10 +1,12 @@
 //! Who is in the way inside the planned pool: allocations that the plan's own order says nothing about, kept exactly, and cells behind which there is no memory yet.
-
-use std::collections::BTreeMap;
+//!
+//! They are one list in the order of addresses. Each slot of 1 MiB knows the first of those that begin in it, and a tree of bits says which slots have one: so the neighbours of an address are a look at
+//! the bits and a few steps along the list, of 2048 at most, for tenants are not shorter than the unit of allocation.
 
 use super::bits::Bits;
 use crate::extents::cut;
 use crate::limits;
+use crate::pool::starts::Starts;
 use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 
 /// Bytes in one cell: as the smallest chunk.
@@ -13,14 +15,34 @@ pub(super) const CELL: u64 = 2 << 20;
 /// What stands for the bytes of a part that is lent: no request is so large.
 pub(super) const LENT: Bytes = Bytes::MAX;
 
-/// Spans that are taken, with a count per cell in front: a look-up touches the exact spans only where a cell is not empty.
+/// Bytes in one slot.
+const SLOT: u64 = 1 << 20;
+
+#[derive(Clone, Copy, Debug)]
+struct Tenant {
+    start: u64,
+    end: u64,
+    /// What was asked for, or [`LENT`] where a part of the pool is lent to somebody elsewhere.
+    bytes: Bytes,
+    /// Its neighbours in the list.
+    before: u32,
+    after: u32,
+}
+
+/// The tenant with this number is none: it is before the first and after the last, and ends and begins accordingly.
+const NONE: u32 = 0;
+
+/// Spans that are taken.
 #[derive(Debug)]
 pub(super) struct Tenants {
-    /// The end of each by its start, and the bytes that were asked for, or [`LENT`] where a part of the pool is lent to somebody elsewhere.
-    spans: BTreeMap<u64, (u64, Bytes)>,
-    /// Tenants that touch each cell.
-    counts: Box<[u32]>,
-    /// One bit per cell: whether the count is not zero, or the cell is a hole. A gigabyte is eight words.
+    tenants: Vec<Tenant>,
+    /// Numbers that nobody has.
+    unused: Vec<u32>,
+    /// The first of those that begin in each slot, or none.
+    firsts: Vec<u32>,
+    /// Slots in which one begins.
+    begins: Starts,
+    /// Cells that somebody has a byte of, and holes. A gigabyte is eight words.
     busy: Bits,
     /// Cells without memory, and how many there are.
     holes: Bits,
@@ -30,9 +52,12 @@ pub(super) struct Tenants {
 impl Tenants {
     pub(super) fn new(len: Bytes) -> Tenants {
         let cells = len.get().div_ceil(CELL) as usize;
+        let none = Tenant { start: u64::MAX, end: 0, bytes: Bytes::ZERO, before: NONE, after: NONE };
         Tenants {
-            spans: BTreeMap::new(),
-            counts: vec![0; cells].into_boxed_slice(),
+            tenants: vec![none],
+            unused: Vec::new(),
+            firsts: vec![NONE; len.get().div_ceil(SLOT) as usize],
+            begins: Starts::default(),
             busy: Bits::new(cells),
             holes: Bits::new(cells),
             hole_count: 0,
@@ -42,7 +67,7 @@ impl Tenants {
     /// Nobody and nothing is in the way, as in every job that goes by its plan.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.spans.is_empty() && self.hole_count == 0
+        self.tenants[NONE as usize].after == NONE && self.hole_count == 0
     }
 
     /// There is no memory behind `span`, which is whole cells, or there is. Nobody is there.
@@ -53,8 +78,8 @@ impl Tenants {
             if self.holes.is_set(cell) == is_hole {
                 continue;
             }
-            assert!(self.counts[cell as usize] == 0, "nobody is where no memory is");
             if is_hole {
+                assert!(!self.busy.is_set(cell), "nobody is where no memory is");
                 self.holes.set(cell);
                 self.busy.set(cell);
                 self.hole_count += 1;
@@ -76,41 +101,63 @@ impl Tenants {
         if !self.busy.any_of(cells(span)) {
             return true;
         }
-        if self.has_hole(span) {
-            return false;
+        // Of those that begin before its end the last reaches furthest.
+        let after = self.at(self.from(span.end().get()));
+        !self.has_hole(span) && self.at(after.before).end <= span.start().get()
+    }
+
+    #[inline]
+    fn at(&self, number: u32) -> &Tenant {
+        &self.tenants[number as usize]
+    }
+
+    /// The first that begins at `start` or behind it.
+    #[inline]
+    fn from(&self, start: u64) -> u32 {
+        let slot = start / SLOT;
+        // The end of the pool may be the end of its last slot.
+        let mut found = self.firsts.get(slot as usize).copied().unwrap_or(NONE);
+        if found == NONE {
+            return self.begins.first_from(slot + 1).map_or(NONE, |slot| self.firsts[slot as usize]);
         }
-        let (start, end) = (span.start().get(), span.end().get());
-        let before = self.spans.range(..=start).next_back();
-        before.is_none_or(|(_, (reach, _))| *reach <= start) && self.spans.range(start..end).next().is_none()
+        while self.at(found).start < start {
+            found = self.at(found).after;
+        }
+        found
+    }
+
+    /// Those from one on.
+    fn walk(&self, first: u32) -> impl Iterator<Item = &Tenant> {
+        let one = |number: u32| Some(self.at(number)).filter(|_| number != NONE);
+        std::iter::successors(one(first), move |tenant| one(tenant.after))
     }
 
     /// Where in `space`, which is aligned, the smallest stretch begins that nobody has and that is at least `len` long from an aligned place on.
     pub(super) fn gap(&self, space: PlanSpan, len: Bytes) -> Option<PlanOffset> {
-        if !self.busy.any_of(cells(space)) {
-            return (space.len() >= len).then(|| space.start());
-        }
-        let (mut at, end) = (space.start().get(), space.end().get());
-        if let Some((_, (reach, _))) = self.spans.range(..=at).next_back() {
-            at = at.max(*reach);
-        }
-        let mut best: Option<(u64, u64)> = None;
-        let mut consider = |from: u64, to: u64| {
-            if let Some(room) = to.checked_sub(from).filter(|room| *room >= len.get()) {
-                best = Some(best.map_or((room, from), |best| best.min((room, from))));
+        let (start, end, len) = (space.start().get(), space.end().get(), len.get());
+        let mut after = self.at(self.from(start + 1));
+        let mut at = start.max(aligned(self.at(after.before).end));
+        let (mut best, mut shortest) = (None, u64::MAX);
+        // Where what is left is too short, whoever is there need not be looked up.
+        while at + len <= end {
+            let to = after.start.min(end);
+            let mut consider = |from: u64, to: u64| {
+                let room = to.saturating_sub(from);
+                if room >= len && room < shortest {
+                    (best, shortest) = (Some(PlanOffset::new(from)), room);
+                }
+            };
+            match self.hole_count {
+                0 => consider(at, to),
+                _ => self.without_holes(at, to).into_iter().for_each(|(from, to)| consider(from, to)),
             }
-        };
-        let mut look = |from: u64, to: u64| match self.hole_count {
-            0 => consider(from, to),
-            _ => self.without_holes(from, to).into_iter().for_each(|(from, to)| consider(from, to)),
-        };
-        let unit = limits::ALLOCATION_ALIGNMENT.get();
-        at = at.next_multiple_of(unit);
-        for (start, (reach, _)) in self.spans.range(at.min(end)..end) {
-            look(at, *start);
-            at = reach.next_multiple_of(unit);
+            if to == end {
+                break;
+            }
+            at = aligned(after.end);
+            after = self.at(after.after);
         }
-        look(at, end);
-        best.map(|(_, start)| PlanOffset::new(start))
+        best
     }
 
     /// What of a stretch has memory behind it.
@@ -124,68 +171,105 @@ impl Tenants {
     }
 
     pub(super) fn insert(&mut self, span: PlanSpan, bytes: Bytes) {
-        assert!(self.is_clear(span), "two tenants never overlap");
-        self.spans.insert(span.start().get(), (span.end().get(), bytes));
-        for cell in cells(span) {
-            self.counts[cell as usize] += 1;
-            self.busy.set(cell);
+        let (start, end) = (span.start().get(), span.end().get());
+        let after = self.from(start);
+        let before = self.at(after).before;
+        let is_free = self.at(before).end <= start && end <= self.at(after).start;
+        assert!(is_free && !self.has_hole(span), "two tenants never overlap");
+        let new = Tenant { start, end, bytes, before, after };
+        let number = match self.unused.pop() {
+            Some(number) => {
+                self.tenants[number as usize] = new;
+                number
+            }
+            None => {
+                self.tenants.push(new);
+                (self.tenants.len() - 1) as u32
+            }
+        };
+        self.tenants[before as usize].after = number;
+        self.tenants[after as usize].before = number;
+        let first = &mut self.firsts[(start / SLOT) as usize];
+        if *first == NONE {
+            self.begins.set(start / SLOT);
         }
+        if *first == NONE || *first == after {
+            *first = number;
+        }
+        self.busy.set_all(cells(span));
     }
 
     /// Takes out the tenant that begins at `start`, if there is one, and says how many bytes it had asked for.
     pub(super) fn remove(&mut self, start: PlanOffset) -> Option<Bytes> {
-        let (end, bytes) = self.served_at(start)?;
-        self.take_out(start, end);
+        let number = self.begins_at(start).filter(|number| self.at(*number).bytes != LENT)?;
+        let bytes = self.at(number).bytes;
+        self.take_out(number);
         Some(bytes)
     }
 
-    /// The end of the tenant that begins at `start`, and the bytes that were asked for.
-    fn served_at(&self, start: PlanOffset) -> Option<(u64, Bytes)> {
-        self.spans.get(&start.get()).copied().filter(|(_, bytes)| *bytes != LENT)
+    /// Who begins at `start`.
+    fn begins_at(&self, start: PlanOffset) -> Option<u32> {
+        let number = self.from(start.get());
+        (self.at(number).start == start.get()).then_some(number)
     }
 
     /// A part of the pool is lent that begins at `start`.
     pub(super) fn is_lent(&self, start: PlanOffset) -> bool {
-        self.spans.get(&start.get()).is_some_and(|(_, bytes)| *bytes == LENT)
+        self.begins_at(start).is_some_and(|number| self.at(number).bytes == LENT)
     }
 
     /// Takes out the part that is lent and begins at `start`; false if there is none.
     pub(super) fn remove_lent(&mut self, start: PlanOffset) -> bool {
-        let lent = self.spans.get(&start.get()).filter(|(_, bytes)| *bytes == LENT);
-        let Some((end, _)) = lent.copied() else { return false };
-        self.take_out(start, end);
-        true
+        let lent = self.begins_at(start).filter(|number| self.at(*number).bytes == LENT);
+        lent.inspect(|number| self.take_out(*number)).is_some()
     }
 
-    fn take_out(&mut self, start: PlanOffset, end: u64) {
-        self.spans.remove(&start.get());
-        let len = Bytes::new(end - start.get());
-        for cell in cells(Span::new(start, len).expect("it was inserted")) {
-            self.counts[cell as usize] -= 1;
-            if self.counts[cell as usize] == 0 {
-                self.busy.clear(cell);
+    fn take_out(&mut self, number: u32) {
+        let gone = *self.at(number);
+        self.tenants[gone.before as usize].after = gone.after;
+        self.tenants[gone.after as usize].before = gone.before;
+        self.unused.push(number);
+        let slot = gone.start / SLOT;
+        let (before, after) = (*self.at(gone.before), *self.at(gone.after));
+        if self.firsts[slot as usize] == number {
+            let is_of_slot = after.start / SLOT == slot;
+            self.firsts[slot as usize] = if is_of_slot { gone.after } else { NONE };
+            if !is_of_slot {
+                self.begins.clear(slot);
             }
+        }
+        // Only its neighbours can have bytes of its first and last cells.
+        let mut free = cells(gone.span());
+        free.start += u32::from(before.end > u64::from(free.start) * CELL);
+        free.end -= u32::from(after.start < u64::from(free.end) * CELL);
+        if free.start < free.end {
+            self.busy.clear_all(free);
         }
     }
 
     /// The pool has another length; nobody is behind it.
     pub(super) fn resize(&mut self, len: Bytes) {
         let cells = len.get().div_ceil(CELL) as usize;
-        let mut counts = std::mem::take(&mut self.counts).into_vec();
-        assert!(counts[cells.min(counts.len())..].iter().all(|count| *count == 0), "nobody is where no memory is");
-        counts.resize(cells, 0);
-        self.counts = counts.into_boxed_slice();
+        let last = self.at(self.at(NONE).before);
+        assert!(last.end <= len.get(), "nobody is where no memory is");
+        self.firsts.resize(len.get().div_ceil(SLOT) as usize, NONE);
         self.busy.resize(cells);
         self.holes.resize(cells);
+        self.hole_count = self.holes.iter().count() as u32;
     }
 
     /// Bytes of the tenant that begins at `start`.
     pub(super) fn len_at(&self, start: PlanOffset) -> Option<Bytes> {
-        self.served_at(start).map(|(end, _)| Bytes::new(end - start.get()))
+        let number = self.begins_at(start).filter(|number| self.at(*number).bytes != LENT)?;
+        Some(self.at(number).span().len())
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Tenant> {
+        self.walk(self.at(NONE).after)
     }
 
     pub(super) fn spans(&self) -> impl Iterator<Item = PlanSpan> + '_ {
-        self.spans.iter().map(span_of)
+        self.all().map(Tenant::span)
     }
 
     /// Everything that is in the way: tenants and holes.
@@ -195,34 +279,71 @@ impl Tenants {
 
     /// The tenants, with the bytes that were asked for.
     pub(super) fn iter(&self) -> impl Iterator<Item = (PlanSpan, Bytes)> + '_ {
-        self.spans().zip(self.spans.values().map(|(_, bytes)| *bytes))
+        self.all().map(|tenant| (tenant.span(), tenant.bytes))
     }
 
     /// Tenants that have bytes of `span`.
     pub(super) fn overlapping(&self, span: PlanSpan) -> impl Iterator<Item = PlanSpan> + '_ {
         let (start, end) = (span.start().get(), span.end().get());
-        let before = self.spans.range(..start).next_back().filter(|(_, (reach, _))| *reach > start);
-        let all = before.into_iter().chain(self.spans.range(start..end));
-        all.map(span_of)
+        let first = self.from(start);
+        let before = Some(self.at(self.at(first).before)).filter(|before| before.end > start);
+        before.into_iter().chain(self.walk(first).take_while(move |tenant| tenant.start < end)).map(Tenant::span)
     }
 
     pub(super) fn invariants(&self) -> Result<(), String> {
-        let mut counts = vec![0_u32; self.counts.len()];
-        self.spans().flat_map(cells).for_each(|cell| counts[cell as usize] += 1);
-        let busy = |cell: usize| self.busy.is_set(cell as u32);
-        let is_hole = |cell: usize| self.holes.is_set(cell as u32);
-        if let Some(cell) = (0..counts.len()).find(|cell| counts[*cell] > 0 && is_hole(*cell)) {
-            return Err(format!("cell {cell} has no memory and {} tenants", counts[cell]));
+        let spans: Vec<PlanSpan> = self.spans().collect();
+        if let Some(pair) = spans.windows(2).find(|pair| pair[0].end() > pair[1].start()) {
+            return Err(format!("tenants overlap or are out of order: {pair:?}"));
         }
-        let is_right =
-            |cell: usize| counts[cell] == self.counts[cell] && busy(cell) == (counts[cell] > 0 || is_hole(cell));
-        let wrong = (0..counts.len()).find(|cell| !is_right(*cell));
-        wrong.map_or(Ok(()), |cell| Err(format!("cell {cell} counts {} and has {}", self.counts[cell], counts[cell])))
+        let mut number = NONE;
+        for _ in 0..=spans.len() {
+            let after = self.at(number).after;
+            if self.at(after).before != number {
+                return Err(format!("tenant {after} comes after {number}, and does not know it"));
+            }
+            number = after;
+        }
+        let known = self.tenants.len() - 1 - self.unused.len();
+        if number != NONE || known != spans.len() {
+            return Err(format!("{known} tenants are known, and {} in the list", spans.len()));
+        }
+        let mut taken = vec![false; (self.firsts.len() as u64 * SLOT).div_ceil(CELL) as usize];
+        spans.iter().flat_map(|span| cells(*span)).for_each(|cell| taken[cell as usize] = true);
+        for (cell, is_taken) in (0..).zip(taken) {
+            let is_hole = self.holes.is_set(cell);
+            if is_taken && is_hole {
+                return Err(format!("cell {cell} has no memory, and somebody is there"));
+            }
+            if self.busy.is_set(cell) != (is_taken || is_hole) {
+                return Err(format!("cell {cell} is taken or not, and its bit says otherwise"));
+            }
+        }
+        let mut firsts = vec![NONE; self.firsts.len()];
+        let mut number = self.at(NONE).before;
+        while number != NONE {
+            firsts[(self.at(number).start / SLOT) as usize] = number;
+            number = self.at(number).before;
+        }
+        for (slot, first) in (0..).zip(&firsts) {
+            let has_bit = self.begins.first_from(slot) == Some(slot);
+            if self.firsts[slot as usize] != *first || has_bit != (*first != NONE) {
+                return Err(format!("slot {slot} has tenant {first} first, and knows another or none"));
+            }
+        }
+        Ok(())
     }
 }
 
-fn span_of((start, (end, _)): (&u64, &(u64, Bytes))) -> PlanSpan {
-    Span::new(PlanOffset::new(*start), Bytes::new(end - start)).expect("it was inserted")
+impl Tenant {
+    fn span(&self) -> PlanSpan {
+        let len = Bytes::new(self.end - self.start);
+        Span::new(PlanOffset::new(self.start), len).expect("it was inserted")
+    }
+}
+
+/// The first place from there on where an allocation may begin.
+fn aligned(at: u64) -> u64 {
+    at.next_multiple_of(limits::ALLOCATION_ALIGNMENT.get())
 }
 
 /// The bytes of a cell.
@@ -256,16 +377,16 @@ mod tests {
         gaps.into_iter().min().map(|(_, start)| start)
     }
 
-    #[test]
-    fn look_ups_agree_with_a_plain_list() {
+    /// So many tenants at most in a pool of so many bytes, each of up to `1 << shift_max` bytes.
+    fn agrees_with_a_plain_list(pool: Bytes, live_max: usize, shift_max: u64) {
         let mut rng = Rng::new(1);
-        let mut tenants = Tenants::new(Bytes::mib(400));
+        let mut tenants = Tenants::new(pool);
         let mut list: Vec<PlanSpan> = Vec::new();
         let mut clear = 0;
-        for _ in 0..20_000 {
-            let start = rng.below(300 << 11) * 512;
-            let shift = 10 + rng.below(16);
-            let len = 512 + rng.below(1 << shift) / 512 * 512;
+        for step in 0..20_000 {
+            let shift = 10 + rng.below(shift_max - 9);
+            let len = 512 + rng.below((1 << shift) - 512) / 512 * 512;
+            let start = rng.below((pool.get() - len) / 512 + 1) * 512;
             let span = Span::new(PlanOffset::new(start), Bytes::new(len)).unwrap();
             let expected = !list.iter().any(|other| other.overlaps(span));
             assert_eq!(tenants.is_clear(span), expected, "{span}");
@@ -277,13 +398,26 @@ mod tests {
                 tenants.insert(span, span.len());
                 list.push(span);
             }
-            if list.len() > 20 {
+            if step % 1000 == 0 {
+                tenants.invariants().unwrap();
+                let mut inside: Vec<PlanSpan> = list.iter().copied().filter(|other| other.overlaps(span)).collect();
+                inside.sort_unstable_by_key(|span| span.start());
+                assert_eq!(tenants.overlapping(span).collect::<Vec<_>>(), inside);
+            }
+            if list.len() > live_max {
                 let gone = list.swap_remove(rng.index(list.len()));
                 assert_eq!(tenants.len_at(gone.start()), Some(gone.len()));
                 assert_eq!(tenants.remove(gone.start()), Some(gone.len()));
             }
         }
         tenants.invariants().unwrap();
-        assert!(clear > 1000);
+        assert!(clear > 1000 && list.len() >= live_max);
+    }
+
+    #[test]
+    fn look_ups_agree_with_a_plain_list() {
+        agrees_with_a_plain_list(Bytes::mib(400), 20, 25);
+        // Hundreds begin in one slot.
+        agrees_with_a_plain_list(Bytes::mib(4), 1000, 12);
     }
 }

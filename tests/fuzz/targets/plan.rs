@@ -33,7 +33,7 @@ fn check(bytes: &[u8]) {
         let spaces = ReuseSpaces::of(&plan);
         for number in 0..plan.dynamic.len() as u32 {
             let Some(group) = spaces.group(number) else { continue };
-            let ends = spaces.spaces(group, 1).iter().map(|space| span_of(*space).end().get());
+            let ends = spaces.spaces(group).iter().map(|space| span_of(*space).end().get());
             assert!(ends.max().unwrap_or(0) <= plan.pool_len.get());
         }
         serve(&plan);
