@@ -117,7 +117,7 @@ extern "C" {
  Allocates `size` bytes on `device`, to be used on `stream` first. The device is the process's own ordinal, as the vendor's library counts in it.
 
  The address is aligned to 512 bytes. Opens a session with the daemon at the first call; after that most calls take tens of nanoseconds, do not leave the
- process, and take no lock that another process can hold. May be called from any thread.
+ process, and take no lock that another process can hold. May be called from any thread, and not from a signal handler; a signal that comes during a call changes nothing.
 
  Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why. Where memory has run out it says who holds what: this process, and the daemon's other sessions.
 

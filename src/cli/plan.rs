@@ -239,6 +239,12 @@ fn about_rounding(plan: &Plan) -> Option<String> {
 fn check(plan_file: &std::path::Path, trace_file: &std::path::Path, device: Option<u32>, json: bool) -> Outcome {
     // Reading validates the plan in itself; what is left is whether it is this job's.
     let wrong = match read_plan(plan_file) {
+        Err(Failure::PlanFile { .. }) if read_plan(trace_file).is_ok() => {
+            let (plan, trace) = (trace_file.display(), plan_file.display());
+            return Err(Failure::Usage(format!(
+                "{plan} is the plan: it comes first, as in `stitchd plan check {plan} {trace}`"
+            )));
+        }
         Err(error @ Failure::PlanFile { .. }) => vec![error.to_string()],
         Err(other) => return Err(other),
         Ok(plan) => {

@@ -110,7 +110,11 @@ pub(super) fn run(args: &PlansArgs) -> Outcome {
 }
 
 fn id_of(text: &str) -> Result<PlanId, Failure> {
-    let unreadable = || Failure::Usage(format!("'{text}' is not the id of a plan: sixteen hexadecimal digits"));
+    let unreadable = || {
+        Failure::Usage(format!(
+            "'{text}' is not the id of a plan: sixteen hexadecimal digits, as `stitchd plans` lists them"
+        ))
+    };
     PlanId::from_hex(text).ok_or_else(unreadable)
 }
 

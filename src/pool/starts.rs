@@ -84,7 +84,7 @@ mod tests {
     use crate::rng::Rng;
 
     #[test]
-    fn the_last_before_a_place_is_found_as_in_a_plain_set() {
+    fn the_nearest_to_a_place_are_found_as_in_a_plain_set() {
         let mut rng = Rng::new(9);
         let (mut starts, mut plain) = (Starts::default(), BTreeSet::new());
         for _ in 0..40_000 {

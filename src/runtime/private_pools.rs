@@ -174,7 +174,9 @@ impl PrivatePools {
 impl Runtime {
     /// Opens a private pool, which is made if it is not there: from now on a capture may be under way. To be ended, and released, once for each time.
     pub fn begin_private(&self, id: PrivatePoolId) {
-        self.lock().private.begin(id, &self.device, self.config.granule);
+        let mut pools = self.lock();
+        pools.private.begin(id, &self.device, self.config.granule);
+        pools.stitching.keep_mapped(true);
     }
 
     /// A private pool is open.
@@ -187,6 +189,8 @@ impl Runtime {
         let was_open = {
             let mut pools = self.lock();
             let was_open = pools.private.end(id);
+            let is_open = pools.private.is_open();
+            pools.stitching.keep_mapped(is_open);
             self.finish_deferred(&mut pools);
             was_open
         };

@@ -162,6 +162,15 @@ impl ContextKey {
     /// The caller does not say where it is; matches any context.
     pub const UNKNOWN: ContextKey = ContextKey(0);
 
+    /// Where nothing was recorded, as in all of a trace without contexts: the key of [`Context::default`] in no module.
+    pub const NONE: ContextKey = ContextKey(0x3a56_f854_ae9e_add7);
+
+    /// A request that comes from `asked` may be the one that a plan has from here: they are the same, or one of the two says nothing.
+    #[inline]
+    pub fn may_be(self, asked: ContextKey) -> bool {
+        self == asked || asked == ContextKey::UNKNOWN || self == ContextKey::NONE
+    }
+
     /// The key of a context in the module called `module`.
     pub fn of(context: &Context, module: &str) -> ContextKey {
         // FNV-1a over the name, then each field mixed in; +1 keeps "none" apart from 0.
@@ -186,5 +195,17 @@ impl Trace {
     /// One more than the highest iteration of any event.
     pub fn iterations(&self) -> u32 {
         self.events.iter().map(|event| event.iteration + 1).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_nothing_was_recorded_has_a_key_of_its_own() {
+        assert_eq!(ContextKey::of(&Context::default(), ""), ContextKey::NONE);
+        assert!(ContextKey::NONE.may_be(ContextKey(1)) && ContextKey(1).may_be(ContextKey::UNKNOWN));
+        assert!(!ContextKey(1).may_be(ContextKey::NONE) && !ContextKey(1).may_be(ContextKey(3)));
     }
 }

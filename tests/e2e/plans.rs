@@ -305,6 +305,9 @@ fn a_broken_plan_and_one_for_another_job_are_refused_with_what_is_wrong() {
     assert_eq!(other.status.code(), Some(1));
     let said = String::from_utf8_lossy(&other.stdout);
     assert!(said.contains("the plan has 7 requests"), "{said}");
+    let swapped = run(&["plan", "check", text(&trace_file), text(&plan_file)]);
+    assert_eq!(swapped.status.code(), Some(2));
+    assert!(stderr(&swapped).contains("it comes first"), "{}", stderr(&swapped));
 
     let mut bytes = std::fs::read(&plan_file).unwrap();
     let middle = bytes.len() / 2;

@@ -41,10 +41,12 @@ struct Slot {
 }
 
 /// A job: what its first iteration does beside the rest, and what every iteration does.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Job {
     slots: Vec<Slot>,
     prologue: Vec<Act>,
+    /// The first pass of the cycle, in which some of what the prologue asked for goes.
+    first: Vec<Act>,
     pub(crate) cycle: Vec<Act>,
     /// Whether each request can be told from every other.
     has_contexts: bool,
@@ -59,7 +61,8 @@ impl Job {
 
     /// The same job, which does everything once.
     fn once(mut self) -> Job {
-        self.prologue.append(&mut self.cycle);
+        self.prologue.append(&mut self.first);
+        self.cycle.clear();
         self
     }
 
@@ -79,7 +82,7 @@ impl Job {
         // A job that loads and warms up before its first step has a long one.
         let most = if rng.chance(300) { slots.len() } else { slots.len().min(8) };
         let of_prologue = rng.index(most);
-        // What the prologue asks for stays for good, or goes before the first step.
+        // What the prologue asks for stays for good, or goes before the first step or in it.
         let mut prologue = Vec::new();
         for slot in 0..of_prologue {
             prologue.push(Act::Alloc(slot));
@@ -108,7 +111,13 @@ impl Job {
             let before = cycle.iter().position(|act| *act == Act::Alloc(slot)).unwrap();
             cycle.insert(rng.index(before + 1), Act::Free(slot));
         }
-        Job { slots, prologue, cycle, has_contexts }
+        let mut first = cycle.clone();
+        for slot in 0..of_prologue {
+            if !prologue.contains(&Act::Free(slot)) && rng.chance(300) {
+                first.insert(rng.index(first.len() + 1), Act::Free(slot));
+            }
+        }
+        Job { slots, prologue, first, cycle, has_contexts }
     }
 
     /// A job that asks for `sizes` in turn, where each is freed by the next; the first `kept` of them are asked for once and stay.
@@ -128,7 +137,8 @@ impl Job {
         }
         cycle.push(Act::Free(sizes.len() - 1));
         let prologue = (0..kept).map(Act::Alloc).collect();
-        Job { slots: sizes.iter().enumerate().map(slot).collect(), prologue, cycle, has_contexts: true }
+        let slots = sizes.iter().enumerate().map(slot).collect();
+        Job { slots, prologue, first: cycle.clone(), cycle, has_contexts: true }
     }
 
     /// The job as a recorder would have seen it.
@@ -138,7 +148,8 @@ impl Job {
         let mut ids: BTreeMap<usize, u64> = BTreeMap::new();
         for iteration in 0..iterations {
             let prologue = self.prologue.iter().filter(|_| iteration == 0).map(|act| (act, Phase::Init));
-            for (act, phase) in prologue.chain(self.cycle.iter().map(|act| (act, Phase::Forward))) {
+            let pass = if iteration == 0 { &self.first } else { &self.cycle };
+            for (act, phase) in prologue.chain(pass.iter().map(|act| (act, Phase::Forward))) {
                 let tick = trace.events.len() as u64 + 1;
                 let (slot, kind, id) = match act {
                     Act::Alloc(slot) => {
@@ -217,11 +228,10 @@ pub(crate) struct Bench {
     elsewhere: u64,
     /// Requests served where no entry has them.
     reused: u64,
-    /// Parts that were lent.
+    /// Requests that parts were lent to.
     lent: u64,
-    /// Requests whose place had no memory, and those of them for which none came.
+    /// Requests whose place had no memory.
     unbacked: u64,
-    passed_over: u64,
     steps: u64,
 }
 
@@ -249,7 +259,6 @@ impl Bench {
             reused: 0,
             lent: 0,
             unbacked: 0,
-            passed_over: 0,
             steps: 0,
         }
     }
@@ -286,8 +295,9 @@ impl Bench {
                 let lacks = self.pool.lacks(request).expect("it is the one at the cursor, and has no memory");
                 self.unbacked += 1;
                 if !self.steps.is_multiple_of(3) {
+                    let skipped = self.pool.counts().skipped;
                     self.pool.pass_over();
-                    self.passed_over += 1;
+                    assert_eq!(self.pool.counts().skipped, skipped + 1);
                     return None;
                 }
                 for cell in lacks.start().get() / CELL..lacks.end().get().div_ceil(CELL) {
@@ -401,8 +411,7 @@ impl Bench {
             }
         }
         if !lent.is_empty() {
-            self.reused += 1;
-            self.lent += lent.len() as u64;
+            self.lent += 1;
             self.pool.lend(lent.into_iter());
         }
     }
@@ -494,8 +503,7 @@ impl Bench {
         // What the plan expects to vary may come without a word that it does.
         let surprises = counts.blocked + counts.unplanned + counts.resized;
         assert!(surprises == self.elsewhere || self.has_dynamic() && surprises < self.elsewhere, "{counts:?}");
-        assert_eq!(counts.reused, self.reused);
-        assert!(counts.skipped >= self.passed_over);
+        assert_eq!(counts.reused, self.reused + self.lent);
         let lent = self.live.iter().filter(|(.., who)| **who == Who::Lent).count();
         assert_eq!(self.pool.live_allocations(), (self.live.len() - lent) as u64);
         self.pool.invariants().unwrap();
@@ -695,14 +703,33 @@ fn run(seed: u64, steps: u64) {
             continue;
         }
         let mut bench = Bench::new(job, if is_once { 1 } else { 3 }, iteration);
-        let (prologue, cycle) = (bench.job.prologue.clone(), bench.job.cycle.clone());
+        let Job { prologue, first, cycle, .. } = bench.job.clone();
         let (again, phase) = if is_once { (&prologue, Phase::Init) } else { (&cycle, Phase::Forward) };
         if is_wild_from_the_start {
             bench.wild_iteration(&prologue, Phase::Init, &mut rng, 200);
+            // What varies and comes too early.
+            let varies = |slot: &usize| bench.job.slots[*slot].is_dynamic;
+            let varying: Vec<usize> = (0..bench.job.slots.len()).filter(varies).collect();
+            for slot in varying.iter().filter(|_| rng.chance(300)) {
+                let request = bench.request(*slot, Phase::Forward);
+                let served = bench.ask(&request);
+                bench.late.extend(served);
+                bench.check_all();
+            }
+            if !is_once {
+                bench.wild_iteration(&first, Phase::Forward, &mut rng, 200);
+            }
         } else {
             // The first pass is clean: it tells which stream is which.
             assert!(bench.clean_iteration(&prologue, Phase::Init));
-            assert!(bench.clean_cycles(2, rng.chance(500)));
+            if !is_once {
+                let is_marked = rng.chance(500);
+                assert!(bench.clean_iteration(&first, Phase::Forward));
+                if is_marked {
+                    bench.mark();
+                }
+                assert!(bench.clean_cycles(1, is_marked));
+            }
             assert_eq!(bench.pool.counts().deviations(), 0);
         }
         for _ in 0..1 + rng.below(3) {
@@ -720,13 +747,13 @@ fn run(seed: u64, steps: u64) {
         served += counts.hits;
         late += counts.late;
         blocked += counts.blocked;
-        reused += counts.reused;
+        reused += bench.reused;
         lent += bench.lent;
         unbacked += bench.unbacked;
         trail.step += bench.steps;
     }
     assert!(served > steps / 5 && late > steps / 1000 && blocked > steps / 1000, "{served} {late} {blocked}");
-    assert!(reused > steps / 200 && lent > steps / 200 && unbacked > steps / 2000, "{reused} {lent} {unbacked}");
+    assert!(reused > steps / 200 && lent > steps / 400 && unbacked > steps / 2000, "{reused} {lent} {unbacked}");
 }
 
 /// Once nothing wrong is live any more, a marked iteration is served as planned; without marks the third is at the latest.

@@ -6,6 +6,7 @@
 use super::Request;
 use crate::ids::StreamId;
 use crate::plan::{Plan, ReuseSpaces};
+use crate::trace::ContextKey;
 
 /// How far ahead a request is looked for.
 const WINDOW: u32 = 64;
@@ -16,13 +17,13 @@ pub(super) struct Dynamic {
     cycle_start: u32,
     cursor: u32,
     pub(super) spaces: ReuseSpaces,
-    /// Where among the spaces of its group each was last time.
+    /// Where among the spaces of its group the first was that held it last time.
     pub(super) near: Box<[u32]>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Expected {
-    context: u64,
+    context: ContextKey,
     /// Index into [`super::Streams`].
     stream: u32,
     /// The entry that it comes before.
@@ -33,7 +34,7 @@ impl Dynamic {
     /// Those of a plan; `stream` numbers its streams.
     pub(super) fn new(plan: &Plan, mut stream: impl FnMut(StreamId) -> u32) -> Dynamic {
         let expected = plan.dynamic.iter().map(|entry| Expected {
-            context: entry.context.0,
+            context: entry.context,
             stream: stream(entry.stream),
             before: entry.before,
         });
@@ -73,18 +74,22 @@ impl Dynamic {
 
     /// The one that a request of a module that varies is, where `next` is the entry that is asked for next; the cursor goes behind it.
     pub(super) fn find(&mut self, request: &Request, next: u32, agrees: impl Fn(u32) -> bool) -> Option<u32> {
-        if request.context.0 == 0 {
+        if request.context == ContextKey::UNKNOWN {
             return self.find_at(request, next, agrees);
         }
         let is_it = |number: &u32| {
             let expected = self.expected[*number as usize];
-            expected.context == request.context.0 && agrees(expected.stream)
+            expected.context == request.context && agrees(expected.stream)
         };
         // Most often it is the next. Where the job has jumped the entries know it first.
-        let next_one = Some(self.cursor).filter(|next| *next < self.expected.len() as u32 && is_it(next));
+        let next_one = Some(self.cursor).filter(|one| *one < self.expected.len() as u32 && is_it(one));
         let found = next_one
             .or_else(|| self.from(self.cursor).find(is_it))
-            .or_else(|| self.from(self.first_before(next)).find(is_it))?;
+            .or_else(|| self.from(self.first_before(next)).find(is_it));
+        let Some(found) = found else {
+            // It may be one of which the plan does not know where it comes from.
+            return self.find_at(request, next, agrees);
+        };
         self.cursor = found + 1;
         Some(found)
     }
@@ -95,7 +100,7 @@ impl Dynamic {
         let start = if (first..=end).contains(&self.cursor) { self.cursor } else { first };
         let is_it = |number: &u32| {
             let expected = self.expected[*number as usize];
-            (request.context.0 == 0 || expected.context == request.context.0) && agrees(expected.stream)
+            expected.context.may_be(request.context) && agrees(expected.stream)
         };
         let found = (start..end).take(WINDOW as usize).find(is_it)?;
         self.cursor = found + 1;

@@ -46,7 +46,7 @@ impl Cells {
 }
 
 impl PlannedPool {
-    /// The live allocation that has `address`: over the entries of its cell, and as many steps as the logarithm of the tenants; what is free beside it takes a look at each cell that is free. The first time all of the plan is gone over.
+    /// The live allocation that has `address`: over the entries and tenants of its cell; what is free beside it takes a look at each cell that is free. The first time all of the plan is gone over.
     pub fn find(&mut self, address: DeviceAddress) -> Option<Found> {
         let offset = PlanOffset::new(address.checked_distance(self.span.start())?.get());
         if !self.span.contains(address) {

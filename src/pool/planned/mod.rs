@@ -39,6 +39,7 @@ use crate::ids::StreamId;
 use crate::limits;
 use crate::plan::validate::{self, Wrong};
 use crate::plan::{self, Expiries, Plan};
+use crate::trace::ContextKey;
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place, PlanOffset, PlanSpan, Span};
 
 /// The planned pool of one device.
@@ -133,7 +134,7 @@ pub enum Served {
 #[repr(align(32))]
 struct Planned {
     bytes: Bytes,
-    context: u64,
+    context: ContextKey,
     /// Index into [`Places`], which has its offset.
     place: u32,
     /// Index into [`Streams`].
@@ -149,7 +150,7 @@ const _: () = assert!(size_of::<Planned>() == 32);
 impl Planned {
     #[inline]
     fn is_like(&self, request: &Request) -> bool {
-        self.bytes == request.bytes && (request.context.0 == 0 || self.context == request.context.0)
+        self.bytes == request.bytes && self.context.may_be(request.context)
     }
 }
 
@@ -325,7 +326,7 @@ impl PlannedPool {
             .zip(0..)
             .map(|(entry, at)| Planned {
                 bytes: entry.bytes,
-                context: entry.context.0,
+                context: entry.context,
                 place: places.of(units(entry.offset)),
                 stream: number(entry.stream),
                 gone: expiries.before(at).first().map_or(nobody, |gone| *gone),
@@ -543,8 +544,8 @@ impl PlannedPool {
     fn serve_unfound(&mut self, request: &Request) -> Served {
         let entry = self.matcher.cursor();
         let is_resized = self.entries.get(entry as usize).is_some_and(|planned| {
-            request.context.0 != 0
-                && planned.context == request.context.0
+            request.context != ContextKey::UNKNOWN
+                && planned.context == request.context
                 && planned.bytes.get().max(request.bytes.get()) / 2 <= planned.bytes.get().min(request.bytes.get())
                 && self.streams.agree(planned.stream, request.stream)
         });

@@ -492,3 +492,27 @@ fn what_is_idle_where_a_pass_ends_is_not_idle_where_the_first_begins_for_a_job_t
     assert_eq!([4, 5].map(|units| bench.ask(units)), [Some(50), Some(60)]);
     assert_eq!(bench.ask_varying(20, EXPERT, true), at(0));
 }
+
+#[test]
+fn a_plan_without_contexts_is_followed_by_a_job_that_has_some() {
+    let mut plan = plan(&[(1, 0), (2, 1), (3, 3), (2, 6)], 0);
+    plan.entries.iter_mut().for_each(|entry| entry.context = ContextKey::NONE);
+    plan.dynamic = vec![DynamicEntry { context: ContextKey::NONE, ..varies(2, 0, 11, 12) }];
+    let mut bench = Bench::of(&plan);
+    for iteration in 0..3 {
+        for (at, (units, offset)) in [(1, 0), (2, 1), (3, 3), (2, 6)].into_iter().enumerate() {
+            if at == 2 && iteration > 0 {
+                // What varies is known by its place.
+                let Served::Reused(address) = bench.ask_varying(1, EXPERT, true) else { panic!("the plan expects it") };
+                assert!(bench.free((address.get() - BASE) / UNIT));
+            }
+            assert_eq!(
+                bench.ask_varying(units, 1000 + at as u64, false),
+                Served::At(DeviceAddress::new(BASE + offset * UNIT))
+            );
+        }
+        [0, 1, 3, 6].into_iter().for_each(|offset| assert!(bench.free(offset)));
+        bench.pool.mark_iteration();
+    }
+    assert_eq!(bench.pool.counts().deviations(), 0);
+}

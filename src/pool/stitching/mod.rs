@@ -135,6 +135,8 @@ pub struct StitchingPool {
     config: StitchConfig,
     /// The configured limit, or what half of the process's mappings reach.
     stitch_limit: Bytes,
+    /// Nothing is unmapped to serve a request.
+    keeps_mapped: bool,
     ranges: Slab<Range>,
     cells: Cells,
     pblocks: Slab<PBlock>,
@@ -206,6 +208,7 @@ impl StitchingPool {
             granule_shift: granule.get().trailing_zeros(),
             config,
             stitch_limit: config.stitch_limit.min(reachable),
+            keeps_mapped: false,
             ranges: Slab::new(),
             cells: Cells::default(),
             pblocks: Slab::new(),

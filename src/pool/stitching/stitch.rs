@@ -42,6 +42,10 @@ impl StitchingPool {
         if len < limit || !self.config.is_on {
             return Ok(Stitched::Lacks(len));
         }
+        if self.keeps_mapped && !self.device.capabilities().alias {
+            // Chunks would have to move.
+            return Ok(Stitched::Lacks(len));
+        }
         let (parts, sum) = self.largest_idle(len, limit, stream);
         if sum < len {
             // What is brought must be large enough to be stitched itself.
@@ -157,8 +161,16 @@ impl StitchingPool {
         }
     }
 
+    /// From now on nothing is unmapped to serve a request, or it may be again: while a graph is captured that would break the capture. Meanwhile there may be more stitched blocks than the limit.
+    pub fn keep_mapped(&mut self, is_kept: bool) {
+        self.keeps_mapped = is_kept;
+    }
+
     /// Drops idle stitched blocks, the least recently used first, until `len` bytes of addresses are free. False if there was none.
     fn evict(&mut self, len: Bytes) -> bool {
+        if self.keeps_mapped {
+            return false;
+        }
         let idle = self.least_recently_used(|block| matches!(block.place, Place::Alias(_)));
         let mut freed = Bytes::ZERO;
         for oldest in idle {

@@ -1,10 +1,10 @@
 //! One behaviour each, on real bytes: what two blocks share shows as an overwritten pattern. Long random runs are in `tests/model`.
 
 use super::*;
-use crate::driver::Driver;
 use crate::driver::host::{HostDriver, HostOptions};
 use crate::driver::layers::faulty::{Faults, Faulty};
 use crate::driver::layers::metered::{Meter, Metered};
+use crate::driver::{Call, Driver};
 use crate::ids::{ChunkId, DeviceId};
 
 const STREAM: StreamId = StreamId(0);
@@ -255,6 +255,33 @@ fn the_least_recently_used_stitched_block_goes_at_the_limit() {
     // Ten are in use; eight more only fit when both go, six first.
     bench.stitched(8);
     assert_eq!(bench.pool.counts().evicted, 2);
+}
+
+#[test]
+fn while_nothing_may_be_unmapped_stitched_blocks_stay_above_the_limit_and_no_chunk_moves() {
+    for alias in [true, false] {
+        let config = StitchConfig { stitch_limit: mib(10), ..CONFIG };
+        let mut bench = Bench::new(alias, config);
+        bench.grow(16);
+        let blocks: Vec<_> = (0..8).map(|_| bench.alloc(2).unwrap()).collect();
+        for at in [0, 2, 4, 6] {
+            bench.free(blocks[at]);
+        }
+        bench.pool.keep_mapped(true);
+        let unmapped = |bench: &Bench| bench.meter.layer().counts().of(Call::Unmap).calls;
+        let before = unmapped(&bench);
+        for len in [4, 6, 8] {
+            match bench.stitch(len) {
+                Stitched::Served(block) => bench.free(block.address),
+                Stitched::Lacks(lacks) => assert!(!alias && lacks == mib(len), "{lacks}"),
+            }
+        }
+        assert_eq!((unmapped(&bench), bench.pool.counts().evicted), (before, 0));
+        bench.pool.keep_mapped(false);
+        bench.free(blocks[1]);
+        bench.stitched(10);
+        assert_eq!(bench.pool.counts().evicted, if alias { 3 } else { 0 });
+    }
 }
 
 /// Found by `tests/model`: the parts were merged, and the stitched block then listed its chunks in an order that it does not show them in.
