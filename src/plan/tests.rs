@@ -472,3 +472,14 @@ fn a_plan_file_that_lies_is_refused() {
     }
     assert!(refused * 4 > lies, "only {refused} of {lies} lies were refused");
 }
+
+#[test]
+fn what_comes_before_the_first_step_is_not_taken_for_varying_where_no_request_has_a_context() {
+    let asked = |bytes: u64| vary::Asked { bytes: Bytes::new(bytes), stream: StreamId(0), context: ContextKey::NONE };
+    let step: Vec<vary::Asked> = (0..400).map(|at| asked(1000 + at % 40)).collect();
+    let first: Vec<vary::Asked> = (0..300).map(asked).chain(step.iter().copied()).collect();
+    assert_eq!(vary::pairs(&first, &step), []);
+    // As many in both are the same requests, whatever their sizes.
+    let longer: Vec<vary::Asked> = step.iter().map(|one| asked(one.bytes.get() * 3)).collect();
+    assert_eq!(vary::pairs(&step, &longer).len(), 400);
+}

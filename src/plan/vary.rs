@@ -11,6 +11,8 @@ use crate::units::Bytes;
 
 /// How far the two may be apart before they agree again.
 const APART_MAX: usize = 64;
+/// So many requests tell where a step begins.
+const IN_A_ROW: usize = 4;
 
 /// A request as it is compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,16 +30,20 @@ impl Asked {
 
 /// Pairs of requests, by their places in the two iterations, that are the same with another size.
 pub(super) fn pairs(one: &[Asked], other: &[Asked]) -> Vec<(usize, usize)> {
-    let (mut at, mut beside) = (0, 0);
-    let mut pairs = Vec::new();
+    let (mut at, mut beside) = (before_first_step(one, other), 0);
+    let (mut pairs, mut has_agreed) = (Vec::new(), false);
     while at < one.len() && beside < other.len() {
         if one[at] == other[beside] {
+            has_agreed = true;
             (at, beside) = (at + 1, beside + 1);
             continue;
         }
         let Some((skip, skip_beside)) = next_agreement(&one[at..], &other[beside..]) else {
-            // Hardly anything is the same near here, as where a length is another at every step: then order says which request is which, as long as it can be the right one.
-            let is_known = one[at].context != ContextKey::UNKNOWN || one.len() - at == other.len() - beside;
+            // Hardly anything is the same near here, as where a length is another at every step: then order says which request is which, as long as it can be the right one. Without contexts it can from the
+            // beginning or the end; in between one of the two does what the other does not.
+            let context = one[at].context;
+            let is_known = context != ContextKey::UNKNOWN && (context != ContextKey::NONE || !has_agreed);
+            let is_known = is_known || one.len() - at == other.len() - beside;
             let run = one[at..].iter().zip(&other[beside..]);
             let run = run.take_while(|(one, other)| is_known && one != other && one.is_same_place(other)).count();
             if run == 0 {
@@ -49,6 +55,7 @@ pub(super) fn pairs(one: &[Asked], other: &[Asked]) -> Vec<(usize, usize)> {
             (at, beside) = (at + run, beside + run);
             continue;
         };
+        has_agreed = true;
         let lies_before = one[at..at + skip].iter().zip(&other[beside..beside + skip_beside]);
         if skip == skip_beside && lies_before.clone().all(|(one, other)| one.is_same_place(other)) {
             let other_sizes = lies_before.enumerate().filter(|(_, (one, other))| one.bytes != other.bytes);
@@ -57,6 +64,14 @@ pub(super) fn pairs(one: &[Asked], other: &[Asked]) -> Vec<(usize, usize)> {
         (at, beside) = (at + skip, beside + skip_beside);
     }
     pairs
+}
+
+/// How many requests of `one` come before it does what `other` begins with: a job that has not begun its first step loads what it needs. Where there are contexts they say so.
+fn before_first_step(one: &[Asked], other: &[Asked]) -> usize {
+    let Some(begins) = other.get(..IN_A_ROW).filter(|run| run.iter().all(|asked| asked.context.is_unknown())) else {
+        return 0;
+    };
+    one.windows(IN_A_ROW).position(|run| run == begins).unwrap_or(0)
 }
 
 /// How many requests of each lie before they agree on two in a row, as few as can be; of as many, those that are evenly spread. At their ends both agree.

@@ -165,6 +165,12 @@ impl ContextKey {
     /// Where nothing was recorded, as in all of a trace without contexts: the key of [`Context::default`] in no module.
     pub const NONE: ContextKey = ContextKey(0x3a56_f854_ae9e_add7);
 
+    /// It says nothing.
+    #[inline]
+    pub fn is_unknown(self) -> bool {
+        self == ContextKey::UNKNOWN || self == ContextKey::NONE
+    }
+
     /// A request that comes from `asked` may be the one that a plan has from here: they are the same, or one of the two says nothing.
     #[inline]
     pub fn may_be(self, asked: ContextKey) -> bool {
