@@ -25,7 +25,7 @@ use lower_bound::Changes;
 pub use lower_bound::lower_bound;
 pub use phases::PhasePair;
 pub use problem::{Buffer, Problem};
-pub use reuse::{ReuseSpaces, first_fit, span_of};
+pub use reuse::{ReuseSpaces, first_with_room, span_of};
 
 use crate::ids::{PlanId, StreamId};
 use crate::limits;

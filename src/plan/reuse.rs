@@ -85,7 +85,7 @@ impl ReuseSpaces {
 /// Which of some spaces, the shortest first, is the first that holds at least so many units; how many they are where none does. Looks around `near`: the lists of a large plan are in nobody's cache, and who asks
 /// again asks for about as much as before.
 #[inline]
-pub fn first_fit(spaces: &[(u32, u32)], units: u32, near: usize) -> usize {
+pub fn first_with_room(spaces: &[(u32, u32)], units: u32, near: usize) -> usize {
     let is_short = |at: usize| spaces.get(at).is_some_and(|(_, len)| *len < units);
     // All below `from` are too short, and none from `to` on is.
     let (mut from, mut to, mut step) = (0, spaces.len(), 1);

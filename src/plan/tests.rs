@@ -362,7 +362,7 @@ fn the_first_space_that_holds_a_request_is_found_from_wherever_the_search_begins
         for units in 0..23 {
             let slow = spaces.iter().filter(|(_, len)| *len < units).count();
             for near in 0..count as usize + 3 {
-                assert_eq!(reuse::first_fit(&spaces, units, near), slow, "{units} near {near} of {spaces:?}");
+                assert_eq!(reuse::first_with_room(&spaces, units, near), slow, "{units} near {near} of {spaces:?}");
             }
         }
     }

@@ -770,8 +770,8 @@ impl PlannedPool {
         let units = u32::try_from(len.get() / limits::ALLOCATION_ALIGNMENT.get()).ok()?;
         let spaces = self.dynamic.spaces.spaces(group);
         let near = &mut self.dynamic.near[number as usize];
-        let first_fit = plan::first_fit(spaces, units, *near as usize);
-        *near = first_fit as u32;
+        let first = plan::first_with_room(spaces, units, *near as usize);
+        *near = first as u32;
         let is_behind_plan = cursor as usize >= self.entries.len();
         let is_free = |span: PlanSpan| {
             let is_there = |entry: u32| self.orderly.is_set(entry) && self.offsets_of(entry).overlaps(span);
@@ -786,7 +786,7 @@ impl PlannedPool {
             let start = self.tenants.gap(plan::span_of(*space), len)?;
             Span::new(start, len).filter(|span| is_free(*span))
         };
-        let span = spaces[first_fit..].iter().find_map(gap)?;
+        let span = spaces[first..].iter().find_map(gap)?;
         Some(self.serve_tenant(span, request, self.dynamic.stream(number)))
     }
 
