@@ -2,7 +2,7 @@
 //!
 //! A tree over the sections of time, of eight children a node, keeps in every node two sets of occupied offsets: of buffers that *cover* the node's whole time, and of buffers
 //! that *touch* any of it. A buffer's conflicts are then what touches its canonical nodes and what covers those that its life cuts: some ten sets, each kept short by merging neighbours.
-//! The lowest offset that nothing known is in the way of climbs: whichever set has a stretch that overlaps it raises it above that, until none has. 288,000 buffers take less than a second
+//! The lowest offset that nothing known is in the way of climbs: whichever set has a stretch that overlaps it raises it above that, until none has. 288,000 buffers take about a second
 //! where sizes repeat, as in training. Where nothing repeats nothing merges, and the stretches on the way are as many as the buffers that are
 //! live together: the square of the job, which is why somebody counts the steps.
 
