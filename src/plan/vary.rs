@@ -41,8 +41,11 @@ pub(super) fn pairs(one: &[Asked], other: &[Asked]) -> Vec<(usize, usize)> {
         let Some((skip, skip_beside)) = next_agreement(&one[at..], &other[beside..]) else {
             // Hardly anything is the same near here, as where a length is another at every step: then order says which request is which, as long as it can be the right one. Without contexts it can from the
             // beginning or the end; in between one of the two does what the other does not.
-            let context = one[at].context;
-            let is_known = context != ContextKey::UNKNOWN && (context != ContextKey::NONE || !has_agreed);
+            let is_known = match one[at].context {
+                ContextKey::UNKNOWN => false,
+                ContextKey::NONE => !has_agreed,
+                _ => true,
+            };
             let is_known = is_known || one.len() - at == other.len() - beside;
             let run = one[at..].iter().zip(&other[beside..]);
             let run = run.take_while(|(one, other)| is_known && one != other && one.is_same_place(other)).count();

@@ -93,6 +93,14 @@ impl Counter {
     /// Bytes of each.
     pub const BYTES: [Counter; 4] =
         [Counter::BytesPlanned, Counter::BytesReuse, Counter::BytesStitching, Counter::BytesSmall];
+    /// A request that the plan serves, and its bytes.
+    pub(super) const PLANNED: (Counter, Counter) = (Counter::RequestsPlanned, Counter::BytesPlanned);
+    /// The same of one that the static pool serves out of order.
+    pub(super) const REUSED: (Counter, Counter) = (Counter::RequestsReuse, Counter::BytesReuse);
+    /// The same of one that is stitched, or packed beside a plan.
+    pub(super) const STITCHED: (Counter, Counter) = (Counter::RequestsStitching, Counter::BytesStitching);
+    /// The same of a small one.
+    pub(super) const SMALL: (Counter, Counter) = (Counter::RequestsSmall, Counter::BytesSmall);
     /// Deviations from the plan, by kind.
     pub const DEVIATIONS: [Counter; 5] = [
         Counter::DeviationsLate,
@@ -157,7 +165,7 @@ impl Counters {
 
     /// A request was served.
     #[inline]
-    pub(super) fn served(self, requests: Counter, bytes: Counter, served: Bytes, occupied: Bytes) {
+    pub(super) fn served(self, (requests, bytes): (Counter, Counter), served: Bytes, occupied: Bytes) {
         self.add(requests, 1);
         self.add(bytes, served.get());
         self.add(Counter::LiveBytes, served.get());

@@ -81,7 +81,7 @@ impl Runtime {
 
     fn serve_block(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         self.block(request.bytes, request.stream, |pools, block| {
-            self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes, block.len);
+            self.counters.served(Counter::STITCHED, request.bytes, block.len);
             pools.note(|tap| tap.alloc(request, block.address));
             block.address
         })

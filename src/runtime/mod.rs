@@ -629,38 +629,31 @@ impl Pools {
     #[inline]
     fn alloc(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
         if let Some(installed) = &mut self.planned {
-            let (address, requests, bytes) = match installed.pool.alloc(request) {
-                Served::At(address) => (address, Counter::RequestsPlanned, Counter::BytesPlanned),
-                Served::Reused(address) => (address, Counter::RequestsReuse, Counter::BytesReuse),
+            let (address, by) = match installed.pool.alloc(request) {
+                Served::At(address) => (address, Counter::PLANNED),
+                Served::Reused(address) => (address, Counter::REUSED),
                 Served::Unbacked => return None,
                 not_here => match self.packed.alloc(request.bytes, request.stream) {
-                    Some(address) => (address, Counter::RequestsStitching, Counter::BytesStitching),
-                    None if not_here == Served::Unknown => {
-                        (installed.pool.alloc_anywhere(request)?, Counter::RequestsReuse, Counter::BytesReuse)
-                    }
+                    Some(address) => (address, Counter::STITCHED),
+                    None if not_here == Served::Unknown => (installed.pool.alloc_anywhere(request)?, Counter::REUSED),
                     None => return None,
                 },
             };
-            counters.served(requests, bytes, request.bytes, limits::occupied_len(request.bytes));
+            counters.served(by, request.bytes, limits::occupied_len(request.bytes));
             return Some(address);
         }
         if SmallPool::serves(request.bytes) {
             return self.alloc_small(request, counters);
         }
         let served = self.stitching.alloc(request.bytes, request.stream)?;
-        counters.served(Counter::RequestsStitching, Counter::BytesStitching, request.bytes, served.len);
+        counters.served(Counter::STITCHED, request.bytes, served.len);
         Some(served.address)
     }
 
     #[inline]
     fn alloc_small(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
         let address = self.small.alloc(request.bytes, request.stream)?;
-        counters.served(
-            Counter::RequestsSmall,
-            Counter::BytesSmall,
-            request.bytes,
-            limits::occupied_len(request.bytes),
-        );
+        counters.served(Counter::SMALL, request.bytes, limits::occupied_len(request.bytes));
         Some(address)
     }
 

@@ -20,10 +20,6 @@ use crate::units::{Bytes, DeviceAddress};
 /// What is smaller takes less in the packed pool than stitching it is worth.
 const LENT_MIN: Bytes = Bytes::mib(8);
 
-/// What counts a request that the static pool has served out of order, and one that is packed.
-const REUSED: (Counter, Counter) = (Counter::RequestsReuse, Counter::BytesReuse);
-const PACKED: (Counter, Counter) = (Counter::RequestsStitching, Counter::BytesStitching);
-
 impl Runtime {
     /// Serves a request whose place is taken, or that nobody planned, from what lies idle in the static pool, stitched at addresses of its own. Nothing where that would take as much new memory as the packed pool
     /// does, or cannot be.
@@ -81,7 +77,7 @@ impl Runtime {
             let lent = installed.serve_lent(request, may_have, may_unmap).unwrap_or(None);
             match lent {
                 Some(Lent::At(address)) => {
-                    self.note_served(pools, request, address, REUSED);
+                    self.note_served(pools, request, address, Counter::REUSED);
                     self.note_held(pools);
                     return lent;
                 }
@@ -102,7 +98,7 @@ impl Runtime {
     pub(super) fn serve_in_the_way(&self, request: &Request) -> Option<DeviceAddress> {
         let mut pools = self.lock();
         if let Some(address) = pools.planned.as_mut()?.pool.alloc_anywhere(request) {
-            self.note_served(&mut pools, request, address, REUSED);
+            self.note_served(&mut pools, request, address, Counter::REUSED);
             return Some(address);
         }
         let lent = if self.may_stitch() { self.lend(&mut pools, request, true) } else { None };
@@ -113,14 +109,8 @@ impl Runtime {
     }
 
     /// Counts a request that was served beside the plan's order, and tells whoever records.
-    fn note_served(
-        &self,
-        pools: &mut Pools,
-        request: &Request,
-        address: DeviceAddress,
-        (requests, bytes): (Counter, Counter),
-    ) {
-        self.counters.served(requests, bytes, request.bytes, limits::occupied_len(request.bytes));
+    fn note_served(&self, pools: &mut Pools, request: &Request, address: DeviceAddress, by: (Counter, Counter)) {
+        self.counters.served(by, request.bytes, limits::occupied_len(request.bytes));
         pools.note(|tap| tap.alloc(request, address));
     }
 
@@ -244,7 +234,7 @@ impl Runtime {
 
     pub(super) fn alloc_packed(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
         let address = pools.packed.alloc(request.bytes, request.stream)?;
-        self.note_served(pools, request, address, PACKED);
+        self.note_served(pools, request, address, Counter::STITCHED);
         self.note_held(pools);
         Some(address)
     }

@@ -213,7 +213,7 @@ impl Runtime {
         match &served {
             Ok(_) => {
                 let len = limits::occupied_len(bytes);
-                self.counters.served(Counter::RequestsStitching, Counter::BytesStitching, bytes, len);
+                self.counters.served(Counter::STITCHED, bytes, len);
             }
             Err(error) => self.count_failure(&mut pools, error),
         }

@@ -189,6 +189,11 @@ impl Job {
     }
 }
 
+/// A part of the pool.
+fn offsets(start: u64, len: u64) -> PlanSpan {
+    Span::new(PlanOffset::new(start), Bytes::new(len)).unwrap()
+}
+
 fn random_size(rng: &mut Rng) -> u64 {
     let shift = rng.below(14);
     1 + rng.below(1 << (10 + shift))
@@ -395,9 +400,7 @@ impl Bench {
     fn lend(&mut self, request: &Request, part_len: u64, rng: &mut Rng) {
         self.steps += 1;
         let count = (self.end - BASE) / part_len;
-        let part = |number: u64| {
-            Span::new(PlanOffset::new(number * part_len), Bytes::new(part_len)).expect("it lies in the pool")
-        };
+        let part = |number: u64| offsets(number * part_len, part_len);
         let parts: Vec<(usize, PlanSpan)> = (0..count).map(|number| (number as usize, part(number))).collect();
         let Some(lendable) = self.pool.lendable(request, &parts) else { return };
         let mut lent = Vec::new();
@@ -419,7 +422,7 @@ impl Bench {
     fn take_back(&mut self, start: u64) {
         self.steps += 1;
         let (len, _) = self.live.remove(start).unwrap();
-        self.pool.take_back(Span::new(PlanOffset::new(start - BASE), Bytes::new(len)).unwrap());
+        self.pool.take_back(offsets(start - BASE, len));
     }
 
     /// Says of a cell that there is memory behind it, or none where nobody is.
@@ -427,7 +430,7 @@ impl Bench {
         if is_hole && !self.live.is_free(BASE + cell * CELL, CELL) {
             return;
         }
-        self.pool.set_hole(Span::new(PlanOffset::new(cell * CELL), Bytes::new(CELL)).unwrap(), is_hole);
+        self.pool.set_hole(offsets(cell * CELL, CELL), is_hole);
         if is_hole {
             self.holes.insert(cell);
         } else {

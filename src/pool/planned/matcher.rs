@@ -16,6 +16,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::{Planned, Request};
 use crate::rng::mix;
+use crate::trace::ContextKey;
 
 /// How far ahead a request is looked for, and how many missed entries are remembered, when its context is known.
 pub(super) const WINDOW: usize = 64;
@@ -175,7 +176,7 @@ impl Matcher {
 
     /// Entries from behind the cursor on, as far as it makes sense for this request.
     pub(super) fn look_ahead(&self, request: &Request) -> impl Iterator<Item = u32> + use<> {
-        let window = if request.context.0 == 0 { NEAR } else { WINDOW };
+        let window = if request.context == ContextKey::UNKNOWN { NEAR } else { WINDOW };
         let (cursor, count, cycle_start) = (self.cursor, self.count, self.cycle_start);
         let next = move |entry| behind(entry, count, cycle_start);
         std::iter::successors(Some(next(cursor)), move |entry| Some(next(*entry)))

@@ -208,7 +208,7 @@ impl Tenants {
 
     /// Takes out the tenant that begins at `start`, if there is one, and says how many bytes it had asked for.
     pub(super) fn remove(&mut self, start: PlanOffset) -> Option<Bytes> {
-        let number = self.begins_at(start).filter(|number| self.at(*number).bytes != LENT)?;
+        let number = self.served_at(start)?;
         let bytes = self.at(number).bytes;
         self.take_out(number);
         Some(bytes)
@@ -220,15 +220,26 @@ impl Tenants {
         (number != NONE && self.at(number).start == start.get()).then_some(number)
     }
 
+    /// The tenant that begins at `start`, if that is no part that is lent.
+    fn served_at(&self, start: PlanOffset) -> Option<u32> {
+        self.begins_at(start).filter(|number| self.at(*number).bytes != LENT)
+    }
+
+    /// The part that is lent and begins at `start`.
+    fn lent_at(&self, start: PlanOffset) -> Option<u32> {
+        self.begins_at(start).filter(|number| self.at(*number).bytes == LENT)
+    }
+
     /// A part of the pool is lent that begins at `start`.
     pub(super) fn is_lent(&self, start: PlanOffset) -> bool {
-        self.begins_at(start).is_some_and(|number| self.at(number).bytes == LENT)
+        self.lent_at(start).is_some()
     }
 
     /// Takes out the part that is lent and begins at `start`; false if there is none.
     pub(super) fn remove_lent(&mut self, start: PlanOffset) -> bool {
-        let lent = self.begins_at(start).filter(|number| self.at(*number).bytes == LENT);
-        lent.inspect(|number| self.take_out(*number)).is_some()
+        let lent = self.lent_at(start);
+        lent.into_iter().for_each(|number| self.take_out(number));
+        lent.is_some()
     }
 
     fn take_out(&mut self, number: u32) {
@@ -268,8 +279,7 @@ impl Tenants {
 
     /// Bytes of the tenant that begins at `start`.
     pub(super) fn len_at(&self, start: PlanOffset) -> Option<Bytes> {
-        let number = self.begins_at(start).filter(|number| self.at(*number).bytes != LENT)?;
-        Some(self.at(number).span().len())
+        self.served_at(start).map(|number| self.at(number).span().len())
     }
 
     fn all(&self) -> impl Iterator<Item = &Tenant> {

@@ -65,6 +65,13 @@ impl Bench {
         allocation.map(|allocation| allocation.address)
     }
 
+    /// So many blocks of 2 MiB side by side, every other of them idle; says which are live.
+    fn comb(&mut self, count: usize) -> Vec<DeviceAddress> {
+        let blocks: Vec<_> = (0..count).map(|_| self.alloc(2).unwrap()).collect();
+        blocks.iter().step_by(2).for_each(|block| self.free(*block));
+        blocks.into_iter().skip(1).step_by(2).collect()
+    }
+
     fn stitch(&mut self, len: u64) -> Stitched {
         let stitched = self.pool.stitch(mib(len), STREAM, Effort::Usual).unwrap();
         self.checked();
@@ -168,17 +175,12 @@ fn s3_scattered_blocks_are_stitched_into_one_range_and_kept() {
     for alias in [true, false] {
         let mut bench = Bench::new(alias, CONFIG);
         bench.grow(16);
-        let blocks: Vec<_> = (0..8).map(|_| bench.alloc(2).unwrap()).collect();
-        for at in [0, 2, 4, 6] {
-            bench.write(blocks[at + 1], 2, 0x11);
-            bench.free(blocks[at]);
-        }
+        let live = bench.comb(8);
+        live.iter().for_each(|block| bench.write(*block, 2, 0x11));
         assert_eq!(bench.alloc(6), None, "no three neighbours are idle");
         let range = bench.stitched(6);
         bench.write(range, 6, 0x77);
-        for at in [1, 3, 5, 7] {
-            assert!(bench.reads(blocks[at], 2, 0x11), "stitching touched a live block");
-        }
+        assert!(live.iter().all(|block| bench.reads(*block, 2, 0x11)), "stitching touched a live block");
         assert!(bench.reads(range, 6, 0x77));
         bench.free(range);
         let calls = bench.calls(|bench| assert_eq!(bench.alloc(6), Some(range)));
@@ -217,10 +219,7 @@ fn blocks_below_the_fragmentation_limit_are_not_stitched() {
     let config = StitchConfig { fragmentation_limit: mib(4), ..CONFIG };
     let mut bench = Bench::new(true, config);
     bench.grow(12);
-    let blocks: Vec<_> = (0..6).map(|_| bench.alloc(2).unwrap()).collect();
-    for at in [0, 2, 4] {
-        bench.free(blocks[at]);
-    }
+    bench.comb(6);
     assert_eq!(bench.stitch(6), Stitched::Lacks(mib(6)));
     let last = bench.pool.stitch(mib(6), STREAM, Effort::Last).unwrap();
     assert!(matches!(last, Stitched::Served(_)), "unless there is no other way");
@@ -242,10 +241,7 @@ fn the_least_recently_used_stitched_block_goes_at_the_limit() {
     let config = StitchConfig { stitch_limit: mib(10), ..CONFIG };
     let mut bench = Bench::new(true, config);
     bench.grow(16);
-    let blocks: Vec<_> = (0..8).map(|_| bench.alloc(2).unwrap()).collect();
-    for at in [0, 2, 4, 6] {
-        bench.free(blocks[at]);
-    }
+    bench.comb(8);
     let four = bench.stitched(4);
     bench.free(four);
     let six = bench.stitched(6);
@@ -263,10 +259,7 @@ fn while_nothing_may_be_unmapped_stitched_blocks_stay_above_the_limit_and_no_chu
         let config = StitchConfig { stitch_limit: mib(10), ..CONFIG };
         let mut bench = Bench::new(alias, config);
         bench.grow(16);
-        let blocks: Vec<_> = (0..8).map(|_| bench.alloc(2).unwrap()).collect();
-        for at in [0, 2, 4, 6] {
-            bench.free(blocks[at]);
-        }
+        let live = bench.comb(8);
         bench.pool.keep_mapped(true);
         let unmapped = |bench: &Bench| bench.meter.layer().counts().of(Call::Unmap).calls;
         let before = unmapped(&bench);
@@ -278,7 +271,7 @@ fn while_nothing_may_be_unmapped_stitched_blocks_stay_above_the_limit_and_no_chu
         }
         assert_eq!((unmapped(&bench), bench.pool.counts().evicted), (before, 0));
         bench.pool.keep_mapped(false);
-        bench.free(blocks[1]);
+        bench.free(live[0]);
         bench.stitched(10);
         assert_eq!(bench.pool.counts().evicted, if alias { 3 } else { 0 });
     }
@@ -390,10 +383,7 @@ fn stitching_that_fails_at_any_call_loses_nothing() {
         for n in 1.. {
             let mut bench = Bench::new(alias, CONFIG);
             bench.grow(16);
-            let blocks: Vec<_> = (0..8).map(|_| bench.alloc(2).unwrap()).collect();
-            for at in [0, 2, 4, 6] {
-                bench.free(blocks[at]);
-            }
+            let live = bench.comb(8);
             bench.faulty.layer().fail_nth(n);
             let outcome = bench.pool.stitch(mib(6), STREAM, Effort::Usual);
             let is_over = bench.faulty.layer().injected() == 0;
@@ -404,9 +394,7 @@ fn stitching_that_fails_at_any_call_loses_nothing() {
                 assert_eq!(bench.pool.held(), mib(16 - 2 * orphans), "call {n}, alias {alias}");
                 bench.stitched(6);
             }
-            for at in [1, 3, 5, 7] {
-                bench.free(blocks[at]);
-            }
+            live.into_iter().for_each(|block| bench.free(block));
             if is_over {
                 assert!(n > 5, "only {n} calls were tried");
                 break;
