@@ -494,7 +494,8 @@ impl<'a> Served<'a> {
     fn say_working(&mut self) -> Result<(), ChannelError> {
         let Some(asked) = &mut self.asked else { return Ok(()) };
         asked.word_due = self.word_every.map(|every| tokio::time::Instant::now() + every);
-        let (ready, wanted) = self.daemon.steward.progress(asked.ledger);
+        // One that is answered already has nothing to be told but its answer, which is here or about to be.
+        let Some((ready, wanted)) = self.daemon.steward.progress(asked.ledger) else { return Ok(()) };
         self.connection.mention(daemon_frame::What::Working(v1::Working { request: asked.request, ready, wanted }))
     }
 

@@ -429,9 +429,9 @@ impl Steward {
         Ok(answer)
     }
 
-    /// How many chunks of a request are there, of how many that it wants; none of either once it is answered.
-    pub fn progress(&self, request: RequestId) -> (u64, u64) {
-        self.lock().ledger.progress(request).unwrap_or_default()
+    /// How many chunks of a request are there, of how many that it wants. `None` once it is answered.
+    pub fn progress(&self, request: RequestId) -> Option<(u64, u64)> {
+        self.lock().ledger.progress(request)
     }
 
     /// Nobody waits for this request any more. Its reply is called if it was not yet.
@@ -637,7 +637,7 @@ mod tests {
     #[derive(Debug, Default)]
     struct Curious {
         steward: std::sync::OnceLock<std::sync::Weak<Steward>>,
-        heard: Mutex<Vec<(u64, u64)>>,
+        heard: Mutex<Vec<Option<(u64, u64)>>>,
     }
 
     impl Intercept for Curious {
@@ -668,8 +668,8 @@ mod tests {
             matches!(steward.acquire_now(ask(session, 300)).unwrap(), Answer::Granted(chunks) if chunks.len() == 300)
         );
         let heard = curious.layer().heard.lock().unwrap();
-        assert_eq!((heard.len(), heard[0], heard[299]), (300, (0, 300), (253, 300)));
-        assert_eq!(steward.progress(RequestId(1)), (0, 0), "it is answered");
+        assert_eq!((heard.len(), heard[0], heard[299]), (300, Some((0, 300)), Some((253, 300))));
+        assert_eq!(steward.progress(RequestId(1)), None, "it is answered");
     }
 
     #[test]
