@@ -76,9 +76,7 @@ impl Iteration {
                     let slot = slots.len();
                     slots.insert(event.id, (slot, event.iteration));
                     let context = *keys.entry(event.context).or_insert_with(|| trace.key(&event.context));
-                    let request =
-                        Request { bytes: event.bytes, stream: event.stream, context, is_dynamic: event.is_dynamic };
-                    into.push(Step::Alloc(slot, request));
+                    into.push(Step::Alloc(slot, Request::recorded(event, context)));
                 }
                 EventKind::Free => {
                     // What an earlier iteration left is freed once, before the first repetition.

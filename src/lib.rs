@@ -94,6 +94,7 @@
 //! | problem, plan | what is to be placed, and where it was placed ([`plan::Problem`], [`plan::Plan`]) |
 //! | HomoPhase group, local plan, HomoSize group, memory layer | STAlloc's words: requests of the same computation phases, the block they make; blocks of one size, a row of them in time ([`plan::solve::Solver::Phased`]) |
 //! | fingerprint, position | a hash of what a job asks for in its first iteration; which of its processes this is ([`plan::Fingerprint`], [`plan::Position`]) |
+//! | lane, role | the requests of a plan that come in one order: those of a stream, or of each of the threads that race on it; which of those ([`plan::Lane`]) |
 //! | prologue, cycle | the plan of what comes once, and of what every iteration repeats |
 //! | peak, lower bound | the highest byte that is used, the largest sum of live sizes at any tick |
 //! | static pool | the addresses of a plan and the memory behind them, reserved before the job or taken from what it had idle ([`pool::planned`]) |

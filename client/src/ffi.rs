@@ -60,6 +60,7 @@ fn serve(size: usize, device: c_int, stream: *mut c_void, pool: Option<PrivatePo
         let request = Request {
             bytes: Bytes::new(size as u64),
             stream: StreamId(stream.addr() as u64),
+            thread: context::thread(),
             context: here.key,
             is_dynamic: here.is_dynamic,
         };

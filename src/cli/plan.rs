@@ -122,6 +122,7 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
             "dynamic_requests": plan.provenance.dynamic_requests,
             "static_pool_bytes": plan.pool_len.get(),
             "reuse_groups": plan.reuse_groups(),
+            "lanes": plan.lanes().len(),
             "iteration": iteration,
             "cut": cut.as_ref().map(cut_object),
             "notes": imported.notes,
@@ -142,6 +143,15 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         plan.gap() * 100.0,
         if is_optimal { ": optimal" } else { "" }
     );
+    if let lanes = plan.lanes()
+        && lanes.len() > 1
+    {
+        let parts = lanes.iter().map(|of| {
+            let len = of.plan.part().map_or(Bytes::ZERO, |part| part.len());
+            format!("{len} for {}", of.lane)
+        });
+        outln!("  parts      {}", parts.collect::<Vec<_>>().join(", "));
+    }
     outln!("  solver     {} in {seconds:.2} s", plan.provenance.solver);
     imported.notes.iter().for_each(|note| outln!("  note       {note}"));
     match &args.out {
@@ -280,11 +290,11 @@ pub(super) fn differences(plan: &Plan, trace: &Trace) -> Result<Vec<String>, Fai
         ));
     }
     for (at, (entry, buffer)) in plan.entries.iter().zip(&problem.buffers).enumerate() {
-        let same = (entry.bytes, entry.stream, entry.context) == (buffer.bytes, buffer.stream, buffer.context);
+        let same = (entry.bytes, entry.lane, entry.context) == (buffer.bytes, buffer.lane, buffer.context);
         if !same {
             wrong.push(format!(
                 "request {at}: the plan has {} on {}, the trace {} on {}",
-                entry.bytes, entry.stream, buffer.bytes, buffer.stream
+                entry.bytes, entry.lane, buffer.bytes, buffer.lane
             ));
         } else if (entry.lifetime, entry.again) != (buffer.lifetime, buffer.again) {
             wrong.push(format!("request {at}: the plan has it live at other times than the trace"));
@@ -309,7 +319,8 @@ fn show(file: &std::path::Path, json: bool) -> Outcome {
             json!({
                 "bytes": entry.bytes.get(),
                 "offset": entry.offset.get(),
-                "stream": entry.stream.0,
+                "stream": entry.lane.stream.0,
+                "role": entry.lane.role,
                 "context": format!("{:016x}", entry.context.0),
                 "lifetimes": entry.lifetimes().map(|life| [life.start.0, life.end.0]).collect::<Vec<_>>(),
             })
@@ -347,7 +358,7 @@ fn show(file: &std::path::Path, json: bool) -> Outcome {
             if at < plan.cycle_start { "once".into() } else { "cycle".into() },
             Bytes::new(entry.bytes.get()).to_string(),
             entry.offset.to_string(),
-            entry.stream.0.to_string(),
+            entry.lane.to_string(),
             lifetime(entry.lifetime),
             entry.again.map_or_else(String::new, lifetime),
         ]);

@@ -4,10 +4,11 @@
 //! its entry is told apart as soon as the cursor comes to the next request behind that end. So an entry whose turn it is can only meet those, and a space that the
 //! plan leaves idle is idle but for those.
 
-use super::Plan;
+use super::{LanePlan, Plan};
 use crate::units::Tick;
 
-/// For every entry the entries whose lifetimes end between it and the one asked for before it, over the prologue, the first pass of the cycle and every later one.
+/// For every entry the entries of its lane whose lifetimes end between it and the one asked for before it there, over the prologue, the first pass of the cycle and every later one. Entries have numbers lane by
+/// lane.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Expiries {
     /// Where those of each entry begin; one more at the end.
@@ -20,10 +21,20 @@ pub struct Expiries {
 pub const NEVER: u32 = u32::MAX;
 
 impl Expiries {
-    /// Finds them for every entry of a plan.
-    pub fn of(plan: &Plan) -> Expiries {
-        let times = Times::of(plan);
-        let end = times.end;
+    /// Finds them for every entry of the lanes of a plan.
+    pub fn of(lanes: &[LanePlan]) -> Expiries {
+        let mut all = Expiries { starts: vec![0], entries: Vec::new(), deaths: Vec::new() };
+        let times: Vec<Times> = lanes.iter().map(|of| Times::of(&of.plan)).collect();
+        let end = times.iter().map(|times| times.end).max().unwrap_or_default();
+        for (of, times) in lanes.iter().zip(&times) {
+            all.append(&of.plan, times, end);
+        }
+        all
+    }
+
+    /// Adds those of a lane of a plan that ends at `end`.
+    fn append(&mut self, plan: &Plan, times: &Times, end: Tick) {
+        let first = self.deaths.len() as u32;
         let mut pairs = Vec::with_capacity(plan.entries.len() * 2);
         for (entry, of) in plan.entries.iter().enumerate() {
             // What the plan has live at its end is live for good, or it is gone in a pass that looks like the one before.
@@ -34,16 +45,16 @@ impl Expiries {
         }
         pairs.sort_unstable();
         pairs.dedup();
-        let mut starts = Vec::with_capacity(plan.entries.len() + 1);
         let mut at = 0;
         for entry in 0..plan.entries.len() as u32 {
-            starts.push(at as u32);
             at += pairs[at..].iter().take_while(|(of, _)| *of == entry).count();
+            self.starts.push((self.entries.len() + at) as u32);
         }
-        starts.push(at as u32);
-        let mut deaths = vec![NEVER; plan.entries.len()];
-        pairs.iter().for_each(|(next, gone)| deaths[*gone as usize] = *next);
-        Expiries { starts, entries: pairs.into_iter().map(|(_, gone)| gone).collect(), deaths }
+        self.deaths.resize(self.deaths.len() + plan.entries.len(), NEVER);
+        for (next, gone) in pairs {
+            self.deaths[(first + gone) as usize] = first + next;
+            self.entries.push(first + gone);
+        }
     }
 
     /// The first entry that is asked for when this one is gone, or [`NEVER`].

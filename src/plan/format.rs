@@ -5,15 +5,15 @@
 //! ```
 //!
 //! The body is a row of unsigned LEB128 numbers: pool length, entries, start of the cycle, provenance (iteration, lower bound, dynamic requests, work units, length
-//! and bytes of the solver's name, requests that vary, those of them in the prologue), the job (fingerprint, world size or 0, and where it is not 0 the rank), 0 or 1 and where the iteration is cut (events, requests, bytes live), then per entry bytes, offset in units of allocation, stream, context, start of its lifetime less the one before
-//! (zigzag), ticks, and 0 or 1 with the same for its second lifetime; then per request that varies the entry that it comes before, less that of the one before, stream, context, and 0 or
+//! and bytes of the solver's name, requests that vary, those of them in the prologue), the job (fingerprint, world size or 0, and where it is not 0 the rank), 0 or 1 and where the iteration is cut (events, requests, bytes live), then per entry bytes, offset in units of allocation, stream, role of its thread, context, start of its lifetime less the one before
+//! (zigzag), ticks, and 0 or 1 with the same for its second lifetime; then per request that varies the entry that it comes before, less that of the one before, stream, role, context, and 0 or
 //! 1 with its interval as a lifetime. Which spaces are idle in an interval follows from the entries ([`super::ReuseSpaces`]). Fixed numbers are little-endian.
 //!
 //! A reader takes exactly what the writer gives: numbers in their shortest form, nothing left over, and a plan that passes
 //! [`super::validate`]. A version that it does not know is refused by number.
 
 use super::validate::{self, Wrong};
-use super::{DynamicEntry, Entry, Fingerprint, Job, Plan, Position, Provenance};
+use super::{DynamicEntry, Entry, Fingerprint, Job, Lane, Plan, Position, Provenance};
 use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
 use crate::limits;
@@ -22,7 +22,7 @@ use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
 
 const MAGIC: &[u8; 6] = b"STPLAN";
 /// The version that this build writes, and the only one it reads.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 const HEADER_LEN: usize = MAGIC.len() + 2 + 8;
 const CHECKSUM_LEN: usize = 4;
 
@@ -104,7 +104,7 @@ pub fn write(plan: &Plan) -> Vec<u8> {
     for entry in entries {
         put(&mut body, entry.bytes.get());
         put(&mut body, entry.offset.get() / limits::ALLOCATION_ALIGNMENT.get());
-        put(&mut body, entry.stream.0);
+        put_lane(&mut body, entry.lane);
         put(&mut body, entry.context.0);
         put_lifetime(&mut body, entry.lifetime, before);
         before = entry.lifetime.start.0;
@@ -117,7 +117,7 @@ pub fn write(plan: &Plan) -> Vec<u8> {
     for entry in dynamic {
         put(&mut body, u64::from(entry.before - at));
         at = entry.before;
-        put(&mut body, entry.stream.0);
+        put_lane(&mut body, entry.lane);
         put(&mut body, entry.context.0);
         put(&mut body, u64::from(entry.interval.is_some()));
         if let Some(interval) = entry.interval {
@@ -199,6 +199,11 @@ fn put_cut(body: &mut Vec<u8>, cut: Option<Cut>) {
     }
 }
 
+fn put_lane(body: &mut Vec<u8>, lane: Lane) {
+    put(body, lane.stream.0);
+    put(body, u64::from(lane.role));
+}
+
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -265,16 +270,16 @@ impl Reader<'_> {
             self.bounded(dynamic_count as u64, "the cycle begins behind the last varying request")? as usize;
         let job = self.job()?;
         let cut = self.cut(iteration)?;
-        // An entry takes at least seven bytes: never reserve more than the file could fill.
-        let mut entries = Vec::with_capacity(count.min(self.bytes.len() / 7));
+        // An entry takes at least eight bytes: never reserve more than the file could fill.
+        let mut entries = Vec::with_capacity(count.min(self.bytes.len() / 8));
         let mut before = 0;
         for _ in 0..count {
             let entry = self.entry(before)?;
             before = entry.lifetime.start.0;
             entries.push(entry);
         }
-        // One of these takes at least four.
-        let mut dynamic = Vec::with_capacity(dynamic_count.min(self.bytes.len() / 4));
+        // One of these takes at least five.
+        let mut dynamic = Vec::with_capacity(dynamic_count.min(self.bytes.len() / 5));
         let (mut at, mut before) = (0, 0);
         for _ in 0..dynamic_count {
             let entry = self.dynamic_entry(at, before, count)?;
@@ -299,6 +304,12 @@ impl Reader<'_> {
         })
     }
 
+    fn lane(&mut self) -> Result<Lane, FormatError> {
+        let stream = StreamId(self.number()?);
+        let role = self.bounded(u64::from(u32::MAX), "a thread's role is impossible")? as u32;
+        Ok(Lane { stream, role })
+    }
+
     fn job(&mut self) -> Result<Job, FormatError> {
         let fingerprint = Fingerprint(self.number()?);
         let most = u64::from(limits::WORLD_SIZE_MAX);
@@ -315,26 +326,26 @@ impl Reader<'_> {
     fn dynamic_entry(&mut self, at: u32, before: u64, entries: usize) -> Result<DynamicEntry, FormatError> {
         let left = (entries as u64).saturating_sub(u64::from(at));
         let comes_before = at + self.bounded(left, "a varying request comes behind the last entry")? as u32;
-        let stream = StreamId(self.number()?);
+        let lane = self.lane()?;
         let context = ContextKey(self.number()?);
         let interval = match self.bounded(1, "neither one interval nor none")? {
             0 => None,
             _ => Some(self.lifetime(before)?),
         };
-        Ok(DynamicEntry { before: comes_before, stream, context, interval })
+        Ok(DynamicEntry { before: comes_before, lane, context, interval })
     }
 
     fn entry(&mut self, before: u64) -> Result<Entry, FormatError> {
         let bytes = self.bytes_number()?;
         let unit = limits::ALLOCATION_ALIGNMENT.get();
         let offset = self.bounded(Bytes::MAX.get() / unit, "an offset is impossible")? * unit;
-        let stream = StreamId(self.number()?);
+        let lane = self.lane()?;
         let context = ContextKey(self.number()?);
         let lifetime = self.lifetime(before)?;
         let again = match self.bounded(1, "neither one lifetime nor two")? {
             0 => None,
             _ => Some(self.lifetime(lifetime.start.0)?),
         };
-        Ok(Entry { bytes, offset: PlanOffset::new(offset), stream, context, lifetime, again })
+        Ok(Entry { bytes, offset: PlanOffset::new(offset), lane, context, lifetime, again })
     }
 }

@@ -5,15 +5,17 @@
 //!
 //! Not for: serving. A plan is a hint; the planned pool trusts nothing in it but its own checks.
 //!
-//! Invariant of a [`Plan`] that this module gives: no two entries that can be live together share a byte, entries of different streams never
+//! Invariant of a [`Plan`] that this module gives: no two entries that can be live together share a byte, entries of different lanes never
 //! do, and every entry lies inside the pool, aligned.
 
 mod expiry;
 mod fingerprint;
 pub mod format;
+mod lane;
 mod lower_bound;
 mod phases;
 mod problem;
+mod race;
 mod reuse;
 pub mod solve;
 pub mod validate;
@@ -21,13 +23,14 @@ mod vary;
 
 pub use expiry::{Expiries, NEVER};
 pub use fingerprint::{Fingerprint, Job, Position};
+pub use lane::{Lane, LanePlan};
 use lower_bound::Changes;
 pub use lower_bound::lower_bound;
 pub use phases::PhasePair;
 pub use problem::{Buffer, Problem};
 pub use reuse::{ReuseSpaces, first_with_room, span_of};
 
-use crate::ids::{PlanId, StreamId};
+use crate::ids::PlanId;
 use crate::limits;
 use crate::trace::{ContextKey, Cut, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, PlanSpan, Span};
@@ -58,8 +61,8 @@ pub struct Entry {
     pub bytes: Bytes,
     /// Where it lies in the pool.
     pub offset: PlanOffset,
-    /// On which stream it is used.
-    pub stream: StreamId,
+    /// Among whose requests it is.
+    pub lane: Lane,
     /// From where in the job it is asked for.
     pub context: ContextKey,
     /// When it is live, in ticks of the plan's own time ([`Problem`]).
@@ -73,8 +76,8 @@ pub struct Entry {
 pub struct DynamicEntry {
     /// It comes before the entry of this number, and behind the one before that.
     pub before: u32,
-    /// On which stream it is used.
-    pub stream: StreamId,
+    /// Among whose requests it is.
+    pub lane: Lane,
     /// From where in the job it is asked for.
     pub context: ContextKey,
     /// From the beginning of the layer that asks for it to the end of the layer that frees it, in the time of the plan (of a cycle: in its second pass); nothing where it lives
@@ -187,13 +190,6 @@ impl Plan {
         again.and_then(|(second, first)| second.checked_sub(first))
     }
 
-    /// The bytes of the pool that the entries of a stream lie in, and nobody else's; nothing where it has none.
-    pub fn part_of(&self, stream: StreamId) -> Option<PlanSpan> {
-        let spans = || self.entries.iter().filter(|entry| entry.stream == stream).map(Entry::span);
-        let (start, end) = (spans().map(|span| span.start()).min()?, spans().map(|span| span.end()).max()?);
-        Span::new(start, Bytes::new(end.get() - start.get()))
-    }
-
     /// Bytes that are live where one pass of the cycle ends and the next begins, and are freed in that.
     pub fn carried(&self) -> Bytes {
         let ticks = |lifetime: Lifetime| lifetime.end.0 - lifetime.start.0;
@@ -203,7 +199,7 @@ impl Plan {
 
     /// HomoLayer groups (STAlloc, equation 3): different stretches of time in which requests that vary are live.
     pub fn reuse_groups(&self) -> usize {
-        let intervals = self.dynamic.iter().filter_map(|entry| Some((entry.stream, entry.interval?)));
+        let intervals = self.dynamic.iter().filter_map(|entry| Some((entry.lane, entry.interval?)));
         intervals.collect::<std::collections::BTreeSet<_>>().len()
     }
 

@@ -15,12 +15,11 @@
 //! from its place in the first pass into the second, and from its place in the second to the end. Later passes look like the
 //! second, so nothing is gained by drawing them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::phases::{PhasePair, Phases};
 use super::vary::{self, Asked};
-use super::{DynamicEntry, Entry, PlanError};
-use crate::ids::StreamId;
+use super::{DynamicEntry, Entry, Lane, PlanError, race};
 use crate::limits;
 use crate::trace::{Context, ContextKey, Cut, Event, EventKind, Phase, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
@@ -51,8 +50,8 @@ pub struct Buffer {
     pub bytes: Bytes,
     /// Bytes that it occupies.
     pub len: Bytes,
-    /// On which stream it is used.
-    pub stream: StreamId,
+    /// Among whose requests it is.
+    pub lane: Lane,
     /// From where in the job it is asked for.
     pub context: ContextKey,
     /// When it is live.
@@ -70,15 +69,17 @@ impl Buffer {
     }
 
     pub(super) fn placed_at(&self, offset: PlanOffset) -> Entry {
-        let Buffer { bytes, stream, context, lifetime, again, .. } = *self;
-        Entry { bytes, offset, stream, context, lifetime, again }
+        let Buffer { bytes, lane, context, lifetime, again, .. } = *self;
+        Entry { bytes, offset, lane, context, lifetime, again }
     }
 }
 
 /// An allocation of the iterations that are looked at.
 struct Allocation {
     bytes: Bytes,
-    stream: StreamId,
+    lane: Lane,
+    /// Which thread asked.
+    thread: u32,
     context: ContextKey,
     iteration: u32,
     /// Its place among the events of its iteration.
@@ -115,14 +116,18 @@ impl Problem {
         let is_first = iteration == 0;
         let iteration = iteration.max(1);
         let Seen { mut allocations, lens, layers } = Seen::collect(trace, iteration, is_first);
-        // Of two iterations these are one.
-        let others = BTreeSet::from([0, iteration - 1]);
-        others.into_iter().filter(|_| !is_first).for_each(|other| mark_varying(&mut allocations, other, iteration));
+        if !is_first {
+            tell_threads_apart(&mut allocations, iteration - 1, iteration);
+            // Of two iterations these are one.
+            let others = BTreeSet::from([0, iteration - 1]);
+            others.into_iter().for_each(|other| mark_varying(&mut allocations, other, iteration));
+        }
         let len = |iteration: u32| lens.get(&iteration).copied().unwrap_or(0);
         let (prologue_len, cycle_len) = (len(0), len(iteration));
         let all_of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
         let of = |iteration: u32| all_of(iteration).filter(|one| !one.is_dynamic);
         let habits = Habits::of(of(iteration - 1));
+        let turns = Turns::of(&allocations);
 
         let mut problem = Problem { iteration: asked_for, cut, ..Problem::default() };
         let end = prologue_len + 2 * cycle_len;
@@ -131,15 +136,19 @@ impl Problem {
                 None => end,
                 Some((0, at)) => at,
                 // Freed in a later iteration: all of those before the cycle look like its first pass.
-                Some((_, at)) => prologue_len + at.min(cycle_len),
+                Some((freed_in, at)) => prologue_len + turns.carry(one.lane, freed_in, at, iteration).min(cycle_len),
             };
             problem.push(one, Lifetime::new(one.at, end), None)?;
         }
         problem.cycle_start = problem.buffers.len();
         let mut nth = HashMap::new();
         for one in of(iteration) {
-            let habit = habits.freed(one, &mut nth).map(|(freed_in, at)| (freed_in + 1, at));
-            let freed = one.freed.or(habit);
+            let habit = habits.freed(one, &mut nth);
+            let habit = habit.map(|(freed_in, at)| (freed_in + 1, turns.carry(one.lane, freed_in, at, iteration)));
+            // What another lane frees comes now earlier and now later: the later is safe. In the first iteration what comes before the first step may have taken its name.
+            let is_known = turns.has_several() && iteration > 1;
+            let later = |freed: (u32, u64)| habit.filter(|habit| is_known && habit.0 == freed.0).max(Some(freed));
+            let freed = one.freed.map_or(habit, later);
             let start = prologue_len + one.at;
             match freed {
                 // A habit may be older than this iteration's order and length.
@@ -189,9 +198,9 @@ impl Problem {
         if self.buffers.len() >= limits::PLAN_ENTRIES_MAX {
             return Err(PlanError::TooManyRequests(self.buffers.len() + 1));
         }
-        let Allocation { bytes, stream, context, .. } = *one;
+        let Allocation { bytes, lane, context, .. } = *one;
         let len = limits::allocation_len(bytes).ok_or(PlanError::TooLarge)?;
-        self.buffers.push(Buffer { bytes, len, stream, context, lifetime, again, phases: PhasePair::default() });
+        self.buffers.push(Buffer { bytes, len, lane, context, lifetime, again, phases: PhasePair::default() });
         Ok(())
     }
 
@@ -206,7 +215,7 @@ impl Problem {
         let around = layers.around(one).filter(|_| cycle_len == 0 || self.comes_again());
         self.dynamic.push(DynamicEntry {
             before: before as u32,
-            stream: one.stream,
+            lane: one.lane,
             context: one.context,
             interval: around.map(|(from, to)| Lifetime::new(begins + from, begins + to)),
         });
@@ -224,22 +233,46 @@ impl Problem {
     }
 }
 
+impl Allocation {
+    fn asked(&self) -> Asked {
+        let Allocation { bytes, lane, context, .. } = *self;
+        Asked { bytes, lane, context }
+    }
+}
+
+/// Where threads race on a stream, over these two iterations, each of them is a lane.
+fn tell_threads_apart(allocations: &mut [Allocation], one: u32, other: u32) {
+    let mut streams: BTreeMap<Lane, [Vec<(Asked, u32)>; 2]> = BTreeMap::new();
+    for asked in allocations.iter().filter(|asked| asked.iteration == one || asked.iteration == other) {
+        let both = streams.entry(asked.lane).or_default();
+        both[usize::from(asked.iteration == other)].push((asked.asked(), asked.thread));
+    }
+    streams.retain(|_, [one, other]| race::is_on(one, other));
+    if streams.is_empty() {
+        return;
+    }
+    let mut roles: HashMap<(Lane, u32), u32> = HashMap::new();
+    for asked in allocations.iter_mut().filter(|asked| streams.contains_key(&asked.lane)) {
+        let next = roles.len() as u32 + 1;
+        asked.lane.role = *roles.entry((asked.lane, asked.thread)).or_insert(next);
+    }
+}
+
 /// What has another size in one iteration than in the other varies.
 fn mark_varying(allocations: &mut [Allocation], one: u32, other: u32) {
-    let of = |iteration: u32| -> Vec<usize> {
-        (0..allocations.len()).filter(|at| allocations[*at].iteration == iteration).collect()
-    };
-    let (one, other) = (of(one), of(other));
-    let asked = |places: &[usize]| -> Vec<Asked> {
-        let asked = |at: &usize| {
-            let Allocation { bytes, stream, context, .. } = allocations[*at];
-            Asked { bytes, stream, context }
-        };
-        places.iter().map(asked).collect()
-    };
-    for (at, beside) in vary::pairs(&asked(&one), &asked(&other)) {
-        allocations[one[at]].is_dynamic = true;
-        allocations[other[beside]].is_dynamic = true;
+    let mut lanes: BTreeMap<Lane, [Vec<usize>; 2]> = BTreeMap::new();
+    for (at, asked) in allocations.iter().enumerate() {
+        let both = lanes.entry(asked.lane).or_default();
+        for (nth, iteration) in [one, other].into_iter().enumerate() {
+            both[nth].extend(Some(at).filter(|_| asked.iteration == iteration));
+        }
+    }
+    for [one, other] in lanes.values() {
+        let asked = |places: &[usize]| places.iter().map(|at| allocations[*at].asked()).collect::<Vec<Asked>>();
+        for (at, beside) in vary::compare(&asked(one), &asked(other)).pairs {
+            allocations[one[at]].is_dynamic = true;
+            allocations[other[beside]].is_dynamic = true;
+        }
     }
 }
 
@@ -248,17 +281,17 @@ fn later_pass(lifetime: Lifetime, cycle_len: u64) -> Lifetime {
 }
 
 /// Where the requests of an iteration were freed, for those of the next that were not yet.
-struct Habits(HashMap<(Bytes, ContextKey, u32), Option<(u32, u64)>>);
+struct Habits(HashMap<(Asked, u32), Option<(u32, u64)>>);
 
-/// How many requests of a size and context came before.
-type Nth = HashMap<(Bytes, ContextKey), u32>;
+/// How many requests for as much from the same place came before.
+type Nth = HashMap<Asked, u32>;
 
 impl Allocation {
-    /// Its name in its iteration: size, context, and the how-manieth of them it is. Other requests that come or go do not change it.
-    fn name(&self, nth: &mut Nth) -> (Bytes, ContextKey, u32) {
-        let count = nth.entry((self.bytes, self.context)).or_default();
+    /// Its name in its iteration: size, lane, context, and the how-manieth of them it is. Other requests that come or go do not change it.
+    fn name(&self, nth: &mut Nth) -> (Asked, u32) {
+        let count = nth.entry(self.asked()).or_default();
         *count += 1;
-        (self.bytes, self.context, *count)
+        (self.asked(), *count)
     }
 }
 
@@ -270,6 +303,33 @@ impl Habits {
 
     fn freed(&self, one: &Allocation, nth: &mut Nth) -> Option<(u32, u64)> {
         self.0.get(&one.name(nth)).copied().flatten()
+    }
+}
+
+/// At which places of an iteration each lane asks, where there are several: what a lane's request is freed between is told by its own requests, as in time others come anywhere.
+struct Turns(HashMap<(u32, Lane), Vec<u64>>);
+
+impl Turns {
+    fn of(allocations: &[Allocation]) -> Turns {
+        let mut turns = Turns(HashMap::new());
+        if allocations.windows(2).any(|pair| pair[0].lane != pair[1].lane) {
+            for one in allocations {
+                turns.0.entry((one.iteration, one.lane)).or_default().push(one.at);
+            }
+        }
+        turns
+    }
+
+    fn has_several(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// The place in iteration `to` behind which as many requests of a lane come as behind `place` in iteration `from`; the first has more before them than others.
+    fn carry(&self, lane: Lane, from: u32, place: u64, to: u32) -> u64 {
+        let turns = |iteration: u32| self.0.get(&(iteration, lane)).filter(|_| from != to);
+        let (Some(there), Some(here)) = (turns(from), turns(to)) else { return place };
+        let left = there.len() - there.partition_point(|at| *at < place);
+        if left == 0 { u64::MAX } else { here[here.len().saturating_sub(left)] }
     }
 }
 
@@ -312,7 +372,8 @@ impl Seen {
                     live.insert(event.id, seen.allocations.len());
                     seen.allocations.push(Allocation {
                         bytes: event.bytes,
-                        stream: event.stream,
+                        lane: Lane::on(event.stream),
+                        thread: event.thread,
                         context: key(),
                         iteration,
                         at: *place,

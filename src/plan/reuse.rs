@@ -1,6 +1,6 @@
 //! Dynamic Reusable Space: what of the static pool is idle while a request that varies is live (STAlloc, section 5.2).
 //!
-//! Requests that are live over the same layers are a HomoLayer group (equation 3). The spaces of a group are the bytes of its stream's part of the pool that no entry
+//! Requests that are live over the same layers are a HomoLayer group (equation 3). The spaces of a group are the bytes of its lane's part of the pool that no entry
 //! has at any time of the group's interval (equations 4 to 6). They are found by one sweep over time: what is idle when an interval begins, less what comes before it ends.
 //!
 //! Not for: what is idle at run time, which the planned pool looks at when such a request comes (equation 7).
@@ -8,17 +8,16 @@
 use std::collections::HashMap;
 
 use super::expiry::Times;
-use super::{Entry, Plan};
+use super::{Entry, LanePlan, Plan};
 use crate::extents::{Extents, cut};
-use crate::ids::StreamId;
 use crate::limits;
 use crate::units::{Lifetime, PlanOffset, PlanSpan, Span, Tick};
 
-/// The spaces of every request of a plan that varies.
+/// The spaces of every request of a lane that varies.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ReuseSpaces {
     groups: Vec<Group>,
-    /// The group of each [`super::DynamicEntry`].
+    /// The group of each [`super::DynamicEntry`] of the lane.
     group_of: Vec<Option<u32>>,
     /// Start and length in units of allocation; of each group together, the shortest first.
     spaces: Vec<(u32, u32)>,
@@ -27,38 +26,37 @@ pub struct ReuseSpaces {
 /// Requests that are live over the same layers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// The entries that can be next while its spaces are idle: from the first up to and with the last, which is the number of entries where that is the end of a pass.
+    /// The entries of the lane that can be next while its spaces are idle: from the first up to and with the last, which is the number of entries where that is the end of a pass.
     pub cursor: (u32, u32),
     /// Where its spaces begin and end in the list of all.
     spaces: (u32, u32),
 }
 
 impl ReuseSpaces {
-    /// Finds them for a plan that passes the validator.
-    pub fn of(plan: &Plan) -> ReuseSpaces {
+    /// Finds them for a lane of a plan that passes the validator.
+    pub fn of(lane: &LanePlan) -> ReuseSpaces {
+        let plan = &lane.plan;
         let mut found = ReuseSpaces::default();
-        let mut numbers: HashMap<(StreamId, Lifetime), u32> = HashMap::new();
-        let mut intervals: Vec<(StreamId, Lifetime)> = Vec::new();
+        let mut numbers: HashMap<Lifetime, u32> = HashMap::new();
+        let mut intervals: Vec<Lifetime> = Vec::new();
         for entry in &plan.dynamic {
             let group = entry.interval.map(|interval| {
-                *numbers.entry((entry.stream, interval)).or_insert_with(|| {
-                    intervals.push((entry.stream, interval));
+                *numbers.entry(interval).or_insert_with(|| {
+                    intervals.push(interval);
                     intervals.len() as u32 - 1
                 })
             });
             found.group_of.push(group);
         }
         let mut order: Vec<usize> = (0..intervals.len()).collect();
-        order.sort_unstable_by_key(|group| intervals[*group].1.start);
-        let mut sweeps: HashMap<StreamId, Sweep> = HashMap::new();
+        order.sort_unstable_by_key(|group| intervals[*group].start);
+        let mut sweep = Sweep::of(plan);
         let times = Times::of(plan);
         let mut idle: Vec<Vec<(u32, u32)>> = vec![Vec::new(); intervals.len()];
         for group in order {
-            let (stream, interval) = intervals[group];
-            let sweep = sweeps.entry(stream).or_insert_with(|| Sweep::of(plan, stream));
-            idle[group] = sweep.idle(interval);
+            idle[group] = sweep.idle(intervals[group]);
         }
-        for ((_, interval), mut idle) in intervals.into_iter().zip(idle) {
+        for (interval, mut idle) in intervals.into_iter().zip(idle) {
             idle.sort_unstable_by_key(|(start, len)| (*len, *start));
             let first = found.spaces.len() as u32;
             found.spaces.append(&mut idle);
@@ -105,7 +103,7 @@ pub fn first_with_room(spaces: &[(u32, u32)], units: u32, near: usize) -> usize 
     from + spaces[from..to].partition_point(|(_, len)| *len < units)
 }
 
-/// What is idle in one stream's part of the pool, as time goes on.
+/// What is idle in a lane's part of the pool, as time goes on.
 struct Sweep<'a> {
     /// Births and deaths by tick; at one tick whoever leaves goes first, because lifetimes are half-open.
     changes: Vec<(Tick, bool, &'a Entry)>,
@@ -118,21 +116,22 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    fn of(plan: &Plan, stream: StreamId) -> Sweep<'_> {
-        let entries = || plan.entries.iter().filter(|entry| entry.stream == stream);
-        let mut changes: Vec<(Tick, bool, &Entry)> = entries()
+    fn of(plan: &Plan) -> Sweep<'_> {
+        let mut changes: Vec<(Tick, bool, &Entry)> = plan
+            .entries
+            .iter()
             .flat_map(|entry| entry.lifetimes().map(move |lifetime| (entry, lifetime)))
             .flat_map(|(entry, lifetime)| [(lifetime.start, true, entry), (lifetime.end, false, entry)])
             .collect();
         changes.sort_unstable_by_key(|(tick, comes, entry)| (*tick, *comes, entry.offset));
         let mut idle = Extents::default();
-        if let Some(part) = plan.part_of(stream) {
+        if let Some(part) = plan.part() {
             let (start, end) = units(part);
             idle.give(start, end - start);
         }
         let prologue = &plan.entries[..plan.cycle_start];
         let last = prologue.last().map_or(Tick(0), |entry| entry.lifetime.start);
-        let stays = |entry: &&Entry| entry.stream == stream && entry.lifetime.end > last;
+        let stays = |entry: &&Entry| entry.lifetime.end > last;
         let left_over = prologue.iter().filter(stays).collect();
         let cycle_len = plan.cycle_len().unwrap_or(0);
         Sweep { changes, done: 0, idle, left_over, cycle_len }

@@ -5,15 +5,20 @@ use std::collections::BTreeSet;
 use super::solve::{Solver, solve, solve_in};
 use super::validate::{Wrong, check, check_placements};
 use super::*;
+use crate::ids::StreamId;
 use crate::rng::Rng;
 use crate::trace::{Context, Ending, Event, EventKind, Phase};
 use crate::units::Tick;
+
+fn lane(stream: u64) -> Lane {
+    Lane::on(StreamId(stream))
+}
 
 fn buffer(bytes: u64, lifetime: Lifetime, again: Option<Lifetime>) -> Buffer {
     let bytes = Bytes::new(bytes);
     let len = limits::allocation_len(bytes).unwrap();
     let phases = PhasePair::default();
-    Buffer { bytes, len, stream: StreamId(0), context: ContextKey::UNKNOWN, lifetime, again, phases }
+    Buffer { bytes, len, lane: lane(0), context: ContextKey::UNKNOWN, lifetime, again, phases }
 }
 
 fn plan_of(problem: &Problem, solution: &solve::Solution) -> Plan {
@@ -29,7 +34,7 @@ fn plan_of(problem: &Problem, solution: &solve::Solution) -> Plan {
 /// Whether two entries can be live together and share bytes, said the slow way.
 fn clash(a: &Entry, b: &Entry) -> bool {
     let live_together = a.lifetimes().any(|one| b.lifetimes().any(|other| one.overlaps(other)));
-    (live_together || a.stream != b.stream) && a.span().overlaps(b.span())
+    (live_together || a.lane != b.lane) && a.span().overlaps(b.span())
 }
 
 pub(super) fn random_problem(rng: &mut Rng, count: usize) -> Problem {
@@ -39,7 +44,7 @@ pub(super) fn random_problem(rng: &mut Rng, count: usize) -> Problem {
         let end = start + 1 + rng.below(12);
         let again = rng.chance(200).then(|| Lifetime::new(end + rng.below(5), end + 6 + rng.below(9)));
         let mut one = buffer(1 + rng.below(5000), Lifetime::new(start, end), again);
-        one.stream = StreamId(rng.below(8) / 7);
+        one.lane = lane(rng.below(8) / 7);
         problem.buffers.push(one);
     }
     problem
@@ -149,7 +154,7 @@ fn small_plans_lie_between_the_bound_and_twice_the_optimum() {
         let mut rng = Rng::new(seed);
         let count = 1 + rng.index(6);
         let mut problem = random_problem(&mut rng, count);
-        problem.buffers.iter_mut().for_each(|buffer| buffer.stream = StreamId(0));
+        problem.buffers.iter_mut().for_each(|buffer| buffer.lane = lane(0));
         let best = brute_force(&problem);
         let found = solve(&problem).unwrap().peak.get();
         assert!(lower_bound(&problem).get() <= best && best <= found && found < 2 * best, "seed {seed}");
@@ -164,7 +169,7 @@ fn event(id: u64, kind: EventKind, bytes: u64, iteration: u32, phase: Phase) -> 
         kind,
         id,
         bytes: Bytes::new(bytes),
-        stream: StreamId(0),
+        stream: StreamId::DEFAULT,
         iteration,
         context: Context { phase, ..Context::default() },
         is_dynamic: false,
@@ -261,7 +266,7 @@ fn random_plans() -> impl Iterator<Item = (u64, Rng, Plan)> {
         let mut problem = random_job(&mut rng, count);
         problem.buffers.sort_by_key(|buffer| buffer.lifetime.start);
         problem.cycle_start = problem.buffers.partition_point(|buffer| buffer.lifetime.start < Tick(10));
-        problem.buffers.iter_mut().for_each(|buffer| buffer.stream = StreamId(rng.below(8) / 7));
+        problem.buffers.iter_mut().for_each(|buffer| buffer.lane = lane(rng.below(8) / 7));
         let plan = plan_of(&problem, &solve(&problem).unwrap());
         assert_eq!(check(&plan), Ok(()), "seed {seed}");
         (seed, rng, plan)
@@ -272,40 +277,56 @@ fn random_plans() -> impl Iterator<Item = (u64, Rng, Plan)> {
 fn who_is_not_expired_is_who_the_plan_has_live() {
     let mut expired = 0;
     for (seed, _, plan) in random_plans() {
-        let expiries = Expiries::of(&plan);
-        let (count, cycle_len) = (plan.entries.len(), plan.cycle_len().unwrap_or(0));
-        let cycle = plan.cycle_start..count;
-        let passes = if cycle_len == 0 { 1 } else { 4 };
-        let mut kept: BTreeSet<u32> = BTreeSet::new();
-        for pass in 0..passes {
-            let first = if pass == 0 { 0 } else { cycle.start };
-            for entry in first..count {
-                // Later passes look like the second.
-                let now = Tick(plan.entries[entry].lifetime.start.0 + cycle_len * pass.min(1));
-                for gone in expiries.before(entry as u32) {
-                    expired += u64::from(kept.remove(gone));
-                }
-                for one in &kept {
-                    let lives = plan.entries[*one as usize].lifetimes().any(|life| life.start <= now && now < life.end);
-                    assert!(lives, "seed {seed}, pass {pass}: {one} is gone when {entry} comes");
-                }
-                if cycle_len > 0 && !plan.entries[entry].lifetimes().any(|life| life.end.0 >= 70) {
-                    assert_ne!(expiries.death(entry as u32), NEVER, "seed {seed}: {entry}");
-                }
-                kept.insert(entry as u32);
-            }
+        let lanes = plan.lanes();
+        let expiries = Expiries::of(&lanes);
+        // Entries have numbers lane by lane.
+        let firsts = lanes.iter().scan(0, |next, of| Some(std::mem::replace(next, *next + of.entries.len())));
+        for (of, first) in lanes.iter().zip(firsts) {
+            assert_eq!(check(&of.plan), Ok(()), "seed {seed}: {}", of.lane);
+            expired += expired_by(&of.plan, &expiries, first, seed);
         }
     }
     assert!(expired > 5000, "{expired}");
 }
 
-/// What nobody of a stream has in the interval nor, where the plan has a second pass, in the pass before: unit by unit.
+/// Goes four times around a lane whose entries have the numbers from `first_number` on, and counts who was gone.
+fn expired_by(plan: &Plan, expiries: &Expiries, first_number: usize, seed: u64) -> u64 {
+    let mut expired = 0;
+    let (count, cycle_len) = (plan.entries.len(), plan.cycle_len().unwrap_or(0));
+    let cycle = plan.cycle_start..count;
+    let number = |entry: usize| (first_number + entry) as u32;
+    let passes = if cycle_len == 0 { 1 } else { 4 };
+    let mut kept: BTreeSet<u32> = BTreeSet::new();
+    for pass in 0..passes {
+        let first = if pass == 0 { 0 } else { cycle.start };
+        for entry in first..count {
+            // Later passes look like the second.
+            let now = Tick(plan.entries[entry].lifetime.start.0 + cycle_len * pass.min(1));
+            for gone in expiries.before(number(entry)) {
+                expired += u64::from(kept.remove(gone));
+            }
+            for one in &kept {
+                let lives = plan.entries[*one as usize - first_number]
+                    .lifetimes()
+                    .any(|life| life.start <= now && now < life.end);
+                assert!(lives, "seed {seed}, pass {pass}: {one} is gone when {entry} comes");
+            }
+            if cycle_len > 0 && !plan.entries[entry].lifetimes().any(|life| life.end.0 >= 70) {
+                assert_ne!(expiries.death(number(entry)), NEVER, "seed {seed}: {entry}");
+            }
+            kept.insert(number(entry));
+        }
+    }
+    expired
+}
+
+/// What nobody of a lane has in the interval nor, where the plan has a second pass, in the pass before: unit by unit.
 fn slow_spaces(plan: &Plan, varies: &DynamicEntry) -> Vec<bool> {
     let interval = varies.interval.unwrap();
     let before = plan.cycle_len().filter(|_| interval.start.0 >= 40);
     let times = [Some(interval), before.map(|len| Lifetime::new(interval.start.0 - len, interval.end.0 - len))];
-    let of_stream = || plan.entries.iter().filter(|entry| entry.stream == varies.stream).map(Entry::span);
-    let part = of_stream().map(|span| span.start()).min()..of_stream().map(|span| span.end()).max();
+    let of_lane = || plan.entries.iter().filter(|entry| entry.lane == varies.lane).map(Entry::span);
+    let part = of_lane().map(|span| span.start()).min()..of_lane().map(|span| span.end()).max();
     let is_idle = |unit: u64| {
         let at = PlanOffset::new(unit * 512);
         let has = |entry: &Entry| {
@@ -328,16 +349,28 @@ fn spaces_are_what_nobody_has_over_the_interval() {
             let interval = Lifetime::new(start, (start + len).min(70));
             let first = if number < 3 { 0 } else { 30 };
             let before = plan.entries.partition_point(|entry| entry.lifetime.start.0 + first < start) as u32;
-            let stream = plan.entries[rng.index(plan.entries.len())].stream;
-            plan.dynamic.push(DynamicEntry { before, stream, context: ContextKey(1), interval: Some(interval) });
+            let lane = plan.entries[rng.index(plan.entries.len())].lane;
+            plan.dynamic.push(DynamicEntry { before, lane, context: ContextKey(1), interval: Some(interval) });
         }
         plan.dynamic[..3].sort_by_key(|entry| entry.before);
         plan.dynamic[3..].sort_by_key(|entry| entry.before);
         if check(&plan).is_err() {
             continue;
         }
-        let spaces = ReuseSpaces::of(&plan);
-        for (number, varies) in plan.dynamic.iter().enumerate() {
+        let lanes = plan.lanes();
+        let varying = lanes.iter().map(|of| (ReuseSpaces::of(of), of));
+        let varying = varying.flat_map(|(spaces, of)| of.plan.dynamic.iter().map(move |one| (spaces.clone(), one, of)));
+        for (number, (spaces, varies, of)) in varying.enumerate() {
+            let number = number
+                - lanes
+                    .iter()
+                    .take_while(|other| other.lane != of.lane)
+                    .map(|other| other.dynamic.len())
+                    .sum::<usize>();
+            // Nothing of the lane comes again.
+            if varies.interval.is_none() {
+                continue;
+            }
             let group = spaces.group(number as u32).unwrap();
             let mut found = vec![false; (plan.pool_len.get() / 512) as usize];
             for (start, len) in spaces.spaces(group) {
@@ -414,7 +447,7 @@ fn a_plan_that_would_be_followed_into_an_overlap_is_refused() {
     let entry = |kib: u64, at_kib: u64, stream, lifetime: (u64, u64), again: Option<(u64, u64)>| Entry {
         bytes: Bytes::kib(kib),
         offset: PlanOffset::new(at_kib << 10),
-        stream: StreamId(stream),
+        lane: lane(stream),
         context: ContextKey(1),
         lifetime: Lifetime::new(lifetime.0, lifetime.1),
         again: again.map(|(from, until)| Lifetime::new(from, until)),
@@ -427,7 +460,7 @@ fn a_plan_that_would_be_followed_into_an_overlap_is_refused() {
         let entries = places.into_iter().zip([0, 0, 7]).map(|(at, stream)| entry(2, at, stream, (0, 10), None));
         of(entries.collect(), 3)
     };
-    assert_eq!(refused(&apart([0, 4, 2])), Wrong::Streams { first: 2, second: 1, offset: 4 << 10 });
+    assert_eq!(refused(&apart([0, 4, 2])), Wrong::Lanes { first: 2, second: 1, offset: 4 << 10 });
     validate::check(&apart([0, 2, 4])).unwrap();
     // The first is asked for again in every pass, and the plan does not say that it is there while the last of the pass before is.
     let again = |again| of(vec![entry(2, 0, 0, (0, 2), again), entry(2, 1, 0, (4, 13), Some((14, 20)))], 0);
@@ -436,7 +469,7 @@ fn a_plan_that_would_be_followed_into_an_overlap_is_refused() {
     // A request that varies is looked at in the second pass; this interval is of the first, where the prologue's is still there.
     let varies = |from, until| {
         let interval = Some(Lifetime::new(from, until));
-        let dynamic = vec![DynamicEntry { before: 1, stream: StreamId(0), context: ContextKey(3), interval }];
+        let dynamic = vec![DynamicEntry { before: 1, lane: lane(0), context: ContextKey(3), interval }];
         let entries = vec![entry(9, 0, 0, (5, 11), None), entry(1, 10, 0, (10, 12), Some((20, 22)))];
         Plan { dynamic, ..of(entries, 1) }
     };
@@ -475,11 +508,11 @@ fn a_plan_file_that_lies_is_refused() {
 
 #[test]
 fn what_comes_before_the_first_step_is_not_taken_for_varying_where_no_request_has_a_context() {
-    let asked = |bytes: u64| vary::Asked { bytes: Bytes::new(bytes), stream: StreamId(0), context: ContextKey::NONE };
+    let asked = |bytes: u64| vary::Asked { bytes: Bytes::new(bytes), lane: lane(0), context: ContextKey::NONE };
     let step: Vec<vary::Asked> = (0..400).map(|at| asked(1000 + at % 40)).collect();
     let first: Vec<vary::Asked> = (0..300).map(asked).chain(step.iter().copied()).collect();
-    assert_eq!(vary::pairs(&first, &step), []);
+    assert_eq!(vary::compare(&first, &step).pairs, []);
     // As many in both are the same requests, whatever their sizes.
     let longer: Vec<vary::Asked> = step.iter().map(|one| asked(one.bytes.get() * 3)).collect();
-    assert_eq!(vary::pairs(&step, &longer).len(), 400);
+    assert_eq!(vary::compare(&step, &longer).pairs.len(), 400);
 }

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::expiry::Times;
-use super::{Entry, Plan};
-use crate::ids::StreamId;
+use super::{Entry, Lane, Plan};
 use crate::limits;
 use crate::units::{Bytes, Lifetime, Place, Tick};
 
@@ -55,11 +54,11 @@ pub enum Wrong {
         /// Where.
         offset: u64,
     },
-    /// Entries of one stream lie on both sides of one of another, or share bytes with it.
+    /// Entries of one lane lie on both sides of one of another, or share bytes with it.
     #[error(
-        "entry {second} at {offset:#x} is of another stream than entry {first}, and does not lie apart from all of that stream"
+        "entry {second} at {offset:#x} is of another stream or thread than entry {first}, and does not lie apart from all of that one's"
     )]
-    Streams {
+    Lanes {
         /// One.
         first: usize,
         /// The other.
@@ -107,7 +106,7 @@ pub fn check_placements(plan: &Plan) -> Result<(), Wrong> {
     for (number, entry) in plan.entries.iter().enumerate() {
         check_entry(plan, number, entry)?;
     }
-    check_streams(plan)?;
+    check_lanes(plan)?;
     check_overlaps(plan)
 }
 
@@ -179,22 +178,22 @@ fn check_entry(plan: &Plan, entry: usize, of: &Entry) -> Result<(), Wrong> {
     if times_fit { Ok(()) } else { Err(Wrong::Lifetime { entry }) }
 }
 
-/// Sweeps over the pool: each stream has a part of its own, in which nobody else is.
-fn check_streams(plan: &Plan) -> Result<(), Wrong> {
+/// Sweeps over the pool: each lane has a part of its own, in which nobody else is.
+fn check_lanes(plan: &Plan) -> Result<(), Wrong> {
     let mut by_place: Vec<_> = plan.entries.iter().enumerate().collect();
     by_place.sort_by_key(|(number, entry)| (entry.offset, *number));
-    // The entry that reaches furthest. Of all streams it is the only one that can reach beyond the start of the next: whoever changed the stream began
+    // The entry that reaches furthest. Of all lanes it is the only one that can reach beyond the start of the next: whoever changed the lane began
     // behind all others.
     let mut furthest: Option<(u64, usize)> = None;
-    let mut done: BTreeSet<StreamId> = BTreeSet::new();
+    let mut done: BTreeSet<Lane> = BTreeSet::new();
     for (number, entry) in by_place {
         let (start, end) = (entry.span().start().get(), entry.span().end().get());
         if let Some((reach, other)) = furthest
-            && plan.entries[other].stream != entry.stream
+            && plan.entries[other].lane != entry.lane
         {
-            done.insert(plan.entries[other].stream);
-            if reach > start || done.contains(&entry.stream) {
-                return Err(Wrong::Streams { first: other, second: number, offset: start });
+            done.insert(plan.entries[other].lane);
+            if reach > start || done.contains(&entry.lane) {
+                return Err(Wrong::Lanes { first: other, second: number, offset: start });
             }
         }
         furthest = furthest.filter(|(reach, _)| *reach >= end).or(Some((end, number)));

@@ -5,7 +5,7 @@
 //!
 //! Not for: requests whose module says that they vary, which are known without comparing.
 
-use crate::ids::StreamId;
+use super::Lane;
 use crate::trace::ContextKey;
 use crate::units::Bytes;
 
@@ -15,26 +15,38 @@ const APART_MAX: usize = 64;
 const IN_A_ROW: usize = 4;
 
 /// A request as it is compared.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Asked {
     pub(super) bytes: Bytes,
-    pub(super) stream: StreamId,
+    pub(super) lane: Lane,
     pub(super) context: ContextKey,
 }
 
 impl Asked {
     fn is_same_place(&self, other: &Asked) -> bool {
-        self.stream == other.stream && self.context == other.context
+        self.lane == other.lane && self.context == other.context
     }
 }
 
-/// Pairs of requests, by their places in the two iterations, that are the same with another size.
-pub(super) fn pairs(one: &[Asked], other: &[Asked]) -> Vec<(usize, usize)> {
-    let (mut at, mut beside) = (before_first_step(one, other), 0);
-    let (mut pairs, mut has_agreed) = (Vec::new(), false);
+/// What two iterations have to do with each other.
+#[derive(Default)]
+pub(super) struct Compared {
+    /// Pairs of requests, by their places in the two, that are the same with another size.
+    pub(super) pairs: Vec<(usize, usize)>,
+    /// Requests that are the same in both.
+    pub(super) agreed: usize,
+}
+
+/// Goes through two iterations, or through what both have of one lane.
+pub(super) fn compare(one: &[Asked], other: &[Asked]) -> Compared {
+    // With contexts a first step that is not like the others would be paired with them.
+    let says_nothing = other.iter().take(IN_A_ROW).all(|asked| asked.context.is_unknown());
+    let (mut at, mut beside) = (if says_nothing { before_first_step(one, other) } else { 0 }, 0);
+    let Compared { mut pairs, mut agreed } = Compared::default();
+    let mut has_skipped = false;
     while at < one.len() && beside < other.len() {
         if one[at] == other[beside] {
-            has_agreed = true;
+            agreed += 1;
             (at, beside) = (at + 1, beside + 1);
             continue;
         }
@@ -43,7 +55,7 @@ pub(super) fn pairs(one: &[Asked], other: &[Asked]) -> Vec<(usize, usize)> {
             // beginning or the end; in between one of the two does what the other does not.
             let is_known = match one[at].context {
                 ContextKey::UNKNOWN => false,
-                ContextKey::NONE => !has_agreed,
+                ContextKey::NONE => agreed == 0 && !has_skipped,
                 _ => true,
             };
             let is_known = is_known || one.len() - at == other.len() - beside;
@@ -58,7 +70,7 @@ pub(super) fn pairs(one: &[Asked], other: &[Asked]) -> Vec<(usize, usize)> {
             (at, beside) = (at + run, beside + run);
             continue;
         };
-        has_agreed = true;
+        has_skipped = true;
         let lies_before = one[at..at + skip].iter().zip(&other[beside..beside + skip_beside]);
         if skip == skip_beside && lies_before.clone().all(|(one, other)| one.is_same_place(other)) {
             let other_sizes = lies_before.enumerate().filter(|(_, (one, other))| one.bytes != other.bytes);
@@ -66,14 +78,12 @@ pub(super) fn pairs(one: &[Asked], other: &[Asked]) -> Vec<(usize, usize)> {
         }
         (at, beside) = (at + skip, beside + skip_beside);
     }
-    pairs
+    Compared { pairs, agreed }
 }
 
-/// How many requests of `one` come before it does what `other` begins with: a job that has not begun its first step loads what it needs. Where there are contexts they say so.
-fn before_first_step(one: &[Asked], other: &[Asked]) -> usize {
-    let Some(begins) = other.get(..IN_A_ROW).filter(|run| run.iter().all(|asked| asked.context.is_unknown())) else {
-        return 0;
-    };
+/// How many requests of `one` come before it does what `other` begins with: a job that has not begun its first step loads what it needs.
+pub(super) fn before_first_step(one: &[Asked], other: &[Asked]) -> usize {
+    let Some(begins) = other.get(..IN_A_ROW) else { return 0 };
     one.windows(IN_A_ROW).position(|run| run == begins).unwrap_or(0)
 }
 
@@ -98,20 +108,21 @@ fn next_agreement(one: &[Asked], other: &[Asked]) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::StreamId;
 
     fn asked(row: &[(u64, u64)]) -> Vec<Asked> {
         let one = |(bytes, context): &(u64, u64)| Asked {
             bytes: Bytes::new(*bytes),
-            stream: StreamId(0),
+            lane: Lane::on(StreamId::DEFAULT),
             context: ContextKey(*context),
         };
         row.iter().map(one).collect()
     }
 
     fn check(one: &[(u64, u64)], other: &[(u64, u64)], expected: &[(usize, usize)]) {
-        assert_eq!(pairs(&asked(one), &asked(other)), expected);
+        assert_eq!(compare(&asked(one), &asked(other)).pairs, expected);
         let swapped: Vec<(usize, usize)> = expected.iter().map(|(one, other)| (*other, *one)).collect();
-        assert_eq!(pairs(&asked(other), &asked(one)), swapped);
+        assert_eq!(compare(&asked(other), &asked(one)).pairs, swapped);
     }
 
     #[test]

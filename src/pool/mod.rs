@@ -20,7 +20,7 @@ pub use address_map::AddressMap;
 pub use laid::{Found, Laid, LaidState};
 
 use crate::ids::StreamId;
-use crate::trace::ContextKey;
+use crate::trace::{ContextKey, Event};
 use crate::units::Bytes;
 
 /// What somebody asks for.
@@ -30,6 +30,8 @@ pub struct Request {
     pub bytes: Bytes,
     /// The stream on which they are used first.
     pub stream: StreamId,
+    /// Which thread asks, by its number in the process.
+    pub thread: u32,
     /// From where in the job, or [`ContextKey::UNKNOWN`].
     pub context: ContextKey,
     /// The request varies from iteration to iteration: no plan has it.
@@ -39,6 +41,12 @@ pub struct Request {
 impl Request {
     /// A request on the default stream by somebody who says nothing else.
     pub fn of(bytes: Bytes) -> Request {
-        Request { bytes, stream: StreamId::DEFAULT, context: ContextKey::UNKNOWN, is_dynamic: false }
+        Request { bytes, stream: StreamId::DEFAULT, thread: 0, context: ContextKey::UNKNOWN, is_dynamic: false }
+    }
+
+    /// A request as it was recorded, from a context with this key.
+    pub fn recorded(event: &Event, context: ContextKey) -> Request {
+        let Event { bytes, stream, thread, is_dynamic, .. } = *event;
+        Request { bytes, stream, thread, context, is_dynamic }
     }
 }

@@ -128,8 +128,8 @@ impl Tap {
 
     #[inline]
     fn request(&mut self, kind: Kind, request: &Request, address: DeviceAddress) {
-        let Request { bytes, stream, context, is_dynamic } = *request;
-        self.put(Record { is_dynamic, bytes, context, ..self.blank(kind, address, stream) });
+        let Request { bytes, stream, thread, context, is_dynamic } = *request;
+        self.put(Record { is_dynamic, bytes, thread, context, ..self.blank(kind, address, stream) });
     }
 
     /// An event in the context of the thread that makes it.

@@ -49,7 +49,7 @@ fn an_address_that_comes_again_is_another_allocation() {
         tap.free(address(1), ONE, false);
     }
     tap.mark();
-    tap.alloc(&Request { is_dynamic: true, ..request(300) }, address(1));
+    tap.alloc(&Request { is_dynamic: true, thread: 5, ..request(300) }, address(1));
     let (trace, remarks) = ended(tap, recorder);
     let expected =
         [("alloc", 0, 100), ("free", 0, 0), ("alloc", 1, 200), ("free", 1, 0), ("mark", 0, 0), ("alloc", 2, 300)];
@@ -57,8 +57,7 @@ fn an_address_that_comes_again_is_another_allocation() {
     let ticks: Vec<u64> = trace.events.iter().map(|event| event.tick.0).collect();
     assert_eq!(ticks, [0, 1, 2, 3, 4, 5]);
     let last = trace.events.last().unwrap();
-    let thread = context::thread();
-    assert_eq!((last.iteration, last.stream, last.device, last.thread, last.is_dynamic), (1, ONE, 3, thread, true));
+    assert_eq!((last.iteration, last.stream, last.device, last.thread, last.is_dynamic), (1, ONE, 3, 5, true));
     assert_eq!(trace.events[4].iteration, 0);
 }
 

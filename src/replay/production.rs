@@ -156,8 +156,8 @@ impl Allocator for Production {
             self.clock.advance(PER_64_REQUESTS);
             self.look();
         }
-        let Asked { bytes, stream, context, is_dynamic, .. } = *asked;
-        let address = self.runtime.alloc(&Request { bytes, stream, context, is_dynamic }).map_err(|error| {
+        let Asked { bytes, stream, thread, context, is_dynamic, .. } = *asked;
+        let address = self.runtime.alloc(&Request { bytes, stream, thread, context, is_dynamic }).map_err(|error| {
             self.refusal = Some(root(&error).to_string());
             OutOfMemory
         })?;

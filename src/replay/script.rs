@@ -21,6 +21,8 @@ pub struct Asked {
     pub bytes: Bytes,
     /// The stream it is for.
     pub stream: StreamId,
+    /// Which thread asks.
+    pub thread: u32,
     /// From where in the job.
     pub context: ContextKey,
     /// It varies from iteration to iteration.
@@ -164,7 +166,8 @@ impl Script {
 }
 
 fn asked(event: &Event, slot: u32, number: u32, context: ContextKey) -> Asked {
-    Asked { slot, event: number, bytes: event.bytes, stream: event.stream, context, is_dynamic: event.is_dynamic }
+    let Event { bytes, stream, thread, is_dynamic, .. } = *event;
+    Asked { slot, event: number, bytes, stream, thread, context, is_dynamic }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! A plan that comes while the job runs: made ready by another thread, installed between two iterations, with the memory that is there.
 //!
 //! What is live stays where it is, in the pools that served it. What is idle goes behind the addresses of the static pool; what lacks there comes as it is freed ([`super::installed`]). So the process never
-//! holds more for the plan than it held before: where that could not be, the plan is not installed, and this is counted.
+//! holds more for the plan than it held before, or than was live at one time and a 64th: where that could not be, the plan is not installed, and this is counted.
 //!
 //! Not for: making plans ([`crate::auto`]).
 //!
@@ -115,7 +115,9 @@ impl Runtime {
         let replaced = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::idle).saturating_sub(pools.tail_idle());
         let in_use = pools.held().saturating_sub(pools.idle_chunks() + replaced);
         let after = in_use.saturating_sub(carried).checked_add(len);
-        let most = Bytes::new(self.counters.get(Counter::PeakHeldBytes));
+        // Streams that do not wait for each other have parts that each are as large as theirs needs to be, and seldom were all at once.
+        let live = self.counters.get(Counter::PeakLiveBytes);
+        let most = Bytes::new(self.counters.get(Counter::PeakHeldBytes).max(live.saturating_add(live / 64)));
         // Where memory stays with its addresses nothing moves; and larger chunks than ours are a plan's that was there before the job, which stays.
         let stays = self.device.capabilities().memory_stays_with_addresses;
         let is_other = pools.planned.as_ref().is_some_and(|there| !there.has_slots_of(self.config.granule));

@@ -192,7 +192,7 @@ impl Runtime {
                     return Ok(self.alloc_backed(&mut pools, request));
                 }
                 if is_refused || was_refused || !is_mapped {
-                    installed.pool.pass_over();
+                    installed.pool.pass_over(request);
                     return Ok(None);
                 }
                 self.config.granule.checked_mul(lacks).expect("they are slots of one mapping")

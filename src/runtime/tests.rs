@@ -11,7 +11,7 @@ use crate::driver::{Call, Driver};
 use crate::ids::{ChunkId, DeviceId};
 use crate::ladder::Ladder;
 use crate::memory::Chunk;
-use crate::plan::Entry;
+use crate::plan::{Entry, Lane};
 use crate::trace::ContextKey;
 use crate::units::{Lifetime, Place, PlanOffset, Span};
 
@@ -115,7 +115,7 @@ fn plan() -> Plan {
     let entry = |bytes, offset| Entry {
         bytes,
         offset: PlanOffset::new(offset),
-        stream: STREAM,
+        lane: Lane::on(STREAM),
         context: ContextKey::UNKNOWN,
         lifetime: Lifetime::new(0, 1),
         again: None,
@@ -474,7 +474,7 @@ fn a_request_whose_place_is_partly_taken_is_put_together_from_the_rest_of_it() {
     let entry = |bytes, from, until| Entry {
         bytes,
         offset: PlanOffset::new(0),
-        stream: STREAM,
+        lane: Lane::on(STREAM),
         context: ContextKey::UNKNOWN,
         lifetime: Lifetime::new(from, until),
         again: Some(Lifetime::new(from + 10, until + 10)),
@@ -529,7 +529,7 @@ fn where_nothing_is_left_a_request_has_what_the_plan_has_idle_whoever_it_is_in_t
     let entry = |bytes, offset, from| Entry {
         bytes,
         offset: PlanOffset::new(offset),
-        stream: STREAM,
+        lane: Lane::on(STREAM),
         context: ContextKey::UNKNOWN,
         lifetime: Lifetime::new(from, 10),
         again: None,

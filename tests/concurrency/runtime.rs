@@ -203,7 +203,7 @@ fn plan() -> Plan {
     let entry = Entry {
         bytes: Bytes::mib(3),
         offset: PlanOffset::new(0),
-        stream: ONE,
+        lane: stitchd::plan::Lane::on(ONE),
         context: ContextKey::UNKNOWN,
         lifetime: Lifetime::new(0, 1),
         again: None,

@@ -17,7 +17,7 @@ use stitchd::ids::{ChunkId, DeviceId, SessionId, StreamId};
 use stitchd::ladder::Ladder;
 use stitchd::ledger::{EndReason, Holder};
 use stitchd::memory::{Chunk, Device, Quarantine};
-use stitchd::plan::{Entry, Plan};
+use stitchd::plan::{Entry, Lane, Plan};
 use stitchd::pool::Request;
 use stitchd::pool::stitching::StitchConfig;
 use stitchd::runtime::{ChunkSource, Counters, Runtime, RuntimeConfig, SourceError, Want};
@@ -265,7 +265,7 @@ fn plan() -> Plan {
     let entry = Entry {
         bytes: Bytes::kib(3_000),
         offset: PlanOffset::new(0),
-        stream: STREAM,
+        lane: Lane::on(STREAM),
         context: ContextKey::UNKNOWN,
         lifetime: Lifetime::new(0, 1),
         again: None,

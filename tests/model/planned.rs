@@ -2,10 +2,10 @@
 //! wrong that can: frees that come late, twice or never, requests that are missing, new, swapped or of another size, iterations that stop in
 //! the middle, and tenants whom the plan does not know. After all that, clean iterations are served as if nothing had happened.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use stitchd::ids::StreamId;
-use stitchd::plan::{Entry, Plan};
+use stitchd::plan::{Entry, Lane, Plan};
 use stitchd::pool::Request;
 use stitchd::pool::planned::{PlannedCounts, PlannedPool, Served};
 use stitchd::rng::Rng;
@@ -36,6 +36,7 @@ pub(crate) enum Act {
 struct Slot {
     bytes: u64,
     stream: StreamId,
+    thread: u32,
     module: u32,
     is_dynamic: bool,
 }
@@ -50,13 +51,43 @@ pub(crate) struct Job {
     pub(crate) cycle: Vec<Act>,
     /// Whether each request can be told from every other.
     has_contexts: bool,
+    /// Streams and threads keep their own order, and none with each other: each iteration draws another from here.
+    race: Option<u64>,
 }
 
 impl Job {
     /// The same job on the default stream alone.
     fn on_one_stream(mut self) -> Job {
         self.slots.iter_mut().for_each(|slot| slot.stream = StreamId(0));
+        self.on_one_thread()
+    }
+
+    /// The same job from one thread.
+    fn on_one_thread(mut self) -> Job {
+        self.slots.iter_mut().for_each(|slot| slot.thread = 0);
         self
+    }
+
+    fn has_two_threads(&self, stream: StreamId) -> bool {
+        let has = |thread| self.slots.iter().any(|slot| slot.stream == stream && slot.thread == thread);
+        has(0) && has(1)
+    }
+
+    /// What is done, in an order in which each stream and thread has its own.
+    fn raced(&self, acts: &[Act], rng: &mut Rng) -> Vec<Act> {
+        let mut lanes: BTreeMap<(StreamId, u32), VecDeque<Act>> = BTreeMap::new();
+        for act in acts {
+            let (Act::Alloc(slot) | Act::Free(slot)) = act;
+            let Slot { stream, thread, .. } = self.slots[*slot];
+            lanes.entry((stream, thread)).or_default().push_back(*act);
+        }
+        let mut raced = Vec::new();
+        while raced.len() < acts.len() {
+            let nth = rng.index(lanes.len());
+            let lane = lanes.values_mut().nth(nth).unwrap();
+            raced.extend(lane.pop_front());
+        }
+        raced
     }
 
     /// The same job, which does everything once.
@@ -70,11 +101,15 @@ impl Job {
         let has_contexts = rng.chance(600);
         let sizes: Vec<u64> = (0..1 + rng.below(12)).map(|_| random_size(rng)).collect();
         let dynamic = if rng.chance(300) { 100 } else { 0 };
+        let race = (has_contexts && rng.chance(400)).then(|| rng.next_u64());
+        // Threads that race do enough to be seen to.
+        let default = if race.is_some() && rng.chance(700) { 1000 } else { 800 };
         let mut slots: Vec<Slot> = Vec::new();
         for at in 0..2 + rng.below(50) {
             slots.push(Slot {
                 bytes: if rng.chance(700) { sizes[rng.index(sizes.len())] } else { random_size(rng) },
-                stream: StreamId(if rng.chance(800) { 0 } else { 7 + rng.below(2) }),
+                stream: StreamId(if rng.chance(default) { 0 } else { 7 + rng.below(2) }),
+                thread: if race.is_some() { rng.below(2) as u32 } else { 0 },
                 module: if has_contexts { 1 + at as u32 } else { 0 },
                 is_dynamic: rng.chance(dynamic),
             });
@@ -117,7 +152,7 @@ impl Job {
                 first.insert(rng.index(first.len() + 1), Act::Free(slot));
             }
         }
-        Job { slots, prologue, first, cycle, has_contexts }
+        Job { slots, prologue, first, cycle, has_contexts, race }
     }
 
     /// A job that asks for `sizes` in turn, where each is freed by the next; the first `kept` of them are asked for once and stay.
@@ -125,6 +160,7 @@ impl Job {
         let slot = |(at, bytes): (usize, &u64)| Slot {
             bytes: *bytes,
             stream: StreamId(0),
+            thread: 0,
             module: 1 + at as u32,
             is_dynamic: false,
         };
@@ -138,7 +174,7 @@ impl Job {
         cycle.push(Act::Free(sizes.len() - 1));
         let prologue = (0..kept).map(Act::Alloc).collect();
         let slots = sizes.iter().enumerate().map(slot).collect();
-        Job { slots, prologue, first: cycle.clone(), cycle, has_contexts: true }
+        Job { slots, prologue, first: cycle.clone(), cycle, has_contexts: true, race: None }
     }
 
     /// The job as a recorder would have seen it.
@@ -149,6 +185,8 @@ impl Job {
         for iteration in 0..iterations {
             let prologue = self.prologue.iter().filter(|_| iteration == 0).map(|act| (act, Phase::Init));
             let pass = if iteration == 0 { &self.first } else { &self.cycle };
+            let race = self.race.filter(|_| iteration > 0).map(|seed| Rng::new(seed + u64::from(iteration)));
+            let pass = race.map_or_else(|| pass.clone(), |mut rng| self.raced(pass, &mut rng));
             for (act, phase) in prologue.chain(pass.iter().map(|act| (act, Phase::Forward))) {
                 let tick = trace.events.len() as u64 + 1;
                 let (slot, kind, id) = match act {
@@ -161,7 +199,7 @@ impl Job {
                         (*slot, EventKind::Free, id)
                     }
                 };
-                let Slot { bytes, stream, module, is_dynamic } = self.slots[slot];
+                let Slot { bytes, stream, thread, module, is_dynamic } = self.slots[slot];
                 trace.events.push(Event {
                     tick: Tick(tick),
                     kind,
@@ -172,7 +210,7 @@ impl Job {
                     context: Context { phase, module, ..Context::default() },
                     is_dynamic,
                     device: 0,
-                    thread: 0,
+                    thread,
                 });
             }
         }
@@ -180,12 +218,12 @@ impl Job {
     }
 
     pub(crate) fn request(&self, slot: usize, trace: &Trace, phase: Phase) -> Request {
-        let Slot { bytes, stream, module, is_dynamic } = self.slots[slot];
+        let Slot { bytes, stream, thread, module, is_dynamic } = self.slots[slot];
         // Raw handles differ between the run that was recorded and this one.
         let stream = if stream == StreamId(0) { stream } else { StreamId(0xa000 + stream.0) };
         let context = trace.key(&Context { phase, module, ..Context::default() });
         let context = if self.has_contexts { context } else { ContextKey::UNKNOWN };
-        Request { bytes: Bytes::new(bytes), stream, context, is_dynamic }
+        Request { bytes: Bytes::new(bytes), stream, thread: 70 + thread, context, is_dynamic }
     }
 }
 
@@ -229,6 +267,7 @@ pub(crate) struct Bench {
     /// Frees that did not come yet.
     late: Vec<u64>,
     streams: BTreeMap<StreamId, StreamId>,
+    threads: BTreeMap<Lane, u32>,
     expected: PlannedCounts,
     elsewhere: u64,
     /// Requests served where no entry has them.
@@ -242,8 +281,15 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(job: Job, iterations: u32, iteration: u32) -> Bench {
-        let trace = job.trace(iterations);
-        let plan = Plan::from_trace(&trace, iteration).unwrap();
+        let mut job = job;
+        let mut trace = job.trace(iterations);
+        let mut plan = Plan::from_trace(&trace, iteration).unwrap();
+        // Where two threads do too little to be seen to race they are one.
+        if plan.entries.iter().any(|entry| entry.lane.role == 0 && job.has_two_threads(entry.lane.stream)) {
+            job = job.on_one_thread();
+            trace = job.trace(iterations);
+            plan = Plan::from_trace(&trace, iteration).unwrap();
+        }
         // A mapping is made of whole chunks, so it is longer than the plan.
         let len = plan.pool_len.get().div_ceil(2 << 20) * (2 << 20);
         let pool = PlannedPool::new(&plan, span(BASE, len)).unwrap();
@@ -259,6 +305,7 @@ impl Bench {
             held: BTreeMap::new(),
             late: Vec::new(),
             streams: BTreeMap::new(),
+            threads: BTreeMap::new(),
             expected: PlannedCounts::default(),
             elsewhere: 0,
             reused: 0,
@@ -289,8 +336,12 @@ impl Bench {
                         && (request.context == ContextKey::UNKNOWN || request.context == entry.context)
                 };
                 let entry = self.entries.iter().find(is_it).expect("it is served where the plan has it");
-                let bound = *self.streams.entry(entry.stream).or_insert(request.stream);
+                let bound = *self.streams.entry(entry.lane.stream).or_insert(request.stream);
                 assert_eq!(bound, request.stream, "the stream of an entry never changes");
+                if entry.lane.role > 0 {
+                    let bound = *self.threads.entry(entry.lane).or_insert(request.thread);
+                    assert_eq!(bound, request.thread, "nor does its thread, while that lives");
+                }
                 self.serve(start, len);
                 self.expected.hits += 1;
                 assert_eq!(self.pool.len_of(address), Some(Bytes::new(len)));
@@ -301,7 +352,7 @@ impl Bench {
                 self.unbacked += 1;
                 if !self.steps.is_multiple_of(3) {
                     let skipped = self.pool.counts().skipped;
-                    self.pool.pass_over();
+                    self.pool.pass_over(request);
                     assert_eq!(self.pool.counts().skipped, skipped + 1);
                     return None;
                 }
@@ -312,7 +363,7 @@ impl Bench {
             }
             Served::Reused(address) => {
                 let (start, len) = (address.get(), request.bytes.get().div_ceil(UNIT) * UNIT);
-                let is_of_stream = |entry: &&Entry| self.streams.get(&entry.stream) == Some(&request.stream);
+                let is_of_stream = |entry: &&Entry| self.streams.get(&entry.lane.stream) == Some(&request.stream);
                 let is_new = !self.streams.values().any(|bound| *bound == request.stream);
                 let of_stream = || self.entries.iter().filter(is_of_stream).map(|entry| entry.offset.get());
                 let first = of_stream().min().map_or(BASE, |first| BASE + first);
@@ -543,15 +594,23 @@ impl Bench {
     }
 
     pub(crate) fn clean_cycles(&mut self, count: u64, is_marked: bool) -> bool {
-        let cycle = self.job.cycle.clone();
         let mut all = true;
         for _ in 0..count {
+            let cycle = self.next_cycle();
             all = self.clean_iteration(&cycle, Phase::Forward);
             if is_marked {
                 self.mark();
             }
         }
         all
+    }
+
+    /// What the next iteration does.
+    fn next_cycle(&mut self) -> Vec<Act> {
+        let Some(seed) = &mut self.job.race else { return self.job.cycle.clone() };
+        *seed = seed.wrapping_add(1000);
+        let mut rng = Rng::new(*seed);
+        self.job.raced(&self.job.cycle, &mut rng)
     }
 
     fn random_live(&self, rng: &mut Rng) -> Option<u64> {
@@ -692,7 +751,7 @@ impl Bench {
 fn run(seed: u64, steps: u64) {
     let mut trail = Trail::new("planned pool", seed);
     let mut rng = Rng::new(seed);
-    let (mut served, mut blocked, mut late, mut reused, mut lent, mut unbacked) = (0, 0, 0, 0, 0, 0);
+    let (mut served, mut blocked, mut late, mut reused, mut lent, mut unbacked, mut raced) = (0, 0, 0, 0, 0, 0, 0);
     while trail.step < steps {
         let is_once = rng.chance(100);
         let job = Job::random(&mut rng);
@@ -706,8 +765,8 @@ fn run(seed: u64, steps: u64) {
             continue;
         }
         let mut bench = Bench::new(job, if is_once { 1 } else { 3 }, iteration);
-        let Job { prologue, first, cycle, .. } = bench.job.clone();
-        let (again, phase) = if is_once { (&prologue, Phase::Init) } else { (&cycle, Phase::Forward) };
+        let Job { prologue, first, .. } = bench.job.clone();
+        let phase = if is_once { Phase::Init } else { Phase::Forward };
         if is_wild_from_the_start {
             bench.wild_iteration(&prologue, Phase::Init, &mut rng, 200);
             // What varies and comes too early.
@@ -738,7 +797,8 @@ fn run(seed: u64, steps: u64) {
         for _ in 0..1 + rng.below(3) {
             let per_mille = [20, 100, 400][rng.index(3)];
             for _ in 0..2 + rng.below(12) {
-                bench.wild_iteration(again, phase, &mut rng, per_mille);
+                let acts = if is_once { prologue.clone() } else { bench.next_cycle() };
+                bench.wild_iteration(&acts, phase, &mut rng, per_mille);
             }
             if is_once {
                 bench.free_everything();
@@ -753,9 +813,11 @@ fn run(seed: u64, steps: u64) {
         reused += bench.reused;
         lent += bench.lent;
         unbacked += bench.unbacked;
+        raced += u64::from(bench.threads.len() > 1);
         trail.step += bench.steps;
     }
     assert!(served > steps / 5 && late > steps / 1000 && blocked > steps / 1000, "{served} {late} {blocked}");
+    assert!(raced > 2, "{raced}");
     assert!(reused > steps / 200 && lent > steps / 400 && unbacked > steps / 2000, "{reused} {lent} {unbacked}");
 }
 

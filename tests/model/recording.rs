@@ -100,7 +100,13 @@ impl Job {
         let most = if self.rng.chance(500) { MIB } else { 16 * MIB };
         let bytes = 1 + self.rng.below(most);
         let (stream, is_dynamic) = (StreamId(self.rng.below(3)), self.rng.chance(100));
-        let request = Request { bytes: Bytes::new(bytes), stream, context: context::here().key, is_dynamic };
+        let request = Request {
+            bytes: Bytes::new(bytes),
+            stream,
+            thread: context::thread(),
+            context: context::here().key,
+            is_dynamic,
+        };
         let (id, answer) = (self.next, self.runtime.alloc(&request));
         self.next += 1;
         self.note(EventKind::Alloc, id, bytes, stream, is_dynamic);

@@ -4,6 +4,7 @@
 mod formats;
 mod models;
 mod production;
+mod races;
 mod report;
 mod snapshots;
 

@@ -13,7 +13,7 @@ use stitchd::trace::Trace;
 
 use crate::trace;
 
-fn setup(is_auto: bool) -> Setup {
+pub(crate) fn setup(is_auto: bool) -> Setup {
     Setup {
         capacity: None,
         costs: CostTable::A100,
@@ -26,10 +26,10 @@ fn setup(is_auto: bool) -> Setup {
     }
 }
 
-fn run(pool: PoolName, trace: &Trace, plan: Option<&Plan>, setup: &Setup) -> Run {
+pub(crate) fn run(pool: PoolName, trace: &Trace, plan: Option<&Plan>, setup: &Setup) -> Run {
     let script = Script::of(trace, 0);
     let job = Job { trace, profile: trace, script: &script, plan };
-    let watch = Watch { after_iteration: plan.map(|_| 1), ..Watch::default() };
+    let watch = Watch { after_iteration: plan.map(|plan| plan.provenance.iteration), ..Watch::default() };
     replay(pool, job, setup, watch, &SystemClock::new(), &|_| ()).unwrap().run
 }
 

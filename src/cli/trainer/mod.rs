@@ -98,9 +98,7 @@ impl Job {
                     let slot = slot_of.len() as u32;
                     slot_of.insert(event.id, slot);
                     let context = *keys.entry(event.context).or_insert_with(|| trace.key(&event.context));
-                    let request =
-                        Request { bytes: event.bytes, stream: event.stream, context, is_dynamic: event.is_dynamic };
-                    job.steps.push(Step::Alloc { slot, request });
+                    job.steps.push(Step::Alloc { slot, request: Request::recorded(event, context) });
                 }
                 EventKind::Free => job.steps.push(Step::Free { slot: slot_of[&event.id] }),
                 _ => {}

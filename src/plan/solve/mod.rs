@@ -10,8 +10,7 @@ mod sections;
 
 use std::collections::BTreeMap;
 
-use super::{Buffer, PlanError, Problem};
-use crate::ids::StreamId;
+use super::{Buffer, Lane, PlanError, Problem};
 use crate::units::{Bytes, PlanOffset};
 
 use one_pass::OnePass;
@@ -95,8 +94,8 @@ enum Stopped {
 
 /// Tries the solvers one after the other until one meets the lower bound, and takes the best.
 ///
-/// Each stream has its own part of the pool: bytes that one stream has freed are not another's without an event, which a plan cannot
-/// promise. In the plan of a job that repeats itself small buffers have a part of their own in that, where it costs next to nothing: whoever is not where and when the plan has it, because something
+/// Each lane has its own part of the pool: bytes that one stream has freed are not another's without an event, which a plan cannot
+/// promise, and what one thread has freed may be there still when another that races with it asks. In the plan of a job that repeats itself small buffers have a part of their own in that, where it costs next to nothing: whoever is not where and when the plan has it, because something
 /// came or did not, stands in the way of others until it goes, and a kilobyte should not do so in the middle of the gigabyte that a workspace needs.
 pub fn solve(problem: &Problem) -> Result<Solution, PlanError> {
     let changes = super::Changes::of(problem);
@@ -145,7 +144,7 @@ pub fn solve_in(problem: &Problem, solver: Solver) -> Result<Solution, PlanError
     place(problem, &parts(problem, |_| false), solver, &mut effort).map_err(|_| PlanError::TooLarge)
 }
 
-/// The buffers of one stream, or the small ones of them, or the others.
+/// The buffers of one lane, or the small ones of them, or the others.
 struct Part<'a> {
     /// Where they are in the problem.
     members: Vec<usize>,
@@ -154,15 +153,15 @@ struct Part<'a> {
 }
 
 fn parts(problem: &Problem, is_small: impl Fn(&Buffer) -> bool) -> Vec<Part<'_>> {
-    let mut by_stream: BTreeMap<(StreamId, bool), Vec<usize>> = BTreeMap::new();
+    let mut by_lane: BTreeMap<(Lane, bool), Vec<usize>> = BTreeMap::new();
     for (at, buffer) in problem.buffers.iter().enumerate() {
-        by_stream.entry((buffer.stream, is_small(buffer))).or_default().push(at);
+        by_lane.entry((buffer.lane, is_small(buffer))).or_default().push(at);
     }
     let part = |members: Vec<usize>| {
         let buffers: Vec<&Buffer> = members.iter().map(|at| &problem.buffers[*at]).collect();
         Part { one_pass: OnePass::of(&buffers), members, buffers }
     };
-    by_stream.into_values().map(part).collect()
+    by_lane.into_values().map(part).collect()
 }
 
 fn place(problem: &Problem, parts: &[Part], solver: Solver, effort: &mut Effort) -> Result<Solution, Stopped> {

@@ -5,6 +5,7 @@ use super::super::tests::{random_job, random_problem};
 use super::best_fit;
 use super::sections::Sections;
 use super::*;
+use crate::ids::StreamId;
 use crate::rng::Rng;
 use crate::units::Lifetime;
 
@@ -205,7 +206,7 @@ fn small_buffers_of_a_job_lie_apart_where_that_costs_next_to_nothing() {
     let buffer = |bytes: Bytes, start, end| Buffer {
         bytes,
         len: bytes,
-        stream: StreamId(0),
+        lane: Lane::on(StreamId::DEFAULT),
         context: crate::trace::ContextKey::UNKNOWN,
         lifetime: Lifetime::new(start, end),
         again: Some(Lifetime::new(start + 10, end + 10)),

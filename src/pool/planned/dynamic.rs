@@ -1,11 +1,10 @@
 //! Requests that vary: which of those that the plan expects a request is, and where in the static pool it may go.
 //!
-//! A cursor of its own runs over them beside the one over the entries. Which request is which follows from context and stream, and without a context from the place: between
+//! A cursor of its own runs over those of a lane beside the one over its entries. Which request is which follows from the context, and without a context from the place: between
 //! which two entries it comes. What it gives is a hint, as all of a plan: the pool checks that the space is free.
 
 use super::Request;
-use crate::ids::StreamId;
-use crate::plan::{Plan, ReuseSpaces};
+use crate::plan::{LanePlan, ReuseSpaces};
 use crate::trace::ContextKey;
 
 /// How far ahead a request is looked for.
@@ -24,25 +23,20 @@ pub(super) struct Dynamic {
 #[derive(Clone, Copy, Debug)]
 struct Expected {
     context: ContextKey,
-    /// Index into [`super::Streams`].
-    stream: u32,
-    /// The entry that it comes before.
+    /// The entry that it comes before, by its number among the lane's own.
     before: u32,
 }
 
 impl Dynamic {
-    /// Those of a plan; `stream` numbers its streams.
-    pub(super) fn new(plan: &Plan, mut stream: impl FnMut(StreamId) -> u32) -> Dynamic {
-        let expected = plan.dynamic.iter().map(|entry| Expected {
-            context: entry.context,
-            stream: stream(entry.stream),
-            before: entry.before,
-        });
+    /// Those of a lane.
+    pub(super) fn new(lane: &LanePlan) -> Dynamic {
+        let plan = &lane.plan;
+        let expected = plan.dynamic.iter().map(|entry| Expected { context: entry.context, before: entry.before });
         Dynamic {
             expected: expected.collect(),
             cycle_start: plan.dynamic_cycle_start as u32,
             cursor: 0,
-            spaces: ReuseSpaces::of(plan),
+            spaces: ReuseSpaces::of(lane),
             near: vec![0; plan.dynamic.len()].into_boxed_slice(),
         }
     }
@@ -58,8 +52,9 @@ impl Dynamic {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.expected.is_empty()
+    /// It expects one from there, and somebody said where that is.
+    pub(super) fn knows(&self, request: &Request) -> bool {
+        !request.context.is_unknown() && self.expected.iter().any(|expected| expected.context == request.context)
     }
 
     /// It comes before the cycle does.
@@ -67,20 +62,15 @@ impl Dynamic {
         number < self.cycle_start
     }
 
-    /// Index into [`super::Streams`].
-    pub(super) fn stream(&self, number: u32) -> u32 {
-        self.expected[number as usize].stream
-    }
-
-    /// The one that a request of a module that varies is, where `next` is the entry that is asked for next; the cursor goes behind it.
-    pub(super) fn find(&mut self, request: &Request, next: u32, agrees: impl Fn(u32) -> bool) -> Option<u32> {
-        if request.context == ContextKey::UNKNOWN {
-            return self.find_at(request, next, agrees);
+    /// The one that a request of a module that varies is, where `next` is the entry of the lane that is asked for next; the cursor goes behind it.
+    pub(super) fn find(&mut self, request: &Request, next: u32) -> Option<u32> {
+        if self.expected.is_empty() {
+            return None;
         }
-        let is_it = |number: &u32| {
-            let expected = self.expected[*number as usize];
-            expected.context == request.context && agrees(expected.stream)
-        };
+        if request.context == ContextKey::UNKNOWN {
+            return self.find_at(request, next);
+        }
+        let is_it = |number: &u32| self.expected[*number as usize].context == request.context;
         // Most often it is the next. Where the job has jumped the entries know it first.
         let next_one = Some(self.cursor).filter(|one| *one < self.expected.len() as u32 && is_it(one));
         let found = next_one
@@ -88,20 +78,20 @@ impl Dynamic {
             .or_else(|| self.from(self.first_before(next)).find(is_it));
         let Some(found) = found else {
             // It may be one of which the plan does not know where it comes from.
-            return self.find_at(request, next, agrees);
+            return self.find_at(request, next);
         };
         self.cursor = found + 1;
         Some(found)
     }
 
     /// The one that a request is which comes right before `next`; the cursor goes behind it.
-    pub(super) fn find_at(&mut self, request: &Request, next: u32, agrees: impl Fn(u32) -> bool) -> Option<u32> {
+    pub(super) fn find_at(&mut self, request: &Request, next: u32) -> Option<u32> {
+        if self.expected.is_empty() {
+            return None;
+        }
         let (first, end) = (self.first_before(next), self.first_before(next + 1));
         let start = if (first..=end).contains(&self.cursor) { self.cursor } else { first };
-        let is_it = |number: &u32| {
-            let expected = self.expected[*number as usize];
-            expected.context.may_be(request.context) && agrees(expected.stream)
-        };
+        let is_it = |number: &u32| self.expected[*number as usize].context.may_be(request.context);
         let found = (start..end).take(WINDOW as usize).find(is_it)?;
         self.cursor = found + 1;
         Some(found)

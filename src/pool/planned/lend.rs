@@ -28,12 +28,13 @@ pub struct Lendable {
 }
 
 impl PlannedPool {
-    /// Those of `parts`, which have numbers, that nobody has now, and that may serve a request which was not served: no other stream's entries come there. `parts` lie in the order of their places and do not
-    /// overlap. Nothing for a stream that the plan does not know, or of which nothing has come yet.
+    /// Those of `parts`, which have numbers, that nobody has now, and that may serve a request which was not served: no other lane's entries come there. `parts` lie in the order of their places and do not
+    /// overlap. Nothing for a stream or thread that the plan does not know, or of which nothing has come yet.
     pub fn lendable(&self, request: &Request, parts: &[(usize, PlanSpan)]) -> Option<Vec<Lendable>> {
-        // Behind the last stream's part the plan's own bytes are that stream's, too; further on whoever asks knows whose they are.
-        let own = &self.streams.0[self.streams.of(request.stream)? as usize].part;
-        let is_last = self.streams.0.iter().all(|other| other.part.end <= own.end);
+        // Behind the last lane's part the plan's own bytes are that lane's, too; further on whoever asks knows whose they are.
+        let lane = self.lanes.of(request)?;
+        let own = &self.lanes[lane].part;
+        let is_last = self.lanes.iter().all(|other| other.part.end <= own.end);
         let end = if is_last { self.plan_end } else { own.end };
         let is_own = |part: &PlanSpan| own.start <= part.start().get() && part.end().get() <= end;
         let may_have = |part: &PlanSpan| part.start().get() >= self.plan_end || is_own(part);
@@ -45,8 +46,8 @@ impl PlannedPool {
         for taken in self.live_spans().chain(self.tenants.obstacles()) {
             next[at(taken)].fill(None);
         }
-        let life = self.expected_life(request).unwrap_or(AHEAD_UNKNOWN).min(AHEAD_MAX);
-        for (span, ahead) in self.coming().zip(0..life.max(AHEAD_RANKED)) {
+        let life = self.expected_life(lane, request).unwrap_or(AHEAD_UNKNOWN).min(AHEAD_MAX);
+        for (span, ahead) in self.coming(lane).zip(0..life.max(AHEAD_RANKED)) {
             for next in next[at(span)].iter_mut().flatten() {
                 *next = ahead.min(*next);
             }

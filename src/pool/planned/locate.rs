@@ -2,8 +2,9 @@
 //!
 //! A plan does not change, so where its entries begin is put into cells of 2 MiB once, when somebody first asks; serving and taking back do nothing for it. A look goes over the entries of one cell.
 
+use super::PlannedPool;
+use super::places::Occupant;
 use super::tenants::{self, LENT, whole_cell};
-use super::{Occupant, PlannedPool};
 use crate::ids::StreamId;
 use crate::limits;
 use crate::pool::laid::{Found, Laid, LaidState, fill_gaps};
@@ -103,10 +104,10 @@ impl PlannedPool {
 
     /// What lies where, without what has no memory. Walks over all there is.
     pub fn laid(&self) -> Vec<Laid> {
-        let stream = |number: u32| self.streams.0[number as usize].bound.unwrap_or(StreamId::DEFAULT);
+        let stream = |lane: u32| self.lanes.stream(lane as usize);
         let orderly = self.orderly.iter().map(|at| {
             let entry = &self.entries[at as usize];
-            (self.offsets_of(at), stream(entry.stream), entry.bytes)
+            (self.offsets_of(at), stream(entry.lane), entry.bytes)
         });
         let tenants = self.tenants.iter().map(|(span, bytes)| (span, StreamId::DEFAULT, bytes));
         let live = orderly.chain(tenants).map(|(span, stream, bytes)| Laid {

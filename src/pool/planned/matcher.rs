@@ -1,11 +1,11 @@
-//! Where in the plan the job is.
+//! Where in one lane of the plan the job is.
 //!
 //! The cursor stands at the entry that should be asked for next. When something else is asked for:
 //!
 //! * it may be an entry that was *missed*: skipped over a moment ago. Two of those in a row, one after the other in the plan, show that the skip was
 //!   wrong, and the cursor goes back;
 //! * it may be an entry a little *ahead*: the cursor skips to it, and what lies between is missed. Further ahead two in a row must agree: one may be a request that nobody planned and that is like a later one;
-//! * after a few requests that are neither, the last four are looked up in the whole plan, and the cursor goes to the nearest place where they are, ahead or back;
+//! * after a few requests that are neither, the last four are looked up in the whole lane, and the cursor goes to the nearest place where they are, ahead or back;
 //! * else the plan does not have it, and the cursor waits.
 //!
 //! So one request too many, too few, or out of turn costs itself and nothing that follows.
@@ -13,6 +13,7 @@
 //! Not for: whether an entry may be served, which the pool checks.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 
 use super::{Planned, Request};
 use crate::rng::mix;
@@ -41,7 +42,9 @@ pub(super) struct Matcher {
     passed_before: u64,
     /// Passes of the cycle that the cursor has left behind: how far it has come says nothing of that, as it goes back now and then.
     ended: u64,
-    count: u32,
+    /// The lane's entries are those from here on, and before there.
+    first: u32,
+    end: u32,
     cycle_start: u32,
     missed: VecDeque<u32>,
     /// The entry that was missed and served last, if nothing was served in order since.
@@ -55,17 +58,20 @@ pub(super) struct Matcher {
 }
 
 impl Matcher {
-    pub(super) fn new(entries: &[Planned], cycle_start: u32) -> Matcher {
+    /// That of the entries `of_lane`.
+    pub(super) fn new(entries: &[Planned], of_lane: Range<u32>, cycle_start: u32) -> Matcher {
         let mut grams: HashMap<u64, Vec<u32>> = HashMap::new();
-        for (at, run) in entries.windows(GRAM).enumerate() {
+        let own = &entries[of_lane.start as usize..of_lane.end as usize];
+        for (at, run) in own.windows(GRAM).enumerate() {
             let hash = gram_hash(run.iter().map(|entry| entry.bytes.get()));
-            grams.entry(hash).or_default().push((at + GRAM - 1) as u32);
+            grams.entry(hash).or_default().push(of_lane.start + (at + GRAM - 1) as u32);
         }
         Matcher {
-            cursor: 0,
+            cursor: of_lane.start,
             passed_before: 0,
             ended: 0,
-            count: entries.len() as u32,
+            first: of_lane.start,
+            end: of_lane.end,
             cycle_start,
             missed: VecDeque::new(),
             last_late: None,
@@ -82,7 +88,7 @@ impl Matcher {
 
     /// How often the cursor went over an entry.
     pub(super) fn passed(&self) -> u64 {
-        self.passed_before + u64::from(self.cursor)
+        self.passed_before + u64::from(self.cursor - self.first)
     }
 
     /// A pass of the cycle has ended, and the cursor stands in one behind it.
@@ -96,16 +102,16 @@ impl Matcher {
 
     /// The entry behind `entry`. Without a cycle the plan is over behind its last one.
     pub(super) fn next(&self, entry: u32) -> u32 {
-        behind(entry, self.count, self.cycle_start)
+        behind(entry, self.end, self.cycle_start)
     }
 
     /// Moves the cursor on by one.
     #[inline]
     fn advance(&mut self) {
         self.cursor += 1;
-        if self.cursor >= self.count && self.cycle_start < self.count {
+        if self.cursor >= self.end && self.cycle_start < self.end {
             self.cursor = self.cycle_start;
-            self.passed_before += u64::from(self.count - self.cycle_start);
+            self.passed_before += u64::from(self.end - self.cycle_start);
             self.ended += 1;
             // From here on [`Matcher::since`] would not see all that came after an entry of the prologue.
             self.missed.retain(|entry| *entry >= self.cycle_start);
@@ -132,7 +138,7 @@ impl Matcher {
     fn go_back_to(&mut self, entry: u32, passed: u64, is_in_pass_before: bool) {
         self.ended = self.ended.saturating_sub(is_in_pass_before.into());
         self.cursor = entry;
-        self.passed_before = passed - u64::from(entry);
+        self.passed_before = passed - u64::from(entry - self.first);
     }
 
     fn forget_strays(&mut self) {
@@ -177,11 +183,11 @@ impl Matcher {
     /// Entries from behind the cursor on, as far as it makes sense for this request.
     pub(super) fn look_ahead(&self, request: &Request) -> impl Iterator<Item = u32> + use<> {
         let window = if request.context == ContextKey::UNKNOWN { NEAR } else { WINDOW };
-        let (cursor, count, cycle_start) = (self.cursor, self.count, self.cycle_start);
-        let next = move |entry| behind(entry, count, cycle_start);
+        let (cursor, end, cycle_start) = (self.cursor, self.end, self.cycle_start);
+        let next = move |entry| behind(entry, end, cycle_start);
         std::iter::successors(Some(next(cursor)), move |entry| Some(next(*entry)))
             .take(window)
-            .take_while(move |entry| *entry < count && *entry != cursor)
+            .take_while(move |entry| *entry < end && *entry != cursor)
     }
 
     /// The stray before the last.
@@ -189,7 +195,7 @@ impl Matcher {
         self.strays.len().checked_sub(2).map(|at| &self.strays[at])
     }
 
-    /// The place in the whole plan that the last strays agree with, the nearest to the cursor: where the last of them is.
+    /// The place in the whole lane that the last strays agree with, the nearest to the cursor: where the last of them is.
     pub(super) fn find_again(&self, agrees: impl Fn(u32, &Request) -> bool) -> Option<Again> {
         if self.strays.len() < GRAM {
             return None;
@@ -202,7 +208,7 @@ impl Matcher {
         let ends = self.grams.get(&hash)?;
         let behind = ends.partition_point(|end| *end <= self.cursor);
         // The prologue comes once: from inside the cycle there is no way back to it. Nor past where the pass began: the last one's entries are the next one's.
-        let first = if self.cursor >= self.cycle_start { self.cycle_start } else { 0 };
+        let first = if self.cursor >= self.cycle_start { self.cycle_start } else { self.first };
         let around = ends[..behind].iter().filter(|end| **end >= self.cycle_start && **end != self.cursor);
         let ahead = ends[behind..].iter().chain(around).find(fits).copied();
         let ahead = ahead.and_then(|end| Some((self.distance(self.cursor, end)?, Again::Ahead(end))));
@@ -214,19 +220,19 @@ impl Matcher {
     /// Entries from `from` on before `to` comes; `None` if it never does.
     pub(super) fn distance(&self, from: u32, to: u32) -> Option<u32> {
         let around = || {
-            let is_in_cycle = self.cycle_start < self.count && to >= self.cycle_start;
-            is_in_cycle.then(|| self.count - from + (to - self.cycle_start))
+            let is_in_cycle = self.cycle_start < self.end && to >= self.cycle_start;
+            is_in_cycle.then(|| self.end - from + (to - self.cycle_start))
         };
         to.checked_sub(from).or_else(around)
     }
 
     /// Entries behind `entry` up to the cursor, which were passed since it was missed.
     pub(super) fn since(&self, entry: u32) -> impl Iterator<Item = u32> + use<> {
-        let (cursor, count, cycle_start) = (self.cursor, self.count, self.cycle_start);
-        let next = move |entry| behind(entry, count, cycle_start);
+        let (cursor, end, cycle_start) = (self.cursor, self.end, self.cycle_start);
+        let next = move |entry| behind(entry, end, cycle_start);
         std::iter::successors(Some(next(entry)), move |entry| Some(next(*entry)))
-            .take(count as usize)
-            .take_while(move |entry| *entry != cursor && *entry < count)
+            .take(end as usize)
+            .take_while(move |entry| *entry != cursor && *entry < end)
     }
 
     /// `entry` was missed and is served now. True when the one before it was, too, so that the job seems to be there and not at the cursor.
@@ -248,8 +254,8 @@ impl Matcher {
     }
 }
 
-fn behind(entry: u32, count: u32, cycle_start: u32) -> u32 {
-    if entry + 1 >= count && cycle_start < count { cycle_start } else { entry + 1 }
+fn behind(entry: u32, end: u32, cycle_start: u32) -> u32 {
+    if entry + 1 >= end && cycle_start < end { cycle_start } else { entry + 1 }
 }
 
 fn gram_hash(sizes: impl Iterator<Item = u64>) -> u64 {

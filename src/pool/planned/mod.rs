@@ -1,15 +1,15 @@
 //! The planned pool: serves requests at the addresses that a plan gives them, as long as that is safe.
 //!
-//! A plan is a hint. The matcher ([`matcher`]) holds a cursor into it; when a request agrees with the entry there and the entry's span is free, the
+//! A plan is a hint. For each of its lanes ([`lanes`]), a stream or a thread on it, the matcher ([`matcher`]) holds a cursor into it; when a request agrees with the entry there and the entry's span is free, the
 //! answer is `base + offset`, in constant time.
 //!
 //! ## When a span is free
 //!
 //! Live allocations of the pool are of two kinds.
 //!
-//! * *Orderly* ones were served at the cursor, and the plan has them live where the cursor stands. A bit per entry says so. When the cursor comes to an entry, those that the plan
+//! * *Orderly* ones were served at the cursor of their lane, and the plan has them live where that stands. A bit per entry says so. When the cursor comes to an entry, those that the plan
 //!   has gone by then are looked at ([`Expiries`]; about one for each entry) and whoever is still there is a tenant from then on. What is orderly then is live at that moment of the plan together with
-//!   the entry, and two entries that are live together share no byte: that is what the validator has checked.
+//!   the entry, and two entries that are live together share no byte: that is what the validator has checked. Entries of different lanes never share one, so a cursor looks at its own lane only.
 //! * *Tenants* ([`tenants`]) are all others: served out of order, freed later than the plan says, or unknown to the plan. Their spans are kept
 //!   exactly, with a bit per 2 MiB so that the exact look-up is rare.
 //!
@@ -20,25 +20,25 @@
 mod bits;
 mod dynamic;
 mod flags;
+mod lanes;
 mod lend;
 mod locate;
 mod matcher;
+mod places;
 mod relocate;
 mod tenants;
 
-use std::collections::HashMap;
-use std::ops::Range;
-
 use self::dynamic::Dynamic;
 use self::flags::Flags;
+use self::lanes::{Lanes, Progress};
 pub use self::lend::Lendable;
 use self::matcher::{Again, Matcher};
+use self::places::{NO_KEY, NOBODY, Occupant, Places, TENANT};
 use self::tenants::{LENT, Tenants};
 use super::Request;
-use crate::ids::StreamId;
 use crate::limits;
 use crate::plan::validate::{self, Wrong};
-use crate::plan::{self, Expiries, Plan};
+use crate::plan::{self, Expiries, LanePlan, Plan};
 use crate::trace::ContextKey;
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place, PlanOffset, PlanSpan, Span};
 
@@ -46,25 +46,21 @@ use crate::units::{AddressSpan, Bytes, DeviceAddress, Place, PlanOffset, PlanSpa
 #[derive(Debug)]
 pub struct PlannedPool {
     span: AddressSpan,
+    /// Lane by lane.
     entries: Box<[Planned]>,
-    cycle_start: u32,
     expiries: Expiries,
-    dynamic: Dynamic,
     /// Entries whose allocation is live and orderly. There is one flag more, which is never set.
     orderly: Flags,
     places: Places,
     tenants: Tenants,
-    matcher: Matcher,
-    streams: Streams,
+    lanes: Lanes,
     /// Where entries are, once somebody has asked.
     cells: Option<Box<locate::Cells>>,
-    /// The last request that was not served where the plan has it.
-    displaced: Option<relocate::Displaced>,
     /// What lies behind is nobody's of the plan.
     plan_end: u64,
-    /// All but the hits, which follow from how far the cursor has come.
+    /// All but the hits, which follow from how far the cursors have come.
     counts: PlannedCounts,
-    /// Requests that agreed with the entry at the cursor and were not served.
+    /// Requests that agreed with the entry at a cursor and were not served.
     blocked_at_cursor: u64,
 }
 
@@ -137,8 +133,8 @@ struct Planned {
     context: ContextKey,
     /// Index into [`Places`], which has its offset.
     place: u32,
-    /// Index into [`Streams`].
-    stream: u32,
+    /// Index into [`Lanes`].
+    lane: u32,
     /// The first of those that the plan has gone before it, or one behind all entries.
     gone: u32,
     /// There are more of those.
@@ -151,125 +147,6 @@ impl Planned {
     #[inline]
     fn is_like(&self, request: &Request) -> bool {
         self.bytes == request.bytes && self.context.may_be(request.context)
-    }
-}
-
-/// Who is at an offset.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Occupant {
-    Nobody,
-    /// An orderly allocation, served for this entry.
-    Entry(u32),
-    Tenant,
-}
-
-const NOBODY: u32 = u32::MAX;
-const TENANT: u32 = u32::MAX - 1;
-const NO_KEY: u32 = u32::MAX;
-
-/// Who is at each offset of the plan: an open-addressed table with linear probing, made once. The key is the offset in units of allocation.
-#[derive(Debug)]
-struct Places {
-    cells: Box<[(u32, u32)]>,
-    shift: u32,
-}
-
-impl Places {
-    fn new(offsets: impl Iterator<Item = u32> + Clone) -> Places {
-        let count = offsets.clone().collect::<std::collections::BTreeSet<_>>().len();
-        let len = (count * 2).next_power_of_two().max(2);
-        let mut places =
-            Places { cells: vec![(NO_KEY, NOBODY); len].into_boxed_slice(), shift: 32 - len.trailing_zeros() };
-        for offset in offsets {
-            let at = places.probe(offset);
-            places.cells[at].0 = offset;
-        }
-        places
-    }
-
-    /// The cell of `offset`, or the empty one where it would go.
-    #[inline]
-    fn probe(&self, offset: u32) -> usize {
-        let mut at = (offset.wrapping_mul(0x9e37_79b1) >> self.shift) as usize;
-        while self.cells[at].0 != offset && self.cells[at].0 != NO_KEY {
-            at = (at + 1) & (self.cells.len() - 1);
-        }
-        at
-    }
-
-    fn find(&self, offset: u32) -> Option<u32> {
-        let at = self.probe(offset);
-        (self.cells[at].0 == offset).then_some(at as u32)
-    }
-
-    /// The cell of an offset of the plan.
-    fn of(&self, offset: u32) -> u32 {
-        self.probe(offset) as u32
-    }
-
-    /// The cell of an offset: that, and who is there, [`NOBODY`], [`TENANT`] or an entry. Some other one where the plan has no such offset.
-    #[inline]
-    fn near(&mut self, offset: u32) -> &mut (u32, u32) {
-        let at = self.probe(offset);
-        &mut self.cells[at]
-    }
-
-    fn offset(&self, place: u32) -> u32 {
-        self.cells[place as usize].0
-    }
-
-    fn at(&self, place: u32) -> Occupant {
-        match self.cells[place as usize].1 {
-            NOBODY => Occupant::Nobody,
-            TENANT => Occupant::Tenant,
-            entry => Occupant::Entry(entry),
-        }
-    }
-
-    fn set(&mut self, place: u32, occupant: Occupant) {
-        self.cells[place as usize].1 = match occupant {
-            Occupant::Nobody => NOBODY,
-            Occupant::Tenant => TENANT,
-            Occupant::Entry(entry) => entry,
-        };
-    }
-}
-
-/// Which stream of this process each stream of the plan is. Raw stream handles differ between runs, so they are bound when they are first
-/// seen; the default stream is always itself.
-#[derive(Debug)]
-struct Streams(Vec<Stream>);
-
-#[derive(Debug)]
-struct Stream {
-    bound: Option<StreamId>,
-    /// The bytes of the pool that its entries have.
-    part: Range<u64>,
-}
-
-impl Streams {
-    /// The plan's number of a stream of which something has come.
-    fn of(&self, asked: StreamId) -> Option<u32> {
-        self.0.iter().position(|stream| stream.bound == Some(asked)).map(|of| of as u32)
-    }
-
-    #[inline]
-    fn is_bound(&self, planned: u32, asked: StreamId) -> bool {
-        self.0[planned as usize].bound == Some(asked)
-    }
-
-    fn agree(&self, planned: u32, asked: StreamId) -> bool {
-        match self.0[planned as usize].bound {
-            Some(bound) => bound == asked,
-            None => asked != StreamId::DEFAULT && self.of(asked).is_none(),
-        }
-    }
-
-    fn bind(&mut self, planned: u32, asked: StreamId) {
-        let bound = &mut self.0[planned as usize].bound;
-        if bound.is_none() {
-            *bound = Some(asked);
-        }
     }
 }
 
@@ -308,45 +185,48 @@ impl PlannedPool {
         validate::check(plan)?;
         let units = |offset: PlanOffset| (offset.get() / unit) as u32;
         let places = Places::new(plan.entries.iter().map(|entry| units(entry.offset)));
-        let mut streams = Streams(Vec::new());
-        let mut stream_of: HashMap<StreamId, u32> = HashMap::new();
-        let mut number = |stream: StreamId| {
-            *stream_of.entry(stream).or_insert_with(|| {
-                let bound = (stream == StreamId::DEFAULT).then_some(StreamId::DEFAULT);
-                let part = plan.part_of(stream).map_or(0..0, |part| part.start().get()..part.end().get());
-                streams.0.push(Stream { bound, part });
-                streams.0.len() as u32 - 1
-            })
-        };
-        let expiries = Expiries::of(plan);
+        let of_lanes = plan.lanes();
+        let expiries = Expiries::of(&of_lanes);
         let nobody = plan.entries.len() as u32;
-        let entries = plan
-            .entries
-            .iter()
+        let numbered = of_lanes.iter().zip(0..).flat_map(|(of, lane)| of.plan.entries.iter().map(move |of| (of, lane)));
+        let entries = numbered
             .zip(0..)
-            .map(|(entry, at)| Planned {
+            .map(|((entry, lane), at)| Planned {
                 bytes: entry.bytes,
                 context: entry.context,
                 place: places.of(units(entry.offset)),
-                stream: number(entry.stream),
+                lane,
                 gone: expiries.before(at).first().map_or(nobody, |gone| *gone),
                 has_more_gone: expiries.before(at).len() > 1,
             })
             .collect::<Box<[_]>>();
-        let dynamic = Dynamic::new(plan, number);
+        let mut first = 0;
+        let progress = |of: &LanePlan| {
+            let of_lane = first..first + of.entries.len() as u32;
+            first = of_lane.end;
+            let cycle_start = of_lane.start + of.plan.cycle_start as u32;
+            let number_at = |at: usize| of.entries.get(at).copied().unwrap_or(nobody);
+            let progress = Progress {
+                matcher: Matcher::new(&entries, of_lane.clone(), cycle_start),
+                dynamic: Dynamic::new(of),
+                part: of.plan.part().map_or(0..0, |part| part.start().get()..part.end().get()),
+                displaced: None,
+                begins: (number_at(0), number_at(of.plan.cycle_start)),
+                entries: of_lane,
+                cycle_start,
+            };
+            (of.lane, progress)
+        };
+        let lanes = Lanes::new(of_lanes.iter().map(progress));
         Ok(PlannedPool {
             span,
             orderly: Flags::new(entries.len() + 1),
-            cycle_start: plan.cycle_start as u32,
             expiries,
-            dynamic,
             places,
             tenants: Tenants::new(span.len()),
-            matcher: Matcher::new(&entries, plan.cycle_start as u32),
+            lanes,
             entries,
-            streams,
             cells: None,
-            displaced: None,
             plan_end: span.len().get(),
             counts: PlannedCounts::default(),
             blocked_at_cursor: 0,
@@ -355,7 +235,7 @@ impl PlannedPool {
 
     /// What varies is served elsewhere from now on, whatever the plan leaves idle.
     pub fn stop_reusing(&mut self) {
-        self.dynamic = Dynamic::none();
+        self.lanes.iter_mut().for_each(|lane| lane.dynamic = Dynamic::none());
     }
 
     /// The addresses of the pool.
@@ -366,7 +246,8 @@ impl PlannedPool {
     /// What it has served.
     pub fn counts(&self) -> PlannedCounts {
         let passed_unserved = self.counts.skipped + self.counts.resized + self.blocked_at_cursor;
-        PlannedCounts { hits: self.matcher.passed() - passed_unserved, ..self.counts }
+        let passed: u64 = self.lanes.iter().map(|lane| lane.matcher.passed()).sum();
+        PlannedCounts { hits: passed - passed_unserved, ..self.counts }
     }
 
     /// Allocations that are live here. Walks over the plan: a count that is kept would be written at every allocation.
@@ -377,23 +258,63 @@ impl PlannedPool {
     /// Serves a request, or says that another pool must.
     #[inline]
     pub fn alloc(&mut self, request: &Request) -> Served {
+        let Some(number) = self.lanes.of(request) else { return self.alloc_in_new_lane(request) };
         if request.is_dynamic {
-            return self.alloc_dynamic(request);
+            return self.alloc_dynamic(number, request);
         }
-        let cursor = self.matcher.cursor();
-        if let Some(planned) = self.entries.get(cursor as usize).copied()
+        let lane = &mut self.lanes[number];
+        if let Some(next) = lane.next()
+            && let planned = self.entries[next as usize]
             && planned.is_like(request)
-            && self.streams.is_bound(planned.stream, request.stream)
         {
-            self.matcher.step();
-            return self.serve_in_order(cursor, &planned, request);
+            lane.matcher.step();
+            return self.serve_in_order(next, &planned, request);
         }
-        self.alloc_elsewhere_in_the_plan(request)
+        self.alloc_elsewhere_in_the_plan(number, request)
     }
 
-    fn agrees(&self, entry: u32, request: &Request) -> bool {
-        let planned = &self.entries[entry as usize];
-        planned.is_like(request) && self.streams.agree(planned.stream, request.stream)
+    #[inline]
+    fn is_like(&self, entry: u32, request: &Request) -> bool {
+        self.entries[entry as usize].is_like(request)
+    }
+
+    fn lane_of(&self, entry: u32) -> usize {
+        self.entries[entry as usize].lane as usize
+    }
+
+    /// A request of a stream or thread that no lane is known to be: of the lane that wants it now, or has wanted it or will soon.
+    #[cold]
+    fn alloc_in_new_lane(&mut self, request: &Request) -> Served {
+        let new = self.lanes.that_may_begin(request);
+        if let Some(lane) = self.that_wants_next(&new, request) {
+            self.lanes.bind(lane, request);
+            return self.alloc(request);
+        }
+        if request.is_dynamic {
+            return Served::Elsewhere;
+        }
+        for lane in new {
+            self.lanes[lane].matcher.note(request);
+            if self.find_missed(lane, request).is_some() || self.find_entry(lane, request).is_some() {
+                self.lanes.bind(lane, request);
+                return self.serve_astray(lane, request);
+            }
+        }
+        if let Some(lane) = self.that_wants_next(&self.lanes.that_may_go_on(request), request) {
+            self.lanes.bind(lane, request);
+            return self.alloc(request);
+        }
+        self.counts.unplanned += 1;
+        Served::Unknown
+    }
+
+    /// The first of some lanes of which the next request may be this.
+    fn that_wants_next(&self, lanes: &[usize], request: &Request) -> Option<usize> {
+        let wants = |lane: &Progress| match request.is_dynamic {
+            true => lane.dynamic.knows(request),
+            false => lane.next().is_some_and(|next| self.is_like(next, request)),
+        };
+        lanes.iter().copied().find(|lane| wants(&self.lanes[*lane]))
     }
 
     /// The cursor has just stepped over `entry`, whose turn it is.
@@ -409,11 +330,10 @@ impl PlannedPool {
         Served::At(self.address(planned.place))
     }
 
-    /// The same for an entry that was looked for: its stream may be none of this process yet.
+    /// The same for an entry that was looked for and is at the cursor now.
     fn serve_found(&mut self, entry: u32, request: &Request) -> Served {
         let planned = self.entries[entry as usize];
-        self.streams.bind(planned.stream, request.stream);
-        self.matcher.step();
+        self.lanes[planned.lane as usize].matcher.step();
         self.serve_in_order(entry, &planned, request)
     }
 
@@ -421,7 +341,8 @@ impl PlannedPool {
     #[cold]
     fn serve_blocked(&mut self, entry: u32, request: &Request) -> Served {
         if self.tenants.has_hole(self.offsets_of(entry)) {
-            self.matcher.step_back(entry);
+            let lane = self.lane_of(entry);
+            self.lanes[lane].matcher.step_back(entry);
             return Served::Unbacked;
         }
         self.counts.blocked += 1;
@@ -431,19 +352,24 @@ impl PlannedPool {
 
     /// The place of a request, where it is the one at the cursor and has no memory behind all of it.
     pub fn lacks(&self, request: &Request) -> Option<PlanSpan> {
-        let cursor = self.matcher.cursor();
-        let is_it = (cursor as usize) < self.entries.len() && self.agrees(cursor, request);
-        is_it.then(|| self.offsets_of(cursor)).filter(|span| self.tenants.has_hole(*span))
+        let next = self.lanes[self.lanes.of(request)?].next().filter(|next| self.is_like(*next, request));
+        next.map(|next| self.offsets_of(next)).filter(|span| self.tenants.has_hole(*span))
     }
 
-    /// The cursor goes over the entry that stands there: for it there is no memory.
-    pub fn pass_over(&mut self) {
-        let entry = self.matcher.cursor();
-        if let Some(planned) = self.entries.get(entry as usize).copied() {
-            self.matcher.skip();
-            self.expire(entry, &planned);
+    /// The cursor goes over the entry of this request, at which it stands: for it there is no memory.
+    pub fn pass_over(&mut self, request: &Request) {
+        let next = self.lanes.of(request).and_then(|lane| self.lanes[lane].next());
+        if let Some(next) = next {
+            self.skip(next);
             self.counts.skipped += 1;
         }
+    }
+
+    /// The cursor goes over the entry at which it stands.
+    fn skip(&mut self, entry: u32) {
+        let planned = self.entries[entry as usize];
+        self.lanes[planned.lane as usize].matcher.skip();
+        self.expire(entry, &planned);
     }
 
     /// Says of a part of the pool, in whole cells of 2 MiB, that there is no memory behind it, or that there is. Nobody is there.
@@ -498,23 +424,24 @@ impl PlannedPool {
         Span::new(start, limits::occupied_len(planned.bytes)).expect("checked when the plan was made")
     }
 
-    /// A request that is not the entry at the cursor's on a stream that is known: one on a stream of which it is the first, one that was skipped before, one ahead, or one that the plan does not have.
+    /// A request that is not the entry's at the cursor: one that was skipped before, one ahead, or one that the plan does not have.
     #[cold]
-    fn alloc_elsewhere_in_the_plan(&mut self, request: &Request) -> Served {
-        let cursor = self.matcher.cursor();
-        if (cursor as usize) < self.entries.len() && self.agrees(cursor, request) {
-            return self.serve_found(cursor, request);
-        }
-        if let Some(served) = self.alloc_unlike_before(request) {
+    fn alloc_elsewhere_in_the_plan(&mut self, lane: usize, request: &Request) -> Served {
+        if let Some(served) = self.alloc_unlike_before(lane, request) {
             return served;
         }
-        self.matcher.note(request);
-        if let Some(entry) = self.matcher.find_missed(|entry| self.agrees(entry, request)) {
-            self.matcher.forget_missed(entry);
+        self.lanes[lane].matcher.note(request);
+        self.serve_astray(lane, request)
+    }
+
+    /// A request that the matcher has noted as not the one at the cursor.
+    fn serve_astray(&mut self, lane: usize, request: &Request) -> Served {
+        if let Some(entry) = self.find_missed(lane, request) {
+            self.lanes[lane].matcher.forget_missed(entry);
             return self.serve_late(entry, request);
         }
-        match self.find_entry(request) {
-            None => self.serve_unfound(request),
+        match self.find_entry(lane, request) {
+            None => self.serve_unfound(lane, request),
             Some(Again::Ahead(entry)) => {
                 self.skip_to(entry);
                 self.serve_found(entry, request)
@@ -527,37 +454,41 @@ impl PlannedPool {
         }
     }
 
+    /// The entry that a request agrees with which was missed.
+    fn find_missed(&self, lane: usize, request: &Request) -> Option<u32> {
+        self.lanes[lane].matcher.find_missed(|entry| self.is_like(entry, request))
+    }
+
     /// The entry that a request agrees with which was not missed and is not at the cursor.
-    fn find_entry(&self, request: &Request) -> Option<Again> {
-        let ahead = || self.matcher.look_ahead(request);
-        let before = std::iter::once(self.matcher.cursor()).chain(ahead());
+    fn find_entry(&self, lane: usize, request: &Request) -> Option<Again> {
+        let matcher = &self.lanes[lane].matcher;
+        let ahead = || matcher.look_ahead(request);
+        let before = std::iter::once(matcher.cursor()).chain(ahead());
         let found = before.zip(ahead()).enumerate().find(|(distance, (before, entry))| {
             // Further away one alone may be like a later one by chance.
-            let is_sure = || self.matcher.stray_before().is_some_and(|stray| self.agrees(*before, stray));
-            self.agrees(*entry, request) && (*distance < matcher::NEAR || is_sure())
+            let is_sure = || matcher.stray_before().is_some_and(|stray| self.is_like(*before, stray));
+            self.is_like(*entry, request) && (*distance < matcher::NEAR || is_sure())
         });
         let near = found.map(|(_, (_, entry))| Again::Ahead(entry));
-        near.or_else(|| self.matcher.find_again(|entry, asked| self.agrees(entry, asked)))
+        near.or_else(|| matcher.find_again(|entry, asked| self.is_like(entry, asked)))
     }
 
     /// A request that nothing near the cursor agrees with. If it comes from where the entry at the cursor does, and is about as large, it is that one with another size; whether it was, the next ones tell.
-    fn serve_unfound(&mut self, request: &Request) -> Served {
-        let entry = self.matcher.cursor();
-        let is_resized = self.entries.get(entry as usize).is_some_and(|planned| {
+    fn serve_unfound(&mut self, lane: usize, request: &Request) -> Served {
+        let is_resized = |next: &u32| {
+            let planned = &self.entries[*next as usize];
             request.context != ContextKey::UNKNOWN
                 && planned.context == request.context
                 && planned.bytes.get().max(request.bytes.get()) / 2 <= planned.bytes.get().min(request.bytes.get())
-                && self.streams.agree(planned.stream, request.stream)
-        });
-        if !is_resized {
+        };
+        let Some(entry) = self.lanes[lane].next().filter(is_resized) else {
             self.counts.unplanned += 1;
-            self.note_like(request);
+            self.note_like(lane, request);
             return Served::Unknown;
-        }
+        };
         self.counts.resized += 1;
-        self.matcher.skip();
+        self.skip(entry);
         let planned = self.entries[entry as usize];
-        self.expire(entry, &planned);
         let (span, is_smaller) = (self.offsets_of(entry), request.bytes < planned.bytes);
         let is_free = self.places.at(planned.place) == Occupant::Nobody && self.tenants.is_clear(span);
         if !is_smaller || !is_free {
@@ -565,46 +496,43 @@ impl PlannedPool {
         }
         let len = limits::allocation_len(request.bytes);
         let span = len.and_then(|len| Span::new(span.start(), len)).expect("it is less than the entry's");
-        Served::Reused(self.serve_tenant(span, request, planned.stream))
+        Served::Reused(self.serve_tenant(span, request))
     }
 
     /// The entry's place cannot be had, and for as long as it lives some other can.
     #[cold]
     fn relocate(&mut self, entry: u32, request: &Request) -> Served {
-        let stream = self.entries[entry as usize].stream;
+        let lane = self.lane_of(entry);
         self.note_displaced(entry, request);
-        let span = self.expected_life(request).and_then(|life| self.room_for(life, request, stream));
+        let span = self.expected_life(lane, request).and_then(|life| self.room_for(life, request, lane));
         let Some(span) = span else { return Served::Elsewhere };
-        Served::Reused(self.serve_tenant(span, request, stream))
+        Served::Reused(self.serve_tenant(span, request))
     }
 
     /// Serves a request that the plan does not know where the plan sends nobody for as long as can be: it may be gone by then, and if it is not, what is in its way goes elsewhere in turn.
     #[cold]
     pub fn alloc_anywhere(&mut self, request: &Request) -> Option<DeviceAddress> {
-        let of_plan = self.streams.of(request.stream)?;
-        let span = match self.expected_life(request) {
-            Some(life) => self.room_for(life, request, of_plan),
-            None => self.longest_room(of_plan, request),
+        let lane = self.lanes.of(request)?;
+        let span = match self.expected_life(lane, request) {
+            Some(life) => self.room_for(life, request, lane),
+            None => self.longest_room(lane, request),
         }?;
-        Some(self.serve_tenant(span, request, of_plan))
+        Some(self.serve_tenant(span, request))
     }
 
     /// Serves a request where no entry has it.
-    fn serve_tenant(&mut self, span: PlanSpan, request: &Request, stream: u32) -> DeviceAddress {
+    fn serve_tenant(&mut self, span: PlanSpan, request: &Request) -> DeviceAddress {
         self.settle(span, request.bytes);
-        self.streams.bind(stream, request.stream);
         self.counts.reused += 1;
         self.addresses_of(span).start()
     }
 
     /// Moves the cursor to `entry` over all that lies between.
     fn skip_to(&mut self, entry: u32) {
+        let lane = self.lane_of(entry);
         let mut skipped = 0;
-        while self.matcher.cursor() != entry {
-            let over = self.matcher.cursor();
-            self.matcher.skip();
-            let planned = self.entries[over as usize];
-            self.expire(over, &planned);
+        while let Some(over) = self.lanes[lane].next().filter(|over| *over != entry) {
+            self.skip(over);
             skipped += 1;
         }
         self.counts.skipped += skipped;
@@ -620,18 +548,18 @@ impl PlannedPool {
     fn serve_late(&mut self, entry: u32, request: &Request) -> Served {
         let span = self.offsets_of(entry);
         let planned = self.entries[entry as usize];
+        let matcher = &self.lanes[planned.lane as usize].matcher;
         // Whoever came before the entry and is orderly now was live together with it; whoever came after lies between it and the cursor.
         let overlaps_since =
-            self.matcher.since(entry).any(|other| self.orderly.is_set(other) && self.offsets_of(other).overlaps(span));
+            matcher.since(entry).any(|other| self.orderly.is_set(other) && self.offsets_of(other).overlaps(span));
         let is_taken = self.places.at(planned.place) != Occupant::Nobody;
         if overlaps_since || is_taken || !self.tenants.is_clear(span) {
             self.counts.blocked += 1;
             return self.relocate(entry, request);
         }
         self.settle(span, request.bytes);
-        self.streams.bind(planned.stream, request.stream);
         self.counts.late += 1;
-        if self.matcher.is_behind(entry) {
+        if self.lanes[planned.lane as usize].matcher.is_behind(entry) {
             self.rewind_behind(entry);
         }
         Served::At(self.address(planned.place))
@@ -639,8 +567,9 @@ impl PlannedPool {
 
     /// The job is not where the cursor is but just behind `entry`: the cursor goes back, and what was served ahead of it is no longer orderly.
     fn rewind_behind(&mut self, entry: u32) {
-        self.make_tenants(self.matcher.since(entry).collect());
-        self.matcher.rewind_behind(entry);
+        let lane = self.lane_of(entry);
+        self.make_tenants(self.lanes[lane].matcher.since(entry).collect());
+        self.lanes[lane].matcher.rewind_behind(entry);
     }
 
     /// Takes an allocation back, and says how many bytes had been asked for. `None` if it is not one of this pool's.
@@ -733,61 +662,55 @@ impl PlannedPool {
 
     /// A request of a module whose sizes vary: in a space that the plan leaves idle for as long as it lives, if one is free.
     #[inline]
-    fn alloc_dynamic(&mut self, request: &Request) -> Served {
-        if self.dynamic.is_empty() {
-            return Served::Elsewhere;
-        }
-        let streams = &self.streams;
-        let found = self.dynamic.find(request, self.matcher.cursor(), |stream| streams.agree(stream, request.stream));
-        found.and_then(|number| self.reuse(number, request)).map_or(Served::Elsewhere, Served::Reused)
+    fn alloc_dynamic(&mut self, number: usize, request: &Request) -> Served {
+        let lane = &mut self.lanes[number];
+        let next = lane.own_next();
+        let found = lane.dynamic.find(request, next);
+        found.and_then(|of| self.reuse(number, of, request)).map_or(Served::Elsewhere, Served::Reused)
     }
 
     /// A request that the entry at the cursor is not: one that the plan expects right here, without knowing its size. Nobody has said that it would vary.
-    fn alloc_unlike_before(&mut self, request: &Request) -> Option<Served> {
-        if self.dynamic.is_empty() {
-            return None;
-        }
-        let streams = &self.streams;
-        let number =
-            self.dynamic.find_at(request, self.matcher.cursor(), |stream| streams.agree(stream, request.stream))?;
-        Some(self.reuse(number, request).map_or(Served::Elsewhere, Served::Reused))
+    fn alloc_unlike_before(&mut self, number: usize, request: &Request) -> Option<Served> {
+        let lane = &mut self.lanes[number];
+        let next = lane.own_next();
+        let found = lane.dynamic.find_at(request, next)?;
+        Some(self.reuse(number, found, request).map_or(Served::Elsewhere, Served::Reused))
     }
 
     /// Serves a request that varies in the first of its spaces, the shortest first, that has room for it now (STAlloc, equation 7): best fit, but for spaces of which a part is taken.
-    fn reuse(&mut self, number: u32, request: &Request) -> Option<DeviceAddress> {
-        let cursor = self.matcher.cursor();
-        let group = self.dynamic.spaces.group(number)?;
+    fn reuse(&mut self, number: usize, expected: u32, request: &Request) -> Option<DeviceAddress> {
+        let lane = &self.lanes[number];
+        let group = lane.dynamic.spaces.group(expected)?;
         let (first, last) = group.cursor;
         // Behind the last entry of a pass the cursor stands at the first of the next; before the first pass it does, too, and that is not the same.
-        let has_ended_pass = self.matcher.has_ended_pass();
-        let is_behind_last = last as usize == self.entries.len() && cursor == self.cycle_start && has_ended_pass;
+        let has_ended_pass = lane.matcher.has_ended_pass();
+        let is_behind_last = last as usize == lane.entries.len() && lane.matcher.at_cycle_start() && has_ended_pass;
         // What is idle in the prologue some entry of the cycle may have from then on, for good.
-        let is_over = has_ended_pass && self.dynamic.is_of_prologue(number);
-        if is_over || !(first..=last).contains(&cursor) && !is_behind_last {
+        let is_over = has_ended_pass && lane.dynamic.is_of_prologue(expected);
+        if is_over || !(first..=last).contains(&lane.own_next()) && !is_behind_last {
             return None;
         }
         let len = limits::allocation_len(request.bytes)?;
         let units = u32::try_from(len.get() / limits::ALLOCATION_ALIGNMENT.get()).ok()?;
-        let spaces = self.dynamic.spaces.spaces(group);
-        let near = &mut self.dynamic.near[number as usize];
-        let first = plan::first_with_room(spaces, units, *near as usize);
-        *near = first as u32;
-        let is_behind_plan = cursor as usize >= self.entries.len();
+        let spaces = lane.dynamic.spaces.spaces(group);
+        let first = plan::first_with_room(spaces, units, lane.dynamic.near[expected as usize] as usize);
+        let next = lane.next();
         let is_free = |span: PlanSpan| {
             let is_there = |entry: u32| self.orderly.is_set(entry) && self.offsets_of(entry).overlaps(span);
-            if is_behind_plan {
+            match next {
                 // Behind the end of a plan without a cycle nobody comes, and so nobody looks for any of them.
-                return !self.orderly.iter().any(is_there);
+                None => !self.orderly.iter().any(is_there),
+                // The plan has these gone when the next entry comes, and nobody has looked since whether they are.
+                Some(next) => !self.expiries.before(next).iter().copied().any(is_there),
             }
-            // The plan has these gone when the next entry comes, and nobody has looked since whether they are.
-            !self.expiries.before(cursor).iter().copied().any(is_there)
         };
         let gap = |space: &(u32, u32)| {
             let start = self.tenants.gap(plan::span_of(*space), len)?;
             Span::new(start, len).filter(|span| is_free(*span))
         };
-        let span = spaces[first..].iter().find_map(gap)?;
-        Some(self.serve_tenant(span, request, self.dynamic.stream(number)))
+        let found = spaces[first..].iter().find_map(gap);
+        self.lanes[number].dynamic.near[expected as usize] = first as u32;
+        Some(self.serve_tenant(found?, request))
     }
 
     /// Nobody is there, looked up the slow way: over every live allocation.
@@ -797,11 +720,14 @@ impl PlannedPool {
 
     /// An iteration ends: the next request is the first of the cycle.
     pub fn mark_iteration(&mut self) {
-        self.dynamic.begin_cycle();
-        if self.matcher.at_cycle_start() || self.cycle_start as usize >= self.entries.len() {
-            return;
+        for number in 0..self.lanes.count() {
+            let lane = &mut self.lanes[number];
+            lane.dynamic.begin_cycle();
+            let cycle_start = lane.cycle_start;
+            if !lane.matcher.at_cycle_start() && cycle_start < lane.entries.end {
+                self.skip_to(cycle_start);
+            }
         }
-        self.skip_to(self.cycle_start);
     }
 
     /// Says what is wrong with the pool; nothing, unless this module has a bug. Takes time proportional to everything there is.
@@ -822,14 +748,13 @@ impl PlannedPool {
                 return Err(format!("entry {entry} is orderly or not, and its place says otherwise"));
             }
         }
-        // What makes the flags enough: whoever is orderly and overlaps the entry at the cursor is gone by the plan when that comes, or is itself.
-        let cursor = self.matcher.cursor();
-        if (cursor as usize) < self.entries.len() {
-            let span = self.offsets_of(cursor);
-            for entry in orderly {
-                let is_known = entry == cursor || self.expiries.before(cursor).contains(&entry);
+        // What makes the flags enough: whoever is orderly and overlaps the entry at a cursor is gone by the plan when that comes, or is itself.
+        for next in self.lanes.iter().filter_map(Progress::next) {
+            let span = self.offsets_of(next);
+            for entry in orderly.iter().copied() {
+                let is_known = entry == next || self.expiries.before(next).contains(&entry);
                 if self.offsets_of(entry).overlaps(span) && !is_known {
-                    return Err(format!("entry {entry} is live and overlaps entry {cursor}, and the plan has both"));
+                    return Err(format!("entry {entry} is live and overlaps entry {next}, and the plan has both"));
                 }
             }
         }

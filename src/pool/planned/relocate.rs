@@ -26,21 +26,22 @@ pub(super) struct Displaced {
 }
 
 impl PlannedPool {
-    /// Where the plan sends somebody from the cursor on, entry by entry. Behind a plan without a cycle nobody comes.
-    pub(super) fn coming(&self) -> impl Iterator<Item = PlanSpan> + '_ {
-        let next = |entry: &u32| Some(self.matcher.next(*entry));
-        let entries = std::iter::successors(Some(self.matcher.cursor()), next);
-        entries.take_while(|entry| (*entry as usize) < self.entries.len()).map(|entry| self.offsets_of(entry))
+    /// Where the plan sends requests of a lane from its cursor on, entry by entry. Behind a plan without a cycle nobody comes.
+    pub(super) fn coming(&self, lane: usize) -> impl Iterator<Item = PlanSpan> + '_ {
+        let lane = &self.lanes[lane];
+        let next = |entry: &u32| Some(lane.matcher.next(*entry));
+        let entries = std::iter::successors(Some(lane.matcher.cursor()), next);
+        entries.take_while(|entry| *entry < lane.entries.end).map(|entry| self.offsets_of(entry))
     }
 
     /// The smallest stretch that can serve a request for as long as `life` entries take that come from the cursor on.
-    pub(super) fn room_for(&self, life: u32, request: &Request, stream: u32) -> Option<PlanSpan> {
+    pub(super) fn room_for(&self, life: u32, request: &Request, lane: usize) -> Option<PlanSpan> {
         let len = limits::allocation_len(request.bytes)?;
         if len < LEN_MIN || life as usize > AHEAD_MAX {
             return None;
         }
-        let mut room = self.room_now(len.get(), stream);
-        for span in self.coming().take(life as usize) {
+        let mut room = self.room_now(len.get(), lane);
+        for span in self.coming(lane).take(life as usize) {
             if room.is_empty() {
                 break;
             }
@@ -53,38 +54,41 @@ impl PlannedPool {
     /// Entries that come behind `entry` before it is gone; `None` if the plan has it for good.
     fn life(&self, entry: u32) -> Option<u32> {
         let death = Some(self.expiries.death(entry)).filter(|death| *death != NEVER)?;
-        self.matcher.distance(entry + 1, death)
+        self.lanes[self.lane_of(entry)].matcher.distance(entry + 1, death)
     }
 
     /// The entry of this request is not to be had: it lives as long all the same.
     pub(super) fn note_displaced(&mut self, entry: u32, request: &Request) {
-        self.displaced = self.life(entry).map(|life| Displaced { life, bytes: request.bytes });
+        let lane = self.lane_of(entry);
+        self.lanes[lane].displaced = self.life(entry).map(|life| Displaced { life, bytes: request.bytes });
     }
 
     /// A request that the plan does not have, and that may be one more like those just before: it is taken to live as long.
-    pub(super) fn note_like(&mut self, request: &Request) {
-        let cursor = self.matcher.cursor();
-        let like = (cursor.saturating_sub(NEAR as u32)..cursor).rev().find(|entry| self.agrees(*entry, request));
-        self.displaced = None;
+    pub(super) fn note_like(&mut self, number: usize, request: &Request) {
+        let lane = &self.lanes[number];
+        let cursor = lane.matcher.cursor();
+        let first = cursor.saturating_sub(NEAR as u32).max(lane.entries.start);
+        let like = (first..cursor).rev().find(|entry| self.is_like(*entry, request));
+        self.lanes[number].displaced = None;
         if let Some(like) = like {
             self.note_displaced(like, request);
         }
     }
 
     /// How many entries will come before a request is gone that was not served where the plan has it, if that is known.
-    pub(super) fn expected_life(&self, request: &Request) -> Option<u32> {
-        self.displaced.filter(|of| of.bytes == request.bytes).map(|of| of.life)
+    pub(super) fn expected_life(&self, lane: usize, request: &Request) -> Option<u32> {
+        self.lanes[lane].displaced.filter(|of| of.bytes == request.bytes).map(|of| of.life)
     }
 
     /// The stretch that can serve a request of which nothing is known for the longest.
-    pub(super) fn longest_room(&self, stream: u32, request: &Request) -> Option<PlanSpan> {
+    pub(super) fn longest_room(&self, lane: usize, request: &Request) -> Option<PlanSpan> {
         let len = limits::allocation_len(request.bytes)?;
         if len < LEN_MIN {
             return None;
         }
-        let mut room = self.room_now(len.get(), stream);
+        let mut room = self.room_now(len.get(), lane);
         let (mut last, mut left_alone) = (None, 0);
-        for span in self.coming().take(AHEAD_MAX) {
+        for span in self.coming(lane).take(AHEAD_MAX) {
             if room.is_empty() {
                 break;
             }
@@ -96,9 +100,9 @@ impl PlannedPool {
         Span::new(PlanOffset::new(start), len)
     }
 
-    /// Stretches of at least `len` bytes of a stream's part of the pool that nobody has now, in the order of places.
-    fn room_now(&self, len: u64, stream: u32) -> Vec<(u64, u64)> {
-        let part = &self.streams.0[stream as usize].part;
+    /// Stretches of at least `len` bytes of a lane's part of the pool that nobody has now, in the order of places.
+    fn room_now(&self, len: u64, lane: usize) -> Vec<(u64, u64)> {
+        let part = &self.lanes[lane].part;
         let mut taken: Vec<(u64, u64)> = self
             .orderly
             .iter()

@@ -1,7 +1,8 @@
 //! One behaviour each; long random runs with everything that can go wrong are in `tests/model`.
 
 use super::*;
-use crate::plan::{DynamicEntry, Entry, Provenance};
+use crate::ids::StreamId;
+use crate::plan::{DynamicEntry, Entry, Lane, Provenance};
 use crate::trace::ContextKey;
 use crate::units::Lifetime;
 
@@ -30,7 +31,7 @@ fn plan(entries: &[(u64, u64)], cycle_start: usize) -> Plan {
         Entry {
             bytes: Bytes::new(units * UNIT),
             offset: PlanOffset::new(offset * UNIT),
-            stream: StreamId(0),
+            lane: Lane::on(StreamId::DEFAULT),
             context: ContextKey(1 + 2 * at as u64),
             lifetime,
             again: Some(again).filter(|_| has_cycle && at >= cycle_start),
@@ -51,7 +52,7 @@ fn plan(entries: &[(u64, u64)], cycle_start: usize) -> Plan {
 /// What is asked for before entry `before` and varies, live in `[from, to)`.
 fn varies(before: u32, context: u64, from: u64, to: u64) -> DynamicEntry {
     let interval = Some(Lifetime::new(from, to));
-    DynamicEntry { before, stream: StreamId(0), context: ContextKey(context), interval }
+    DynamicEntry { before, lane: Lane::on(StreamId::DEFAULT), context: ContextKey(context), interval }
 }
 
 struct Bench {
@@ -250,7 +251,7 @@ fn a_free_of_what_is_not_live_is_not_taken() {
 fn streams_are_bound_where_they_are_first_seen() {
     let mut plan = plan(&[(1, 0), (2, 1), (3, 7), (4, 3)], 0);
     for (entry, stream) in plan.entries.iter_mut().zip([0, 7, 9, 7]) {
-        entry.stream = StreamId(stream);
+        entry.lane = Lane::on(StreamId(stream));
     }
     let mut bench = Bench::of(&plan);
     assert_eq!(bench.ask_on(1, StreamId(0xaa)), None, "the default stream is itself");
@@ -259,6 +260,62 @@ fn streams_are_bound_where_they_are_first_seen() {
     assert_eq!(bench.ask_on(3, StreamId(0xaa)), None, "that one is another stream of the plan");
     assert_eq!(bench.ask_on(3, StreamId(0xbb)), Some(7));
     assert_eq!(bench.ask_on(4, StreamId(0xaa)), Some(3));
+}
+
+/// Two lanes of two requests each, one after the other in the plan and at one place of the lane's part.
+fn two_lanes(lanes: [Lane; 2]) -> Bench {
+    let mut plan = plan(&[(2, 0), (2, 0), (3, 2), (3, 2)], 0);
+    for (entry, lane) in plan.entries.iter_mut().zip([lanes[0], lanes[0], lanes[1], lanes[1]]) {
+        entry.lane = lane;
+    }
+    Bench::of(&plan)
+}
+
+#[test]
+fn lanes_come_between_each_other_in_any_order() {
+    let default = StreamId::DEFAULT;
+    for orders in [[0, 0, 1, 1], [0, 1, 0, 1], [1, 1, 0, 0], [1, 0, 0, 1], [0, 1, 1, 0], [1, 0, 1, 0]] {
+        let streams = [Lane::on(default), Lane::on(StreamId(7))];
+        let threads = [1, 2].map(|role| Lane { stream: default, role });
+        for lanes in [streams, threads] {
+            let mut bench = two_lanes(lanes);
+            for _ in 0..3 {
+                for lane in orders {
+                    let (units, offset) = [(2, 0), (3, 2)][lane];
+                    let stream = if lanes == streams { StreamId(77 * lane as u64) } else { default };
+                    let thread = if lanes == threads { 40 + lane as u32 } else { 0 };
+                    let request = Request { stream, thread, ..Request::of(Bytes::new(units * UNIT)) };
+                    let served = bench.pool.alloc(&request);
+                    assert_eq!(served, Served::At(DeviceAddress::new(BASE + offset * UNIT)), "{orders:?}");
+                    bench.pool.invariants().unwrap();
+                    assert!(bench.free(offset));
+                }
+            }
+            assert_eq!((bench.pool.counts().hits, bench.pool.counts().deviations()), (12, 0));
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_ends_leaves_its_lane_to_the_next() {
+    let mut bench = two_lanes([1, 2].map(|role| Lane { stream: StreamId::DEFAULT, role }));
+    let mut ask = |thread: u32, units: u64| {
+        let served = bench.pool.alloc(&Request { thread, ..Request::of(Bytes::new(units * UNIT)) });
+        bench.pool.invariants().unwrap();
+        match served {
+            Served::At(address) => {
+                assert!(bench.pool.free(address).is_some());
+                Some((address.get() - BASE) / UNIT)
+            }
+            _ => None,
+        }
+    };
+    assert_eq!((ask(40, 2), ask(41, 3)), (Some(0), Some(2)));
+    // Nobody's: neither lane has that next.
+    assert_eq!(ask(50, 9), None);
+    assert_eq!((ask(51, 3), ask(51, 3)), (Some(2), Some(2)));
+    // The first of the two has nothing to ask for there any more, unless the next one ends, too.
+    assert_eq!((ask(40, 2), ask(51, 3), ask(41, 3)), (Some(0), Some(2), Some(2)));
 }
 
 #[test]
@@ -442,7 +499,7 @@ fn a_place_without_memory_is_nobodys_until_it_has_some() {
     assert_eq!((free.span.len().get() / UNIT, free.after.get() / UNIT), (long, 2 * CELL - long));
     let laid = bench.pool.laid();
     assert_eq!(laid.iter().map(|laid| laid.span.len().get() / UNIT).collect::<Vec<_>>(), [long, 2 * CELL - long]);
-    bench.pool.pass_over();
+    bench.pool.pass_over(&Request::of(Bytes::new(long * UNIT)));
     assert_eq!((bench.pool.counts().skipped, bench.pool.counts().hits), (1, 1));
     assert!(bench.pool.lacks(&Request::of(Bytes::new(long * UNIT))).is_none());
 }

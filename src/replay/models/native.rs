@@ -116,6 +116,7 @@ mod tests {
             event: 0,
             bytes: Bytes::new(bytes),
             stream: StreamId::DEFAULT,
+            thread: 0,
             context: ContextKey::UNKNOWN,
             is_dynamic: false,
         };
@@ -134,6 +135,7 @@ mod tests {
             event: 0,
             bytes: Bytes::new(bytes),
             stream: StreamId::DEFAULT,
+            thread: 0,
             context: ContextKey::UNKNOWN,
             is_dynamic: false,
         };

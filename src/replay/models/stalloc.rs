@@ -301,7 +301,7 @@ mod tests {
 
     fn asked(slot: u32, bytes: u64) -> Asked {
         let (stream, context) = (StreamId::DEFAULT, crate::trace::ContextKey::UNKNOWN);
-        Asked { slot, event: slot, bytes: Bytes::new(bytes), stream, context, is_dynamic: false }
+        Asked { slot, event: slot, bytes: Bytes::new(bytes), stream, thread: 0, context, is_dynamic: false }
     }
 
     /// Weights of 4096, and a step of two requests that are live one after the other.

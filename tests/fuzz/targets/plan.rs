@@ -2,7 +2,7 @@
 
 use stitchd::ids::StreamId;
 use stitchd::plan::{
-    DynamicEntry, Entry, Expiries, Fingerprint, Job, Plan, Position, Provenance, ReuseSpaces, format, span_of,
+    DynamicEntry, Entry, Expiries, Fingerprint, Job, Lane, Plan, Position, Provenance, ReuseSpaces, format, span_of,
 };
 use stitchd::pool::Request;
 use stitchd::pool::planned::{PlannedPool, Served};
@@ -26,15 +26,18 @@ fn check(bytes: &[u8]) {
     let Ok(plan) = format::read(bytes) else { return };
     // A plan has one form: its name is a checksum of it.
     assert_eq!(format::write(&plan), bytes);
-    let expiries = Expiries::of(&plan);
+    let lanes = plan.lanes();
+    let expiries = Expiries::of(&lanes);
     let count = plan.entries.len() as u32;
     assert!((0..count).all(|entry| expiries.before(entry).iter().all(|other| *other < count)));
     if plan.pool_len <= POOL_MAX {
-        let spaces = ReuseSpaces::of(&plan);
-        for number in 0..plan.dynamic.len() as u32 {
-            let Some(group) = spaces.group(number) else { continue };
-            let ends = spaces.spaces(group).iter().map(|space| span_of(*space).end().get());
-            assert!(ends.max().unwrap_or(0) <= plan.pool_len.get());
+        for lane in &lanes {
+            let spaces = ReuseSpaces::of(lane);
+            for number in 0..lane.dynamic.len() as u32 {
+                let Some(group) = spaces.group(number) else { continue };
+                let ends = spaces.spaces(group).iter().map(|space| span_of(*space).end().get());
+                assert!(ends.max().unwrap_or(0) <= plan.pool_len.get());
+            }
         }
         serve(&plan);
     }
@@ -48,7 +51,7 @@ fn serve(plan: &Plan) {
         let mut live: Vec<DeviceAddress> = Vec::new();
         for entry in &plan.entries {
             let request = Request { context: entry.context, ..Request::of(entry.bytes) };
-            let served = pool.alloc(&Request { stream: entry.stream, ..request });
+            let served = pool.alloc(&Request { stream: entry.lane.stream, thread: entry.lane.role, ..request });
             if let Served::At(address) | Served::Reused(address) = served {
                 assert!(span.contains(address));
                 live.push(address);
@@ -60,7 +63,8 @@ fn serve(plan: &Plan) {
         for entry in &plan.dynamic {
             let request = Request {
                 context: entry.context,
-                stream: entry.stream,
+                stream: entry.lane.stream,
+                thread: entry.lane.role,
                 is_dynamic: true,
                 ..Request::of(Bytes::kib(1))
             };
@@ -90,7 +94,7 @@ fn entry(bytes: u64, offset: u64, stream: u64, lifetime: Lifetime) -> Entry {
     Entry {
         bytes: Bytes::new(bytes),
         offset: PlanOffset::new(offset),
-        stream: StreamId(stream),
+        lane: Lane::on(StreamId(stream)),
         context: ContextKey(offset | 1),
         lifetime,
         again: None,
@@ -98,7 +102,7 @@ fn entry(bytes: u64, offset: u64, stream: u64, lifetime: Lifetime) -> Entry {
 }
 
 fn varies(before: u32, interval: Option<Lifetime>) -> DynamicEntry {
-    DynamicEntry { before, stream: StreamId(0), context: ContextKey(77), interval }
+    DynamicEntry { before, lane: Lane::on(StreamId(0)), context: ContextKey(77), interval }
 }
 
 pub(crate) fn seeds() -> Vec<Vec<u8>> {

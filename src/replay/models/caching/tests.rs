@@ -12,6 +12,7 @@ fn asked(slot: u32, bytes: u64, stream: u64) -> Asked {
         event: slot,
         bytes: Bytes::new(bytes),
         stream: StreamId(stream),
+        thread: 0,
         context: ContextKey::UNKNOWN,
         is_dynamic: false,
     }

@@ -10,6 +10,7 @@ fn asked(slot: u32, mib: u64) -> Asked {
         event: slot,
         bytes: Bytes::mib(mib),
         stream: StreamId::DEFAULT,
+        thread: 0,
         context: ContextKey::UNKNOWN,
         is_dynamic: false,
     }
