@@ -7,7 +7,7 @@
 //!
 //! Invariant: the entries of a plan that are of one lane, and what varies there, are a plan.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::{Entry, Plan};
@@ -19,7 +19,7 @@ use crate::units::{Bytes, Place as _, PlanSpan, Span};
 pub struct Lane {
     /// The stream on which the memory is used first.
     pub stream: StreamId,
-    /// Which of the threads that race on it, counted from 1; 0 for all of them together, where they do not.
+    /// Which of the threads that race on it: one more than its number where the plan was made; 0 for all of them together, where they do not.
     pub role: u32,
 }
 
@@ -68,11 +68,13 @@ impl Plan {
             of_lane.plan.cycle_start += usize::from((number as usize) < self.cycle_start);
             of_lane.entries.push(number);
         }
+        let repeats = lanes.iter().filter(|(_, of)| of.plan.cycle_len().is_some());
+        let repeating: BTreeSet<Lane> = repeats.map(|(lane, _)| *lane).collect();
         for (entry, number) in self.dynamic.iter().zip(0..) {
             let Some(of_lane) = lanes.get_mut(&entry.lane) else { continue };
             let is_of_cycle = number as usize >= self.dynamic_cycle_start;
             // Where nothing of the lane comes again nothing says when its bytes are idle.
-            let interval = entry.interval.filter(|_| !is_of_cycle || of_lane.plan.cycle_len().is_some());
+            let interval = entry.interval.filter(|_| !is_of_cycle || repeating.contains(&entry.lane));
             let before = of_lane.entries.partition_point(|known| *known < entry.before) as u32;
             of_lane.plan.dynamic.push(super::DynamicEntry { before, interval, ..*entry });
             of_lane.plan.dynamic_cycle_start += usize::from(!is_of_cycle);

@@ -126,7 +126,7 @@ impl Problem {
         let (prologue_len, cycle_len) = (len(0), len(iteration));
         let all_of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
         let of = |iteration: u32| all_of(iteration).filter(|one| !one.is_dynamic);
-        let habits = Habits::of(of(iteration - 1));
+        let (habits, names) = (Habits::of(of(iteration - 1)), Habits::of(of(iteration)).counts);
         let turns = Turns::of(&allocations);
 
         let mut problem = Problem { iteration: asked_for, cut, ..Problem::default() };
@@ -146,8 +146,11 @@ impl Problem {
             let habit = habits.freed(one, &mut nth);
             let habit = habit.map(|(freed_in, at)| (freed_in + 1, turns.carry(one.lane, freed_in, at, iteration)));
             // What another lane frees comes now earlier and now later: the later is safe. In the first iteration what comes before the first step may have taken its name.
-            let is_known = turns.has_several() && iteration > 1;
-            let later = |freed: (u32, u64)| habit.filter(|habit| is_known && habit.0 == freed.0).max(Some(freed));
+            let is_known = turns.has_several() && iteration > 1 && habits.has_as_many(one, &names);
+            let is_later = |habit: &(u32, u64), freed: (u32, u64)| {
+                habit.0 == freed.0 || habit.0 == freed.0 + 1 && habit.1 <= one.at
+            };
+            let later = |freed| habit.filter(|habit| is_known && is_later(habit, freed)).max(Some(freed));
             let freed = one.freed.map_or(habit, later);
             let start = prologue_len + one.at;
             match freed {
@@ -251,10 +254,8 @@ fn tell_threads_apart(allocations: &mut [Allocation], one: u32, other: u32) {
     if streams.is_empty() {
         return;
     }
-    let mut roles: HashMap<(Lane, u32), u32> = HashMap::new();
     for asked in allocations.iter_mut().filter(|asked| streams.contains_key(&asked.lane)) {
-        let next = roles.len() as u32 + 1;
-        asked.lane.role = *roles.entry((asked.lane, asked.thread)).or_insert(next);
+        asked.lane.role = asked.thread.saturating_add(1);
     }
 }
 
@@ -281,7 +282,10 @@ fn later_pass(lifetime: Lifetime, cycle_len: u64) -> Lifetime {
 }
 
 /// Where the requests of an iteration were freed, for those of the next that were not yet.
-struct Habits(HashMap<(Asked, u32), Option<(u32, u64)>>);
+struct Habits {
+    freed: HashMap<(Asked, u32), Option<(u32, u64)>>,
+    counts: Nth,
+}
 
 /// How many requests for as much from the same place came before.
 type Nth = HashMap<Asked, u32>;
@@ -298,11 +302,17 @@ impl Allocation {
 impl Habits {
     fn of<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Habits {
         let mut nth = Nth::new();
-        Habits(allocations.map(|one| (one.name(&mut nth), one.freed)).collect())
+        let freed = allocations.map(|one| (one.name(&mut nth), one.freed)).collect();
+        Habits { freed, counts: nth }
     }
 
     fn freed(&self, one: &Allocation, nth: &mut Nth) -> Option<(u32, u64)> {
-        self.0.get(&one.name(nth)).copied().flatten()
+        self.freed.get(&one.name(nth)).copied().flatten()
+    }
+
+    /// As many of this name were asked for as in another iteration: the how-manieth is the same request.
+    fn has_as_many(&self, one: &Allocation, other: &Nth) -> bool {
+        self.counts.get(&one.asked()) == other.get(&one.asked())
     }
 }
 

@@ -5,14 +5,16 @@
 //!
 //! Not for: which of a lane's requests vary ([`super::vary`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
-use super::vary::{self, Asked};
+use super::vary::Asked;
 
+/// So many requests in a row agree, or none of them does.
+const IN_A_ROW: usize = 4;
 /// What agrees thread by thread must be more than what agrees in all by one request in so many, and by [`MORE_MIN`].
 const MORE_PART: usize = 50;
 /// A request that two threads asked for in another order once, say, is no race.
-const MORE_MIN: usize = 8;
+const MORE_MIN: usize = 16;
 
 /// The threads that ask on one stream do not keep one order over these two iterations, and each of them alone does. Requests with the thread that asks.
 pub(super) fn is_on(one: &[(Asked, u32)], other: &[(Asked, u32)]) -> bool {
@@ -33,9 +35,10 @@ pub(super) fn is_on(one: &[(Asked, u32)], other: &[(Asked, u32)]) -> bool {
     apart >= together + (together / MORE_PART).max(MORE_MIN)
 }
 
-/// Requests that are the same in both, without what comes before the first step.
+/// Requests of `other` that come with those before them as they do somewhere in `one`. What one of the two does beside that, however long, changes nothing for the rest.
 fn agreed(one: &[Asked], other: &[Asked]) -> usize {
-    vary::compare(&one[vary::before_first_step(one, other)..], other).agreed
+    let known: HashSet<&[Asked]> = one.windows(IN_A_ROW).collect();
+    other.windows(IN_A_ROW).filter(|run| known.contains(run)).count()
 }
 
 #[cfg(test)]
@@ -76,6 +79,10 @@ mod tests {
         // Something that comes or does not come is no race, nor does it hide one.
         let without = |order: &[(Asked, u32)]| [&order[..50], &order[51..]].concat();
         assert!(!is_on(&turns, &without(&turns)) && is_on(&races[0], &without(&races[1])));
+        let more: Vec<_> = (0..100).map(|at| (Asked { bytes: Bytes::new(9000 + at), ..turns[0].0 }, 1)).collect();
+        let with_more = |order: &[(Asked, u32)]| [&order[..205], &more, &order[205..]].concat();
+        assert!(!is_on(&turns, &with_more(&turns)) && !is_on(&with_more(&turns), &turns));
+        assert!(is_on(&races[0], &with_more(&races[1])));
         // What one thread asks for is in its order.
         let from_one = |race: &Vec<(Asked, u32)>| race.iter().map(|(asked, _)| (*asked, 1)).collect::<Vec<_>>();
         assert!(!is_on(&from_one(&races[0]), &from_one(&races[1])));

@@ -516,3 +516,36 @@ fn what_comes_before_the_first_step_is_not_taken_for_varying_where_no_request_ha
     let longer: Vec<vary::Asked> = step.iter().map(|one| asked(one.bytes.get() * 3)).collect();
     assert_eq!(vary::compare(&step, &longer).pairs.len(), 400);
 }
+
+/// A hundred times something long and something short of one size, beside another stream. In one iteration one more of them comes first.
+#[test]
+fn one_request_more_beside_another_stream_costs_what_it_takes() {
+    let mut trace = Trace { events: Vec::new(), modules: vec![String::new()] };
+    let mut next = 0;
+    let mut alloc = |trace: &mut Trace, bytes, iteration, stream| {
+        next += 1;
+        let one = event(next, EventKind::Alloc, bytes, iteration, Phase::Other);
+        trace.events.push(Event { stream: StreamId(stream), ..one });
+        next
+    };
+    let free =
+        |trace: &mut Trace, id, iteration| trace.events.push(event(id, EventKind::Free, 0, iteration, Phase::Other));
+    for iteration in 0..4 {
+        let first = (iteration == 2).then_some((1 << 20, 0));
+        for (bytes, stream) in first.into_iter().chain([(512, 7)]) {
+            let id = alloc(&mut trace, bytes, iteration, stream);
+            free(&mut trace, id, iteration);
+        }
+        let long = (0..100).map(|_| {
+            let long = alloc(&mut trace, 1 << 20, iteration, 0);
+            let short = alloc(&mut trace, 1 << 20, iteration, 0);
+            free(&mut trace, short, iteration);
+            long
+        });
+        let long: Vec<u64> = long.collect();
+        long.into_iter().for_each(|id| free(&mut trace, id, iteration));
+    }
+    (0..).zip(&mut trace.events).for_each(|(tick, event)| event.tick = Tick(tick));
+    let plan = Plan::from_trace(&trace, 2).unwrap();
+    assert_eq!((plan.lanes().len(), plan.pool_len), (2, Bytes::new((101 << 20) + 512)));
+}

@@ -1,9 +1,10 @@
 //! Checks a plan without knowing how it was made: it shares only the vocabulary with the solvers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::expiry::Times;
 use super::{Entry, Lane, Plan};
+use crate::ids::StreamId;
 use crate::limits;
 use crate::units::{Bytes, Lifetime, Place, Tick};
 
@@ -53,6 +54,14 @@ pub enum Wrong {
         tick: u64,
         /// Where.
         offset: u64,
+    },
+    /// Some entries of a stream tell threads apart and others do not.
+    #[error("entry {entry} is of {lane}, where other entries tell threads apart, or do not")]
+    Roles {
+        /// Which.
+        entry: usize,
+        /// Whose it is.
+        lane: Lane,
     },
     /// Entries of one lane lie on both sides of one of another, or share bytes with it.
     #[error(
@@ -106,6 +115,7 @@ pub fn check_placements(plan: &Plan) -> Result<(), Wrong> {
     for (number, entry) in plan.entries.iter().enumerate() {
         check_entry(plan, number, entry)?;
     }
+    check_roles(plan)?;
     check_lanes(plan)?;
     check_overlaps(plan)
 }
@@ -176,6 +186,17 @@ fn check_entry(plan: &Plan, entry: usize, of: &Entry) -> Result<(), Wrong> {
     let times_fit =
         is_time(of.lifetime) && of.again.is_none_or(|again| is_time(again) && again.start >= of.lifetime.end);
     if times_fit { Ok(()) } else { Err(Wrong::Lifetime { entry }) }
+}
+
+/// On a stream all entries tell threads apart, or none does.
+fn check_roles(plan: &Plan) -> Result<(), Wrong> {
+    let mut apart: HashMap<StreamId, bool> = HashMap::new();
+    let lanes = plan.entries.iter().map(|entry| entry.lane);
+    let is_other = |lane: Lane| *apart.entry(lane.stream).or_insert(lane.role > 0) != (lane.role > 0);
+    match lanes.map(is_other).position(|is_other| is_other) {
+        Some(entry) => Err(Wrong::Roles { entry, lane: plan.entries[entry].lane }),
+        None => Ok(()),
+    }
 }
 
 /// Sweeps over the pool: each lane has a part of its own, in which nobody else is.

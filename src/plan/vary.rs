@@ -82,7 +82,7 @@ pub(super) fn compare(one: &[Asked], other: &[Asked]) -> Compared {
 }
 
 /// How many requests of `one` come before it does what `other` begins with: a job that has not begun its first step loads what it needs.
-pub(super) fn before_first_step(one: &[Asked], other: &[Asked]) -> usize {
+fn before_first_step(one: &[Asked], other: &[Asked]) -> usize {
     let Some(begins) = other.get(..IN_A_ROW) else { return 0 };
     one.windows(IN_A_ROW).position(|run| run == begins).unwrap_or(0)
 }

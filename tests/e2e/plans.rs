@@ -1,5 +1,6 @@
 //! Plans: made from real traces, stored, reserved, served.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 
 use stitchd::ids::PlanId;
@@ -9,7 +10,7 @@ use stitchd::pool::Request;
 use stitchd::runtime::RuntimeConfig;
 use stitchd::units::Bytes;
 
-use crate::support::{TestDaemon, run, run_json, stderr};
+use crate::support::{TestDaemon, hear, python, run, run_json, stderr};
 
 const MIB: u64 = 1 << 20;
 
@@ -334,4 +335,59 @@ fn a_pool_that_does_not_fit_is_refused_with_numbers() {
         "{}",
         stderr(&refused)
     );
+}
+
+/// Two threads that do not wait for each other, each with a list of requests of its own that it repeats, six iterations of them.
+const RACE: &str = "\
+import random, threading
+ends = threading.Barrier(3)
+def work(thread):
+    for iteration in range(6):
+        kept = []
+        for n in range(60):
+            size = (n * 7 % 11 + 1) * 65536 + thread * 512
+            kept.append((malloc(size), size))
+            if random.random() < 0.2: time.sleep(random.random() / 2000)
+            if n % 3: free(*kept.pop(n % 2 - 1))
+        for p, size in kept: free(p, size)
+        ends.wait()
+        ends.wait()
+threads = [threading.Thread(target=work, args=[number]) for number in range(2)]
+for thread in threads: thread.start()
+for iteration in range(6):
+    ends.wait()
+    lib.stitch_iteration_mark(-1)
+    ends.wait()
+for thread in threads: thread.join()
+";
+
+#[test]
+fn threads_that_race_are_recorded_planned_and_served_from_that_plan() {
+    let daemon = TestDaemon::start(256);
+    let (record, plan) = (daemon.path().join("race.stitchtrace"), daemon.path().join("race.plan"));
+    let setting = |name: &str, value: &Path| format!("os.environ['{name}'] = '{}'\n", text(value));
+    let job = |before: String, after: &str| {
+        let mut client = python(&daemon, &format!("{before}{RACE}{after}say('fine')\nsys.stdin.read()\n"))?;
+        let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+        assert_eq!(hear(&mut lines), "fine");
+        let counters = daemon.cli_json(&["sessions"])["sessions"][0]["counters"].clone();
+        drop(client.stdin.take());
+        assert!(client.wait().unwrap().success());
+        Some((client.id(), counters))
+    };
+    let Some((pid, _)) = job(setting("STITCHD_RECORD", &record), "") else { return };
+    let recorded = daemon.path().join(format!("race.{pid}.0.stitchtrace"));
+    let made = run_json(&["plan", text(&recorded), "--from-iteration", "3", "-o", text(&plan), "--json"]);
+    assert_eq!((&made["lanes"], &made["static_requests"]), (&2.into(), &240.into()), "{made}");
+    // What does not fit says how often the job has left its plan: this once.
+    let too_much = "\
+assert lib.stitch_malloc(400 * MIB, 0, None) is None
+assert '1 deviation from its plan' in lib.stitch_last_error().decode(), lib.stitch_last_error()
+";
+    let (_, counters) = job(setting("STITCHD_PLAN", &plan), too_much).expect("it ran before");
+    assert_eq!(counters["requests_planned"], 720, "{counters}");
+    for kind in ["late", "blocked", "unplanned", "skipped", "resized"] {
+        let expected = u64::from(kind == "unplanned");
+        assert!(counters[format!("deviations_{kind}")].as_u64() <= Some(expected), "{counters}");
+    }
 }

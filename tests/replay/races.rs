@@ -49,11 +49,6 @@ fn race(jobs: [&Trace; 2], apart: Apart, seed: u64) -> Trace {
     raced
 }
 
-fn efficiency(done: &Run) -> f64 {
-    let (live, reserved) = done.after.unwrap();
-    live.get() as f64 / reserved.get() as f64
-}
-
 /// Of what it holds from then on when it has its plan.
 fn efficiency_of_auto(done: &Run) -> f64 {
     let auto = done.more.auto.as_ref().unwrap();
@@ -71,7 +66,7 @@ fn jobs_that_race_follow_their_plan_and_take_less_than_with_expandable_segments(
             let planned = run(PoolName::Stitchd, &trace, Some(&plan), &setup(false));
             let expandable = run(PoolName::Expandable, &trace, Some(&plan), &setup(false));
             let deviations: u64 = planned.deviations.iter().sum();
-            let [ours, theirs] = [&planned, &expandable].map(efficiency);
+            let [ours, theirs] = [&planned, &expandable].map(|done| done.efficiency_after().unwrap());
             // Without a profiling run each iteration from the fourth on is served from a plan.
             let auto = run(PoolName::Stitchd, &trace, None, &setup(true));
             let (while_it_runs, of_auto) = (efficiency_of_auto(&auto), auto.deviations.iter().sum::<u64>());

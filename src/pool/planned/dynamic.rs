@@ -52,9 +52,10 @@ impl Dynamic {
         }
     }
 
-    /// It expects one from there, and somebody said where that is.
+    /// It expects one from there soon, and somebody said where that is.
     pub(super) fn knows(&self, request: &Request) -> bool {
-        !request.context.is_unknown() && self.expected.iter().any(|expected| expected.context == request.context)
+        let is_it = |number: u32| self.expected[number as usize].context == request.context;
+        !request.context.is_unknown() && self.from(self.cursor).any(is_it)
     }
 
     /// It comes before the cycle does.

@@ -1,7 +1,8 @@
 //! The lanes of a plan at run time: which stream and thread of this process each of them is, and how far each has come.
 //!
 //! Raw handles of streams and numbers of threads differ between runs, so a lane is bound when something comes that it wants; the default stream is always itself. A stream once bound stays so: what it has
-//! freed may still be in use there. A thread may end, and another do its work: a thread that nobody knows gets the lane whose next request it asks for.
+//! freed may still be in use there. All threads of a stream see its bytes in one order, so a lane can change its thread: where what that asks for is nowhere in the lane, and where it has asked for nothing in a
+//! whole iteration, as one that has ended.
 //!
 //! Not for: whether an entry may be served, which the pool checks.
 
@@ -29,7 +30,12 @@ struct Binding {
     stream: Option<StreamId>,
     /// Nothing where all threads are one.
     thread: Option<u32>,
+    /// The thread that had it last and did not ask for what it has.
+    unlike: Option<u32>,
 }
+
+/// So many requests in a row that a lane does not have are another lane's.
+const UNFOUND_MAX: u32 = 8;
 
 impl Binding {
     #[inline]
@@ -53,9 +59,32 @@ pub(super) struct Progress {
     pub(super) part: Range<u64>,
     /// Its last request that was not served where the plan has it.
     pub(super) displaced: Option<Displaced>,
+    /// Requests in a row that it does not have, and how far it had come at the last of them.
+    unfound: u32,
+    passed_at_unfound: u64,
+    /// How far it had come at the last mark.
+    passed_at_mark: u64,
 }
 
 impl Progress {
+    /// One that has not begun.
+    pub(super) fn new(matcher: Matcher, dynamic: Dynamic, part: Range<u64>, begins: (u32, u32)) -> Progress {
+        let (entries, cycle_start) = (matcher.entries(), matcher.cycle_start());
+        let (unfound, passed_at_unfound, passed_at_mark) = (0, 0, 0);
+        Progress {
+            entries,
+            cycle_start,
+            begins,
+            matcher,
+            dynamic,
+            part,
+            displaced: None,
+            unfound,
+            passed_at_unfound,
+            passed_at_mark,
+        }
+    }
+
     /// The entry that is asked for next; `None` behind the end of a plan without a cycle.
     #[inline]
     pub(super) fn next(&self) -> Option<u32> {
@@ -80,6 +109,7 @@ impl Lanes {
             of_plan,
             stream: Some(StreamId::DEFAULT).filter(|default| *default == of_plan.stream),
             thread: None,
+            unlike: None,
         };
         let (bindings, all): (Vec<Binding>, Vec<Progress>) = lanes.map(|(of_plan, of)| (binding(of_plan), of)).unzip();
         Lanes { bindings: bindings.into(), all: all.into() }
@@ -91,29 +121,49 @@ impl Lanes {
         self.bindings.iter().position(|binding| binding.is(request))
     }
 
-    /// Lanes of which the first request may be this, of one that belongs to none yet; what the plan has begin first comes first.
+    /// Lanes that the request of a stream or thread may be of that has none yet. First what was recorded by such a name, as in the process that goes on; then in the order in which the plan begins them.
     pub(super) fn that_may_begin(&self, request: &Request) -> Vec<usize> {
-        let is_new = |binding: &Binding| binding.of_plan.role == 0 || binding.thread.is_none();
-        let lanes = (0..self.all.len()).filter(|lane| self.may_be(*lane, request) && is_new(&self.bindings[*lane]));
-        let mut lanes: Vec<usize> = lanes.collect();
-        lanes.sort_by_key(|lane| self.all[*lane].begins());
+        let is_known = self.on_stream(request.stream).is_some();
+        let is_new = request.stream != StreamId::DEFAULT && !is_known;
+        let may_be = |binding: &Binding| match binding.stream {
+            Some(bound) => {
+                bound == request.stream && binding.thread.is_none() && binding.unlike != Some(request.thread)
+            }
+            None => is_new,
+        };
+        let mut lanes: Vec<usize> = (0..self.all.len()).filter(|lane| may_be(&self.bindings[*lane])).collect();
+        let is_other =
+            |of_plan: Lane| (of_plan.stream != request.stream, of_plan.role != request.thread.saturating_add(1));
+        lanes.sort_by_cached_key(|lane| (is_other(self.bindings[*lane].of_plan), self.all[*lane].begins()));
         lanes
     }
 
-    /// Lanes of its stream that another thread has, which may have ended.
-    pub(super) fn that_may_go_on(&self, request: &Request) -> Vec<usize> {
-        let is_taken = |binding: &Binding| binding.of_plan.role > 0 && binding.thread.is_some();
-        (0..self.all.len()).filter(|lane| self.may_be(*lane, request) && is_taken(&self.bindings[*lane])).collect()
+    /// Some lane of a stream of which something has come.
+    pub(super) fn on_stream(&self, stream: StreamId) -> Option<usize> {
+        self.bindings.iter().position(|binding| binding.stream == Some(stream))
     }
 
-    /// The lane's stream may be that of the request.
-    fn may_be(&self, lane: usize, request: &Request) -> bool {
-        match self.bindings[lane].stream {
-            Some(bound) => bound == request.stream,
-            None => {
-                let is_known = self.bindings.iter().any(|binding| binding.stream == Some(request.stream));
-                request.stream != StreamId::DEFAULT && !is_known
+    /// What a thread asks for is nowhere in its lane, time after time, or seems to have another size each time: the lane is another's.
+    pub(super) fn note_unfound(&mut self, lane: usize, goes_over: bool) {
+        let (binding, progress) = (&mut self.bindings[lane], &mut self.all[lane]);
+        let passed = progress.matcher.passed();
+        progress.unfound = if passed > progress.passed_at_unfound { 1 } else { progress.unfound + 1 };
+        progress.passed_at_unfound = passed + u64::from(goes_over);
+        if progress.unfound >= UNFOUND_MAX && binding.thread.is_some() {
+            binding.unlike = binding.thread.take();
+            progress.unfound = 0;
+        }
+    }
+
+    /// An iteration ends: whose thread has asked for nothing in it has another soon, or never.
+    pub(super) fn note_mark(&mut self) {
+        for (binding, progress) in self.bindings.iter_mut().zip(&mut self.all) {
+            let passed = progress.matcher.passed();
+            if passed == progress.passed_at_mark {
+                binding.thread = None;
             }
+            progress.passed_at_mark = passed;
+            binding.unlike = None;
         }
     }
 

@@ -81,6 +81,16 @@ impl Matcher {
         }
     }
 
+    /// The entries of the lane.
+    pub(super) fn entries(&self) -> Range<u32> {
+        self.first..self.end
+    }
+
+    /// The first of those that comes again.
+    pub(super) fn cycle_start(&self) -> u32 {
+        self.cycle_start
+    }
+
     #[inline]
     pub(super) fn cursor(&self) -> u32 {
         self.cursor

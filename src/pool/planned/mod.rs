@@ -206,16 +206,10 @@ impl PlannedPool {
             first = of_lane.end;
             let cycle_start = of_lane.start + of.plan.cycle_start as u32;
             let number_at = |at: usize| of.entries.get(at).copied().unwrap_or(nobody);
-            let progress = Progress {
-                matcher: Matcher::new(&entries, of_lane.clone(), cycle_start),
-                dynamic: Dynamic::new(of),
-                part: of.plan.part().map_or(0..0, |part| part.start().get()..part.end().get()),
-                displaced: None,
-                begins: (number_at(0), number_at(of.plan.cycle_start)),
-                entries: of_lane,
-                cycle_start,
-            };
-            (of.lane, progress)
+            let part = of.plan.part().map_or(0..0, |part| part.start().get()..part.end().get());
+            let begins = (number_at(0), number_at(of.plan.cycle_start));
+            let matcher = Matcher::new(&entries, of_lane, cycle_start);
+            (of.lane, Progress::new(matcher, Dynamic::new(of), part, begins))
         };
         let lanes = Lanes::new(of_lanes.iter().map(progress));
         Ok(PlannedPool {
@@ -295,17 +289,20 @@ impl PlannedPool {
         }
         for lane in new {
             self.lanes[lane].matcher.note(request);
-            if self.find_missed(lane, request).is_some() || self.find_entry(lane, request).is_some() {
+            if self.has_near(lane, request) {
                 self.lanes.bind(lane, request);
                 return self.serve_astray(lane, request);
             }
         }
-        if let Some(lane) = self.that_wants_next(&self.lanes.that_may_go_on(request), request) {
-            self.lanes.bind(lane, request);
-            return self.alloc(request);
-        }
         self.counts.unplanned += 1;
         Served::Unknown
+    }
+
+    /// A lane that nobody is known to be has a request in store, beyond doubt: of one size there are many.
+    fn has_near(&self, lane: usize, request: &Request) -> bool {
+        let again = || self.lanes[lane].matcher.find_again(|entry, asked| self.is_like(entry, asked)).is_some();
+        let near = || self.find_missed(lane, request).is_some() || self.find_entry(lane, request).is_some();
+        if request.context.is_unknown() { again() } else { near() }
     }
 
     /// The first of some lanes of which the next request may be this.
@@ -481,7 +478,9 @@ impl PlannedPool {
                 && planned.context == request.context
                 && planned.bytes.get().max(request.bytes.get()) / 2 <= planned.bytes.get().min(request.bytes.get())
         };
-        let Some(entry) = self.lanes[lane].next().filter(is_resized) else {
+        let resized = self.lanes[lane].next().filter(is_resized);
+        self.lanes.note_unfound(lane, resized.is_some());
+        let Some(entry) = resized else {
             self.counts.unplanned += 1;
             self.note_like(lane, request);
             return Served::Unknown;
@@ -512,7 +511,7 @@ impl PlannedPool {
     /// Serves a request that the plan does not know where the plan sends nobody for as long as can be: it may be gone by then, and if it is not, what is in its way goes elsewhere in turn.
     #[cold]
     pub fn alloc_anywhere(&mut self, request: &Request) -> Option<DeviceAddress> {
-        let lane = self.lanes.of(request)?;
+        let lane = self.lanes.of(request).or_else(|| self.lanes.on_stream(request.stream))?;
         let span = match self.expected_life(lane, request) {
             Some(life) => self.room_for(life, request, lane),
             None => self.longest_room(lane, request),
@@ -720,6 +719,7 @@ impl PlannedPool {
 
     /// An iteration ends: the next request is the first of the cycle.
     pub fn mark_iteration(&mut self) {
+        self.lanes.note_mark();
         for number in 0..self.lanes.count() {
             let lane = &mut self.lanes[number];
             lane.dynamic.begin_cycle();
