@@ -3,6 +3,7 @@
 pub mod allocator;
 pub mod calls;
 mod extend;
+mod floor;
 mod fresh;
 pub mod models;
 mod perturb;
@@ -15,6 +16,7 @@ mod run;
 pub mod script;
 
 pub use extend::repeat;
+pub use floor::Floor;
 pub use perturb::{NoPerturbation, Perturbation, lacks, perturb};
 pub use pools::{Job, Least, PoolName, PoolRun, Setup, min_capacity, replay};
 pub use record::{Placed, Point, Record};

@@ -294,6 +294,7 @@ fn a_plan_of_another_job_is_said_to_be_that_and_time_and_seconds_are_told() {
     assert!(run(&["plan", &real("gpt2-medium-hf"), "-o", plan]).status.success());
     let shown =
         run_json(&["replay", &real("resnet50-olla"), "--plan", plan, "--pool", "stitchd,native", "--timing", "--json"]);
+    assert!(shown["floor_ns_per_operation"].as_f64().unwrap() > 0.0, "{shown}");
     assert!(shown["notes"].to_string().contains("the plan was not made for this job: "), "{}", shown["notes"]);
     for name in ["stitchd", "native"] {
         let pool = pool(&shown, name);

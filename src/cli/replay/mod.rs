@@ -3,6 +3,7 @@
 mod show;
 mod sweep;
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -23,7 +24,7 @@ use crate::plan::{Plan, PlanError};
 use crate::replay::models::caching::{Conf, Version};
 use crate::replay::models::gmlake::GmlakeOptions;
 use crate::replay::script::Script;
-use crate::replay::{Job, Least, Perturbation, PoolName, PoolRun, Record, Setup, Watch};
+use crate::replay::{Floor, Job, Least, Perturbation, PoolName, PoolRun, Record, Setup, Watch};
 use crate::replay::{lacks, min_capacity, perturb, recorded, repeat, replay};
 use crate::runtime::RuntimeConfig;
 use crate::trace::Trace;
@@ -65,7 +66,7 @@ pub(super) struct ReplayArgs {
     /// Turn parts of stitchd's pools off, to see what they are worth: plan, reuse, stitch
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     disable: Vec<String>,
-    /// Measure nanoseconds per operation: pools one after another, the median of five
+    /// Measure nanoseconds per operation: pools one after another, the median of five; and the floor, a lock and a look at a table by address
     #[arg(long, conflicts_with_all = ["sweep", "report"])]
     timing: bool,
     /// Change a setting (several times if need be; `--set help` lists them)
@@ -120,6 +121,8 @@ struct Replayed<'a> {
     notes: Vec<String>,
     has_plan: bool,
     results: Vec<Result>,
+    /// Nanoseconds per operation of what no allocator can do without, where times are wanted.
+    floor_ns: Option<f64>,
 }
 
 pub(super) fn run(args: &ReplayArgs) -> Outcome {
@@ -185,6 +188,7 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         recorded,
         notes,
         results,
+        floor_ns: args.timing.then(|| floor(&script)),
     };
     if let Some(out) = &args.report {
         let work = Work::of(args);
@@ -490,7 +494,6 @@ fn one(
     setup: &Setup,
     bar: &ProgressBar,
 ) -> std::result::Result<Result, PlanError> {
-    const ROUNDS: usize = 5;
     let clock = SystemClock::new();
     let watch = Watch { after_iteration: profiled(args, job.plan), records: args.report.is_some() };
     let last = AtomicUsize::new(0);
@@ -499,12 +502,8 @@ fn one(
     };
     let done = replay(pool, job, setup, watch, &clock, &progress)?;
     let ns_per_operation = if args.timing && done.run.out_of_memory.is_none() {
-        let mut times = Vec::new();
-        for _ in 0..ROUNDS {
-            times.push(replay(pool, job, setup, Watch::default(), &clock, &|_| ())?.run.time);
-        }
-        times.sort_unstable();
-        Some(per_operation(times[ROUNDS / 2], job.script))
+        let time = || Ok(replay(pool, job, setup, Watch::default(), &clock, &|_| ())?.run.time);
+        Some(per_operation(median(time)?, job.script))
     } else {
         None
     };
@@ -519,6 +518,24 @@ fn one(
         }
     };
     Ok(Result { pool, done, least, ns_per_operation })
+}
+
+/// The median of several times.
+fn median<E>(mut time: impl FnMut() -> std::result::Result<Duration, E>) -> std::result::Result<Duration, E> {
+    const ROUNDS: usize = 5;
+    let times: std::result::Result<Vec<Duration>, E> = (0..ROUNDS).map(|_| time()).collect();
+    let mut times = times?;
+    times.sort_unstable();
+    Ok(times[ROUNDS / 2])
+}
+
+/// Nanoseconds per operation of what no allocator can do without.
+fn floor(script: &Script) -> f64 {
+    let clock = SystemClock::new();
+    let mut floor = Floor::new(script.slots);
+    let time = || Ok::<_, Infallible>(crate::replay::run(script, &mut floor, Watch::default(), &clock, &|_| ()).time);
+    let Ok(time) = median(time);
+    per_operation(time, script)
 }
 
 /// Allocations and frees are an operation each.

@@ -16,7 +16,7 @@ use crate::units::{Bytes, counted};
 
 /// Prints it all. With a capacity the answer is no where a pool ran out of memory.
 pub(super) fn print(args: &ReplayArgs, replayed: &Replayed<'_>, setup: &Setup) -> Outcome {
-    let Replayed { trace, script, recorded, notes, results, has_plan } = replayed;
+    let Replayed { trace, script, recorded, notes, results, has_plan, floor_ns } = replayed;
     if args.json {
         let pools: Vec<Value> =
             results.iter().map(|result| pool_json(trace, *has_plan, result, &setup.costs)).collect();
@@ -24,6 +24,7 @@ pub(super) fn print(args: &ReplayArgs, replayed: &Replayed<'_>, setup: &Setup) -
             "trace": trace_json(script),
             "recorded": recorded.as_ref().map(|record| json!({ "peak_reserved_bytes": most_reserved(record).get() })),
             "pools": pools,
+            "floor_ns_per_operation": floor_ns,
             "notes": notes,
             "command": command_line(),
             "verdict": verdict(results, script.iterations),
@@ -40,6 +41,11 @@ pub(super) fn print(args: &ReplayArgs, replayed: &Replayed<'_>, setup: &Setup) -
         results.iter().for_each(|result| table.row(columns.row(result)));
         print_out(&table);
         outln!("driver seconds are modelled: {}", setup.costs.source);
+        if let Some(floor_ns) = floor_ns {
+            outln!(
+                "floor: {floor_ns:.1} ns/operation for the replay's own books, a lock and a look at a table by address"
+            );
+        }
         notes.iter().for_each(|note| outln!("note: {note}"));
         results.iter().for_each(|result| warnings(trace, result).iter().for_each(|line| outln!("{line}")));
         outln!("{}", verdict(results, script.iterations));

@@ -47,12 +47,8 @@ impl Binding {
 /// How far a lane has come.
 #[derive(Debug)]
 pub(super) struct Progress {
-    /// Its entries.
-    pub(super) entries: Range<u32>,
-    /// The first that comes again.
-    pub(super) cycle_start: u32,
-    /// The numbers of the first entry and of that one in the whole plan: what the lane begins with, and when.
-    pub(super) begins: (u32, u32),
+    /// The numbers in the whole plan of its first entry and of the first that comes again: what the lane begins with, and when.
+    begins: (u32, u32),
     pub(super) matcher: Matcher,
     pub(super) dynamic: Dynamic,
     /// The bytes of the pool that its entries have.
@@ -69,37 +65,25 @@ pub(super) struct Progress {
 impl Progress {
     /// One that has not begun.
     pub(super) fn new(matcher: Matcher, dynamic: Dynamic, part: Range<u64>, begins: (u32, u32)) -> Progress {
-        let (entries, cycle_start) = (matcher.entries(), matcher.cycle_start());
-        let (unfound, passed_at_unfound, passed_at_mark) = (0, 0, 0);
-        Progress {
-            entries,
-            cycle_start,
-            begins,
-            matcher,
-            dynamic,
-            part,
-            displaced: None,
-            unfound,
-            passed_at_unfound,
-            passed_at_mark,
-        }
+        let (displaced, unfound, passed_at_unfound, passed_at_mark) = (None, 0, 0, 0);
+        Progress { begins, matcher, dynamic, part, displaced, unfound, passed_at_unfound, passed_at_mark }
     }
 
     /// The entry that is asked for next; `None` behind the end of a plan without a cycle.
     #[inline]
     pub(super) fn next(&self) -> Option<u32> {
-        Some(self.matcher.cursor()).filter(|cursor| *cursor < self.entries.end)
+        Some(self.matcher.cursor()).filter(|cursor| *cursor < self.matcher.entries().end)
     }
 
     /// The number in the whole plan of what it begins with, as long as it has not begun.
     fn begins(&self) -> u32 {
         let (once, again) = self.begins;
-        if self.matcher.cursor() < self.cycle_start { once } else { again }
+        if self.matcher.cursor() < self.matcher.cycle_start() { once } else { again }
     }
 
     /// The number of that among the lane's own.
     pub(super) fn own_next(&self) -> u32 {
-        self.matcher.cursor() - self.entries.start
+        self.matcher.cursor() - self.matcher.entries().start
     }
 }
 

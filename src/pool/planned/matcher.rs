@@ -82,6 +82,7 @@ impl Matcher {
     }
 
     /// The entries of the lane.
+    #[inline]
     pub(super) fn entries(&self) -> Range<u32> {
         self.first..self.end
     }

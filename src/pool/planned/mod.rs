@@ -683,7 +683,8 @@ impl PlannedPool {
         let (first, last) = group.cursor;
         // Behind the last entry of a pass the cursor stands at the first of the next; before the first pass it does, too, and that is not the same.
         let has_ended_pass = lane.matcher.has_ended_pass();
-        let is_behind_last = last as usize == lane.entries.len() && lane.matcher.at_cycle_start() && has_ended_pass;
+        let is_behind_last =
+            last as usize == lane.matcher.entries().len() && lane.matcher.at_cycle_start() && has_ended_pass;
         // What is idle in the prologue some entry of the cycle may have from then on, for good.
         let is_over = has_ended_pass && lane.dynamic.is_of_prologue(expected);
         if is_over || !(first..=last).contains(&lane.own_next()) && !is_behind_last {
@@ -723,8 +724,8 @@ impl PlannedPool {
         for number in 0..self.lanes.count() {
             let lane = &mut self.lanes[number];
             lane.dynamic.begin_cycle();
-            let cycle_start = lane.cycle_start;
-            if !lane.matcher.at_cycle_start() && cycle_start < lane.entries.end {
+            let cycle_start = lane.matcher.cycle_start();
+            if !lane.matcher.at_cycle_start() && cycle_start < lane.matcher.entries().end {
                 self.skip_to(cycle_start);
             }
         }

@@ -31,7 +31,7 @@ impl PlannedPool {
         let lane = &self.lanes[lane];
         let next = |entry: &u32| Some(lane.matcher.next(*entry));
         let entries = std::iter::successors(Some(lane.matcher.cursor()), next);
-        entries.take_while(|entry| *entry < lane.entries.end).map(|entry| self.offsets_of(entry))
+        entries.take_while(|entry| *entry < lane.matcher.entries().end).map(|entry| self.offsets_of(entry))
     }
 
     /// The smallest stretch that can serve a request for as long as `life` entries take that come from the cursor on.
@@ -67,7 +67,7 @@ impl PlannedPool {
     pub(super) fn note_like(&mut self, number: usize, request: &Request) {
         let lane = &self.lanes[number];
         let cursor = lane.matcher.cursor();
-        let first = cursor.saturating_sub(NEAR as u32).max(lane.entries.start);
+        let first = cursor.saturating_sub(NEAR as u32).max(lane.matcher.entries().start);
         let like = (first..cursor).rev().find(|entry| self.is_like(*entry, request));
         self.lanes[number].displaced = None;
         if let Some(like) = like {
