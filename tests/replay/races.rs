@@ -7,7 +7,7 @@ use stitchd::rng::Rng;
 use stitchd::trace::{Event, Trace};
 use stitchd::units::Tick;
 
-use crate::production::{run, setup};
+use crate::production::{SEEDS, run, setup};
 use crate::trace;
 
 /// What tells the two jobs apart.
@@ -59,7 +59,7 @@ fn efficiency_of_auto(done: &Run) -> f64 {
 fn jobs_that_race_follow_their_plan_and_take_less_than_with_expandable_segments() {
     let jobs = [repeat(&trace("gpt2-medium-hf"), 2), repeat(&trace("resnet50-olla"), 2)];
     for apart in [Apart::Stream, Apart::Thread] {
-        for seed in 1..=3 {
+        for seed in 1..=SEEDS.min(3) {
             let trace = race([&jobs[0], &jobs[1]], apart, seed);
             let plan = Plan::from_trace(&trace, 2).unwrap();
             assert_eq!(plan.lanes().len(), 2);
