@@ -48,8 +48,6 @@ pub struct LanePlan {
     pub plan: Plan,
     /// The number in the whole plan of each entry.
     pub entries: Vec<u32>,
-    /// The number in the whole plan of each request that varies.
-    pub dynamic: Vec<u32>,
 }
 
 impl Plan {
@@ -62,7 +60,6 @@ impl Plan {
                 lane: entry.lane,
                 plan: empty.clone(),
                 entries: Vec::new(),
-                dynamic: Vec::new(),
             });
             of_lane.plan.entries.push(*entry);
             of_lane.plan.cycle_start += usize::from((number as usize) < self.cycle_start);
@@ -70,15 +67,14 @@ impl Plan {
         }
         let repeats = lanes.iter().filter(|(_, of)| of.plan.cycle_len().is_some());
         let repeating: BTreeSet<Lane> = repeats.map(|(lane, _)| *lane).collect();
-        for (entry, number) in self.dynamic.iter().zip(0..) {
+        for (number, entry) in self.dynamic.iter().enumerate() {
             let Some(of_lane) = lanes.get_mut(&entry.lane) else { continue };
-            let is_of_cycle = number as usize >= self.dynamic_cycle_start;
+            let is_of_cycle = number >= self.dynamic_cycle_start;
             // Where nothing of the lane comes again nothing says when its bytes are idle.
             let interval = entry.interval.filter(|_| !is_of_cycle || repeating.contains(&entry.lane));
             let before = of_lane.entries.partition_point(|known| *known < entry.before) as u32;
             of_lane.plan.dynamic.push(super::DynamicEntry { before, interval, ..*entry });
             of_lane.plan.dynamic_cycle_start += usize::from(!is_of_cycle);
-            of_lane.dynamic.push(number);
         }
         lanes.into_values().collect()
     }

@@ -126,8 +126,9 @@ impl Problem {
         let (prologue_len, cycle_len) = (len(0), len(iteration));
         let all_of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
         let of = |iteration: u32| all_of(iteration).filter(|one| !one.is_dynamic);
-        let (habits, names) = (Habits::of(of(iteration - 1)), Habits::of(of(iteration)).counts);
-        let turns = Turns::of(&allocations);
+        let (habits, turns) = (Habits::of(of(iteration - 1)), Turns::of(&allocations));
+        // In the first iteration what comes before the first step may have taken the name of what comes later.
+        let names = (turns.has_several() && iteration > 1).then(|| Habits::of(of(iteration)).counts);
 
         let mut problem = Problem { iteration: asked_for, cut, ..Problem::default() };
         let end = prologue_len + 2 * cycle_len;
@@ -145,8 +146,8 @@ impl Problem {
         for one in of(iteration) {
             let habit = habits.freed(one, &mut nth);
             let habit = habit.map(|(freed_in, at)| (freed_in + 1, turns.carry(one.lane, freed_in, at, iteration)));
-            // What another lane frees comes now earlier and now later: the later is safe. In the first iteration what comes before the first step may have taken its name.
-            let is_known = turns.has_several() && iteration > 1 && habits.has_as_many(one, &names);
+            // What another lane frees comes now earlier and now later: the later is safe.
+            let is_known = names.as_ref().is_some_and(|names| habits.has_as_many(one, names));
             let is_later = |habit: &(u32, u64), freed: (u32, u64)| {
                 habit.0 == freed.0 || habit.0 == freed.0 + 1 && habit.1 <= one.at
             };
@@ -243,34 +244,35 @@ impl Allocation {
     }
 }
 
+/// The places among `allocations` of what two iterations ask for, lane by lane.
+fn by_lane(allocations: &[Allocation], one: u32, other: u32) -> BTreeMap<Lane, [Vec<usize>; 2]> {
+    let mut lanes: BTreeMap<Lane, [Vec<usize>; 2]> = BTreeMap::new();
+    for (at, asked) in allocations.iter().enumerate() {
+        if let Some(nth) = [one, other].iter().position(|iteration| asked.iteration == *iteration) {
+            lanes.entry(asked.lane).or_default()[nth].push(at);
+        }
+    }
+    lanes
+}
+
 /// Where threads race on a stream, over these two iterations, each of them is a lane.
 fn tell_threads_apart(allocations: &mut [Allocation], one: u32, other: u32) {
-    let mut streams: BTreeMap<Lane, [Vec<(Asked, u32)>; 2]> = BTreeMap::new();
-    for asked in allocations.iter().filter(|asked| asked.iteration == one || asked.iteration == other) {
-        let both = streams.entry(asked.lane).or_default();
-        both[usize::from(asked.iteration == other)].push((asked.asked(), asked.thread));
-    }
-    streams.retain(|_, [one, other]| race::is_on(one, other));
-    if streams.is_empty() {
-        return;
-    }
-    for asked in allocations.iter_mut().filter(|asked| streams.contains_key(&asked.lane)) {
+    let asked = |places: &[usize]| -> Vec<(Asked, u32)> {
+        places.iter().map(|at| (allocations[*at].asked(), allocations[*at].thread)).collect()
+    };
+    let streams = by_lane(allocations, one, other).into_iter();
+    let races = streams.filter(|(_, [one, other])| race::is_on(&asked(one), &asked(other)));
+    let races: BTreeSet<Lane> = races.map(|(stream, _)| stream).collect();
+    for asked in allocations.iter_mut().filter(|asked| races.contains(&asked.lane)) {
         asked.lane.role = asked.thread.saturating_add(1);
     }
 }
 
 /// What has another size in one iteration than in the other varies.
 fn mark_varying(allocations: &mut [Allocation], one: u32, other: u32) {
-    let mut lanes: BTreeMap<Lane, [Vec<usize>; 2]> = BTreeMap::new();
-    for (at, asked) in allocations.iter().enumerate() {
-        let both = lanes.entry(asked.lane).or_default();
-        for (nth, iteration) in [one, other].into_iter().enumerate() {
-            both[nth].extend(Some(at).filter(|_| asked.iteration == iteration));
-        }
-    }
-    for [one, other] in lanes.values() {
+    for [one, other] in by_lane(allocations, one, other).into_values() {
         let asked = |places: &[usize]| places.iter().map(|at| allocations[*at].asked()).collect::<Vec<Asked>>();
-        for (at, beside) in vary::compare(&asked(one), &asked(other)).pairs {
+        for (at, beside) in vary::pairs(&asked(&one), &asked(&other)) {
             allocations[one[at]].is_dynamic = true;
             allocations[other[beside]].is_dynamic = true;
         }

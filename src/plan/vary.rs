@@ -28,25 +28,15 @@ impl Asked {
     }
 }
 
-/// What two iterations have to do with each other.
-#[derive(Default)]
-pub(super) struct Compared {
-    /// Pairs of requests, by their places in the two, that are the same with another size.
-    pub(super) pairs: Vec<(usize, usize)>,
-    /// Requests that are the same in both.
-    pub(super) agreed: usize,
-}
-
-/// Goes through two iterations, or through what both have of one lane.
-pub(super) fn compare(one: &[Asked], other: &[Asked]) -> Compared {
+/// Pairs of requests, by their places in the two iterations or in what both have of one lane, that are the same with another size.
+pub(super) fn pairs(one: &[Asked], other: &[Asked]) -> Vec<(usize, usize)> {
     // With contexts a first step that is not like the others would be paired with them.
     let says_nothing = other.iter().take(IN_A_ROW).all(|asked| asked.context.is_unknown());
     let (mut at, mut beside) = (if says_nothing { before_first_step(one, other) } else { 0 }, 0);
-    let Compared { mut pairs, mut agreed } = Compared::default();
-    let mut has_skipped = false;
+    let (mut pairs, mut has_agreed) = (Vec::new(), false);
     while at < one.len() && beside < other.len() {
         if one[at] == other[beside] {
-            agreed += 1;
+            has_agreed = true;
             (at, beside) = (at + 1, beside + 1);
             continue;
         }
@@ -55,7 +45,7 @@ pub(super) fn compare(one: &[Asked], other: &[Asked]) -> Compared {
             // beginning or the end; in between one of the two does what the other does not.
             let is_known = match one[at].context {
                 ContextKey::UNKNOWN => false,
-                ContextKey::NONE => agreed == 0 && !has_skipped,
+                ContextKey::NONE => !has_agreed,
                 _ => true,
             };
             let is_known = is_known || one.len() - at == other.len() - beside;
@@ -70,7 +60,7 @@ pub(super) fn compare(one: &[Asked], other: &[Asked]) -> Compared {
             (at, beside) = (at + run, beside + run);
             continue;
         };
-        has_skipped = true;
+        has_agreed = true;
         let lies_before = one[at..at + skip].iter().zip(&other[beside..beside + skip_beside]);
         if skip == skip_beside && lies_before.clone().all(|(one, other)| one.is_same_place(other)) {
             let other_sizes = lies_before.enumerate().filter(|(_, (one, other))| one.bytes != other.bytes);
@@ -78,7 +68,7 @@ pub(super) fn compare(one: &[Asked], other: &[Asked]) -> Compared {
         }
         (at, beside) = (at + skip, beside + skip_beside);
     }
-    Compared { pairs, agreed }
+    pairs
 }
 
 /// How many requests of `one` come before it does what `other` begins with: a job that has not begun its first step loads what it needs.
@@ -120,9 +110,9 @@ mod tests {
     }
 
     fn check(one: &[(u64, u64)], other: &[(u64, u64)], expected: &[(usize, usize)]) {
-        assert_eq!(compare(&asked(one), &asked(other)).pairs, expected);
+        assert_eq!(pairs(&asked(one), &asked(other)), expected);
         let swapped: Vec<(usize, usize)> = expected.iter().map(|(one, other)| (*other, *one)).collect();
-        assert_eq!(compare(&asked(other), &asked(one)).pairs, swapped);
+        assert_eq!(pairs(&asked(other), &asked(one)), swapped);
     }
 
     #[test]

@@ -40,13 +40,17 @@ pub(crate) fn run(pool: PoolName, trace: &Trace, plan: Option<&Plan>, setup: &Se
     replay(pool, job, setup, watch, &SystemClock::new(), &|_| ()).unwrap().run
 }
 
+/// A plan from a trace's first two iterations, as a profiling run gives it, and the job with two iterations more.
+fn planned(name: &str) -> (Plan, Trace) {
+    let profile = trace(name);
+    (Plan::from_trace(&profile, 1).unwrap(), repeat(&profile, 2))
+}
+
 /// A hundredth of all requests does not come, comes twice, comes late or has another size, in every iteration behind the planned one.
 #[test]
 fn requests_that_are_not_as_planned_cost_little_memory() {
     for name in ["gpt2-345m-VR", "gpt2-medium-hf", "resnet50-olla"] {
-        let profile = trace(name);
-        let plan = Plan::from_trace(&profile, 1).unwrap();
-        let longer = repeat(&profile, 2);
+        let (plan, longer) = planned(name);
         for kind in ["dropped", "inserted", "swapped", "resized"] {
             let how: Perturbation = format!("1:{kind}").parse().unwrap();
             let done = run(PoolName::Stitchd, &perturb(&longer, &how, 2), Some(&plan), &setup(false));
@@ -58,13 +62,11 @@ fn requests_that_are_not_as_planned_cost_little_memory() {
     }
 }
 
-/// The plan is made from the first two iterations, as a profiling run gives it, and scored on the others.
+/// Scored on the iterations that the plan was not made from.
 #[test]
 fn every_trace_goes_by_its_plan_and_takes_no_more_than_with_what_people_use() {
     for name in TRACES {
-        let profile = trace(name);
-        let plan = Plan::from_trace(&profile, 1).unwrap();
-        let longer = repeat(&profile, 2);
+        let (plan, longer) = planned(name);
         let of = |pool| run(pool, &longer, Some(&plan), &setup(false));
         let [ours, expandable, stalloc] = [PoolName::Stitchd, PoolName::Expandable, PoolName::Stalloc].map(of);
         let handles = ours.calls.of(Call::Create);
@@ -84,9 +86,7 @@ fn every_trace_goes_by_its_plan_and_takes_no_more_than_with_what_people_use() {
 #[test]
 fn surprises_cost_little_memory_and_the_iteration_behind_them_goes_by_the_plan() {
     for name in TRACES {
-        let profile = trace(name);
-        let plan = Plan::from_trace(&profile, 1).unwrap();
-        let longer = repeat(&profile, 2);
+        let (plan, longer) = planned(name);
         let undisturbed = run(PoolName::Stitchd, &longer, Some(&plan), &setup(false)).deviations;
         for (how, is_once) in [("", false), (":once", true)] {
             let mut least: f64 = 1.0;

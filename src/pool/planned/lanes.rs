@@ -122,8 +122,13 @@ impl Lanes {
         lanes
     }
 
+    /// The lane of a request, or another of its stream: whose room it may have.
+    pub(super) fn with_room(&self, request: &Request) -> Option<usize> {
+        self.of(request).or_else(|| self.on_stream(request.stream))
+    }
+
     /// Some lane of a stream of which something has come.
-    pub(super) fn on_stream(&self, stream: StreamId) -> Option<usize> {
+    fn on_stream(&self, stream: StreamId) -> Option<usize> {
         self.bindings.iter().position(|binding| binding.stream == Some(stream))
     }
 

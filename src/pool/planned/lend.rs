@@ -32,7 +32,7 @@ impl PlannedPool {
     /// overlap. Nothing for a stream that the plan does not know, or of which nothing has come yet.
     pub fn lendable(&self, request: &Request, parts: &[(usize, PlanSpan)]) -> Option<Vec<Lendable>> {
         // Behind the last lane's part the plan's own bytes are that lane's, too; further on whoever asks knows whose they are.
-        let lane = self.lanes.of(request).or_else(|| self.lanes.on_stream(request.stream))?;
+        let lane = self.lanes.with_room(request)?;
         let own = &self.lanes[lane].part;
         let is_last = self.lanes.iter().all(|other| other.part.end <= own.end);
         let end = if is_last { self.plan_end } else { own.end };

@@ -511,7 +511,7 @@ impl PlannedPool {
     /// Serves a request that the plan does not know where the plan sends nobody for as long as can be: it may be gone by then, and if it is not, what is in its way goes elsewhere in turn.
     #[cold]
     pub fn alloc_anywhere(&mut self, request: &Request) -> Option<DeviceAddress> {
-        let lane = self.lanes.of(request).or_else(|| self.lanes.on_stream(request.stream))?;
+        let lane = self.lanes.with_room(request)?;
         let span = match self.expected_life(lane, request) {
             Some(life) => self.room_for(life, request, lane),
             None => self.longest_room(lane, request),

@@ -33,7 +33,7 @@ fn check(bytes: &[u8]) {
     if plan.pool_len <= POOL_MAX {
         for lane in &lanes {
             let spaces = ReuseSpaces::of(lane);
-            for number in 0..lane.dynamic.len() as u32 {
+            for number in 0..lane.plan.dynamic.len() as u32 {
                 let Some(group) = spaces.group(number) else { continue };
                 let ends = spaces.spaces(group).iter().map(|space| span_of(*space).end().get());
                 assert!(ends.max().unwrap_or(0) <= plan.pool_len.get());
