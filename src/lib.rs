@@ -96,6 +96,7 @@
 //! | fingerprint, position | a hash of what a job asks for in its first iteration; which of its processes this is ([`plan::Fingerprint`], [`plan::Position`]) |
 //! | lane, role | the requests of a plan that come in one order: those of a stream, or of each of the threads that race on it; which of those ([`plan::Lane`]) |
 //! | prologue, cycle | the plan of what comes once, and of what every iteration repeats |
+//! | kind, detour | iterations that do something else than the cycle; what comes there instead of a stretch of it, from which entry to which ([`plan::Kind`], [`plan::Detour`]) |
 //! | peak, lower bound | the highest byte that is used, the largest sum of live sizes at any tick |
 //! | static pool | the addresses of a plan and the memory behind them, reserved before the job or taken from what it had idle ([`pool::planned`]) |
 //! | deviation | a request that the plan did not foresee, or one that it foresaw and that did not come ([`pool::planned::PlannedCounts`]) |

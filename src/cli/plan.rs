@@ -123,6 +123,8 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
             "static_pool_bytes": plan.pool_len.get(),
             "reuse_groups": plan.reuse_groups(),
             "lanes": plan.lanes().len(),
+            "detours": plan.detours.len(),
+            "detour_requests": plan.detour_requests(),
             "iteration": iteration,
             "cut": cut.as_ref().map(cut_object),
             "notes": imported.notes,
@@ -151,6 +153,13 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
             format!("{len} for {}", of.lane)
         });
         outln!("  parts      {}", parts.collect::<Vec<_>>().join(", "));
+    }
+    if !plan.detours.is_empty() {
+        let detours = counted(plan.detours.len() as u64, "detour");
+        outln!(
+            "  other      {detours} of {} planned, for iterations that do something else",
+            counted(plan.detour_requests(), "request")
+        );
     }
     outln!("  solver     {} in {seconds:.2} s", plan.provenance.solver);
     imported.notes.iter().for_each(|note| outln!("  note       {note}"));

@@ -7,13 +7,13 @@
 //! The body is a row of unsigned LEB128 numbers: pool length, entries, start of the cycle, provenance (iteration, lower bound, dynamic requests, work units, length
 //! and bytes of the solver's name, requests that vary, those of them in the prologue), the job (fingerprint, world size or 0, and where it is not 0 the rank), 0 or 1 and where the iteration is cut (events, requests, bytes live), then per entry bytes, offset in units of allocation, stream, role of its thread, context, start of its lifetime less the one before
 //! (zigzag), ticks, and 0 or 1 with the same for its second lifetime; then per request that varies the entry that it comes before, less that of the one before, stream, role, context, and 0 or
-//! 1 with its interval as a lifetime. Which spaces are idle in an interval follows from the entries ([`super::ReuseSpaces`]). Fixed numbers are little-endian.
+//! 1 with its interval as a lifetime; then how many detours, and per detour the entry that does not come, less that of the one before, the one that comes next, stream, role, how many requests, and for each of those bytes, context, and its offset in units of allocation and one more, or 0. Which spaces are idle in an interval follows from the entries ([`super::ReuseSpaces`]). Fixed numbers are little-endian.
 //!
 //! A reader takes exactly what the writer gives: numbers in their shortest form, nothing left over, and a plan that passes
 //! [`super::validate`]. A version that it does not know is refused by number.
 
 use super::validate::{self, Wrong};
-use super::{DynamicEntry, Entry, Fingerprint, Job, Lane, Plan, Position, Provenance};
+use super::{Detour, DetourRequest, DynamicEntry, Entry, Fingerprint, Job, Lane, Plan, Position, Provenance};
 use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
 use crate::limits;
@@ -22,7 +22,7 @@ use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
 
 const MAGIC: &[u8; 6] = b"STPLAN";
 /// The version that this build writes, and the only one it reads.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 const HEADER_LEN: usize = MAGIC.len() + 2 + 8;
 const CHECKSUM_LEN: usize = 4;
 
@@ -82,7 +82,7 @@ impl FormatError {
 /// The plan as bytes.
 pub fn write(plan: &Plan) -> Vec<u8> {
     let mut body = Vec::with_capacity(plan.entries.len() * 24 + plan.dynamic.len() * 16);
-    let Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, job, provenance } = plan;
+    let Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, detours, job, provenance } = plan;
     for number in [
         pool_len.get(),
         entries.len() as u64,
@@ -123,6 +123,20 @@ pub fn write(plan: &Plan) -> Vec<u8> {
         if let Some(interval) = entry.interval {
             put_lifetime(&mut body, interval, before);
             before = interval.start.0;
+        }
+    }
+    put(&mut body, detours.len() as u64);
+    let mut at = 0;
+    for detour in detours {
+        put(&mut body, u64::from(detour.from - at));
+        at = detour.from;
+        put(&mut body, u64::from(detour.to));
+        put_lane(&mut body, detour.lane);
+        put(&mut body, detour.requests.len() as u64);
+        for DetourRequest { bytes, context, offset } in &detour.requests {
+            put(&mut body, bytes.get());
+            put(&mut body, context.0);
+            put(&mut body, offset.map_or(0, |offset| offset.get() / limits::ALLOCATION_ALIGNMENT.get() + 1));
         }
     }
     let mut bytes = Vec::with_capacity(HEADER_LEN + body.len() + CHECKSUM_LEN);
@@ -287,11 +301,12 @@ impl Reader<'_> {
             before = entry.interval.map_or(before, |interval| interval.start.0);
             dynamic.push(entry);
         }
+        let detours = self.detours(count)?;
         if self.at != self.bytes.len() {
-            return Err(self.error("something stands behind the last entry"));
+            return Err(self.error("something stands behind the last detour"));
         }
         let provenance = Provenance { iteration, solver, lower_bound, dynamic_requests, work_units, cut };
-        Ok(Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, job, provenance })
+        Ok(Plan { pool_len, entries, cycle_start, dynamic, dynamic_cycle_start, detours, job, provenance })
     }
 
     fn cut(&mut self, iteration: u32) -> Result<Option<Cut>, FormatError> {
@@ -333,6 +348,35 @@ impl Reader<'_> {
             _ => Some(self.lifetime(before)?),
         };
         Ok(DynamicEntry { before: comes_before, lane, context, interval })
+    }
+
+    fn detours(&mut self, entries: usize) -> Result<Vec<Detour>, FormatError> {
+        let count = self.bounded(limits::PLAN_ENTRIES_MAX as u64, "there are too many detours")? as usize;
+        // A detour takes at least five bytes, a request at least three.
+        let mut detours = Vec::with_capacity(count.min(self.bytes.len() / 5));
+        let mut at = 0;
+        for _ in 0..count {
+            let left = (entries as u64).saturating_sub(u64::from(at));
+            let from = at + self.bounded(left, "a detour begins behind the last entry")? as u32;
+            at = from;
+            let to = self.bounded(entries as u64, "a detour ends behind the last entry")? as u32;
+            let lane = self.lane()?;
+            let len = self.bounded(limits::PLAN_ENTRIES_MAX as u64, "a detour is too long")? as usize;
+            let mut requests = Vec::with_capacity(len.min(self.bytes.len() / 3));
+            for _ in 0..len {
+                requests.push(self.detour_request()?);
+            }
+            detours.push(Detour { lane, from, to, requests });
+        }
+        Ok(detours)
+    }
+
+    fn detour_request(&mut self) -> Result<DetourRequest, FormatError> {
+        let bytes = self.bytes_number()?;
+        let context = ContextKey(self.number()?);
+        let unit = limits::ALLOCATION_ALIGNMENT.get();
+        let offset = self.bounded(Bytes::MAX.get() / unit, "an offset is impossible")?;
+        Ok(DetourRequest { bytes, context, offset: offset.checked_sub(1).map(|units| PlanOffset::new(units * unit)) })
     }
 
     fn entry(&mut self, before: u64) -> Result<Entry, FormatError> {

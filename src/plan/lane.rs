@@ -76,6 +76,12 @@ impl Plan {
             of_lane.plan.dynamic.push(super::DynamicEntry { before, interval, ..*entry });
             of_lane.plan.dynamic_cycle_start += usize::from(!is_of_cycle);
         }
+        for detour in &self.detours {
+            let Some(of_lane) = lanes.get_mut(&detour.lane) else { continue };
+            let own = |number: u32| of_lane.entries.partition_point(|known| *known < number) as u32;
+            let (from, to) = (own(detour.from), own(detour.to));
+            of_lane.plan.detours.push(super::Detour { from, to, ..detour.clone() });
+        }
         lanes.into_values().collect()
     }
 

@@ -8,9 +8,11 @@
 //! Invariant of a [`Plan`] that this module gives: no two entries that can be live together share a byte, entries of different lanes never
 //! do, and every entry lies inside the pool, aligned.
 
+mod detour;
 mod expiry;
 mod fingerprint;
 pub mod format;
+mod kinds;
 mod lane;
 mod lower_bound;
 mod phases;
@@ -21,8 +23,10 @@ pub mod solve;
 pub mod validate;
 mod vary;
 
+pub use detour::{Detour, DetourRequest};
 pub use expiry::{Expiries, NEVER};
 pub use fingerprint::{Fingerprint, Job, Position};
+pub use kinds::Kind;
 pub use lane::{Lane, LanePlan};
 use lower_bound::Changes;
 pub use lower_bound::lower_bound;
@@ -48,6 +52,8 @@ pub struct Plan {
     pub dynamic: Vec<DynamicEntry>,
     /// Those before this one belong to the prologue.
     pub dynamic_cycle_start: usize,
+    /// What comes instead of a part of the cycle in iterations of another kind, in the order of the entries that do not come.
+    pub detours: Vec<Detour>,
     /// Whose it is.
     pub job: Job,
     /// How it came to be.
@@ -163,20 +169,22 @@ impl Plan {
         let solution = solver.map_or_else(|| solve::solve(problem), |solver| solve::solve_in(problem, solver))?;
         let cut_first = problem.cut.filter(|cut| cut.iteration == 0).map(|cut| trace.before(&cut));
         let fingerprint = Fingerprint::of(cut_first.as_ref().unwrap_or(trace));
+        let around = detour::place(problem, &solution);
         let placed = problem.buffers.iter().zip(&solution.offsets);
         let plan = Plan {
-            pool_len: solution.peak,
+            pool_len: around.pool_len,
             entries: placed.map(|(buffer, offset)| buffer.placed_at(*offset)).collect(),
             cycle_start: problem.cycle_start,
             dynamic: problem.dynamic.clone(),
             dynamic_cycle_start: problem.dynamic_cycle_start,
+            detours: around.detours,
             job: Job { fingerprint, position: None },
             provenance: Provenance {
                 iteration: problem.iteration,
                 solver: solution.solver.to_owned(),
-                lower_bound: lower_bound(problem),
+                lower_bound: lower_bound(problem).max(around.bound),
                 dynamic_requests: problem.dynamic_requests,
-                work_units: solution.work_units,
+                work_units: solution.work_units + around.work_units,
                 cut: problem.cut,
             },
         };
@@ -195,6 +203,11 @@ impl Plan {
         let ticks = |lifetime: Lifetime| lifetime.end.0 - lifetime.start.0;
         let is_carried = |entry: &&Entry| entry.again.is_some_and(|again| ticks(again) != ticks(entry.lifetime));
         self.entries.iter().filter(is_carried).map(|entry| entry.span().len()).sum()
+    }
+
+    /// Requests on detours that have a place.
+    pub fn detour_requests(&self) -> u64 {
+        self.detours.iter().map(|detour| detour.spans().count() as u64).sum()
     }
 
     /// HomoLayer groups (STAlloc, equation 3): different stretches of time in which requests that vary are live.

@@ -17,6 +17,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::kinds::{self, Kind};
 use super::phases::{PhasePair, Phases};
 use super::vary::{self, Asked};
 use super::{DynamicEntry, Entry, Lane, PlanError, race};
@@ -41,6 +42,10 @@ pub struct Problem {
     pub iteration: u32,
     /// Where that is cut.
     pub cut: Option<Cut>,
+    /// Where its first pass ends: what lives on is there when another begins.
+    pub pass_end: Tick,
+    /// Iterations before it that do something else.
+    pub kinds: Vec<Kind>,
 }
 
 /// One request.
@@ -116,24 +121,43 @@ impl Problem {
         let is_first = iteration == 0;
         let iteration = iteration.max(1);
         let Seen { mut allocations, lens, layers } = Seen::collect(trace, iteration, is_first);
+        let alike = if is_first { BTreeSet::new() } else { alike(&allocations, iteration) };
+        let before = alike.range(..iteration).next_back().copied().unwrap_or(iteration - 1);
+        // What an iteration leaves to the next is seen where that is of this kind, too.
+        let is_followed = |of: &&u32| **of < iteration && alike.contains(&(**of + 1));
+        let model = alike.iter().rev().find(is_followed).copied().unwrap_or(before);
         if !is_first {
-            tell_threads_apart(&mut allocations, iteration - 1, iteration);
+            tell_threads_apart(&mut allocations, before, iteration);
             // Of two iterations these are one.
-            let others = BTreeSet::from([0, iteration - 1]);
+            let others = BTreeSet::from([0, before]);
             others.into_iter().for_each(|other| mark_varying(&mut allocations, other, iteration));
         }
         let len = |iteration: u32| lens.get(&iteration).copied().unwrap_or(0);
         let (prologue_len, cycle_len) = (len(0), len(iteration));
         let all_of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
         let of = |iteration: u32| all_of(iteration).filter(|one| !one.is_dynamic);
-        let (habits, turns) = (Habits::of(of(iteration - 1)), Turns::of(&allocations));
+        let (habits, turns) = (Habits::of(of(model)), Turns::of(&allocations));
         // In the first iteration what comes before the first step may have taken the name of what comes later.
         let names = (turns.has_several() && iteration > 1).then(|| Habits::of(of(iteration)).counts);
 
-        let mut problem = Problem { iteration: asked_for, cut, ..Problem::default() };
+        let pass_end = Tick(prologue_len + cycle_len);
+        let mut problem = Problem { iteration: asked_for, cut, pass_end, ..Problem::default() };
         let end = prologue_len + 2 * cycle_len;
-        for one in of(0) {
-            let end = match one.freed {
+        // The first iteration has more before its step, so its requests are told by how many like them come behind.
+        let like_last = |iteration: u32| named_from_the_end(of(iteration).collect());
+        let left =
+            like_last(model).into_iter().filter(|(_, one)| one.freed.is_some_and(|(freed, _)| freed == model + 1));
+        let left: HashMap<(Asked, u32), &Allocation> = left.collect();
+        for (name, one) in like_last(0) {
+            // What is freed in an iteration that is not the planned one goes when what is like it does in that.
+            let habit = || left.get(&name).and_then(|like| like.freed);
+            let is_like = |freed_in: u32| alike.len() < 2 || alike.contains(&freed_in);
+            let freed = one.freed.map(|freed| match freed.0 {
+                0 => freed,
+                freed_in if freed_in == iteration => freed,
+                freed_in => habit().unwrap_or(if is_like(freed_in) { freed } else { (freed_in, u64::MAX) }),
+            });
+            let end = match freed {
                 None => end,
                 Some((0, at)) => at,
                 // Freed in a later iteration: all of those before the cycle look like its first pass.
@@ -143,9 +167,13 @@ impl Problem {
         }
         problem.cycle_start = problem.buffers.len();
         let mut nth = HashMap::new();
+        // The buffer of each request of the cycle, if it is one.
+        let mut numbers = Vec::new();
         for one in of(iteration) {
+            let number = problem.buffers.len();
             let habit = habits.freed(one, &mut nth);
-            let habit = habit.map(|(freed_in, at)| (freed_in + 1, turns.carry(one.lane, freed_in, at, iteration)));
+            let habit = habit
+                .map(|(freed_in, at)| (freed_in + (iteration - model), turns.carry(one.lane, freed_in, at, iteration)));
             // What another lane frees comes now earlier and now later: the later is safe.
             let is_known = names.as_ref().is_some_and(|names| habits.has_as_many(one, names));
             let is_later = |habit: &(u32, u64), freed: (u32, u64)| {
@@ -170,6 +198,7 @@ impl Problem {
                 // Live for more than an iteration: every pass would need another address.
                 _ => problem.dynamic_requests += 1,
             }
+            numbers.push((one.asked(), Some(number).filter(|number| *number < problem.buffers.len())));
         }
         if problem.buffers.is_empty() {
             return Err(PlanError::NothingStatic);
@@ -182,6 +211,10 @@ impl Problem {
             problem.expect(one, &layers, prologue_len, cycle_len)?;
         }
         problem.dynamic_requests += problem.dynamic.len() as u64;
+        if alike.len() > 1 && cut.is_none() {
+            let others = (1..iteration).rev().take(kinds::LOOKED_AT).map(|other| (len(other), asked_in(of(other))));
+            problem.kinds = kinds::find(&numbers, problem.buffers.len(), others);
+        }
         let phases = Phases::of(trace, iteration, is_first);
         problem.buffers.iter_mut().for_each(|buffer| buffer.phases = phases.pair(buffer.lifetime));
         Ok(problem)
@@ -193,6 +226,7 @@ impl Problem {
         self.dynamic.drain(..self.dynamic_cycle_start);
         // Those of the cycle come behind all of the prologue.
         self.dynamic.iter_mut().for_each(|entry| entry.before -= self.cycle_start as u32);
+        self.kinds.iter_mut().for_each(|kind| kind.begin_at(self.cycle_start));
         (self.cycle_start, self.dynamic_cycle_start) = (0, 0);
         self.dynamic_requests = self.dynamic.len() as u64;
         if self.buffers.is_empty() { Err(PlanError::NothingStatic) } else { Ok(self) }
@@ -253,6 +287,32 @@ fn by_lane(allocations: &[Allocation], one: u32, other: u32) -> BTreeMap<Lane, [
         }
     }
     lanes
+}
+
+/// Allocations of one iteration in their order, each with the name that [`Allocation::name`] would give it if the last were the first.
+fn named_from_the_end(mut allocations: Vec<&Allocation>) -> Vec<((Asked, u32), &Allocation)> {
+    let mut nth = Nth::new();
+    allocations.reverse();
+    let mut named: Vec<_> = allocations.into_iter().map(|one| (one.name(&mut nth), one)).collect();
+    named.reverse();
+    named
+}
+
+/// This iteration, and those before it that ask for most of what it does: two of one kind say what varies, and what one leaves to the next.
+fn alike(allocations: &[Allocation], iteration: u32) -> BTreeSet<u32> {
+    let of = |iteration: u32| -> Vec<Asked> {
+        let of = allocations.iter().filter(|one| one.iteration == iteration && !one.is_dynamic);
+        of.map(Allocation::asked).collect()
+    };
+    let planned = of(iteration);
+    let others = (0..iteration).rev().take(kinds::LOOKED_AT);
+    others.filter(|other| kinds::has_most_of(&of(*other), &planned)).chain([iteration]).collect()
+}
+
+/// What one iteration asks for, and when each of it is live in that, if it does not outlive it.
+fn asked_in<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Vec<(Asked, u64, Option<u64>)> {
+    let freed = |one: &Allocation| one.freed.filter(|(freed_in, at)| *freed_in == one.iteration && *at > one.at);
+    allocations.map(|one| (one.asked(), one.at, freed(one).map(|(_, at)| at))).collect()
 }
 
 /// Where threads race on a stream, over these two iterations, each of them is a lane.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::expiry::Times;
-use super::{Entry, Lane, Plan};
+use super::{Detour, Entry, Lane, Plan};
 use crate::ids::StreamId;
 use crate::limits;
 use crate::units::{Bytes, Lifetime, Place, Tick};
@@ -89,6 +89,14 @@ pub enum Wrong {
         /// Which.
         number: usize,
     },
+    /// A detour leads from or to where its lane is not, or what it asks for lies where it must not.
+    #[error("detour {number} {what}")]
+    Detour {
+        /// Which.
+        number: usize,
+        /// What is wrong.
+        what: &'static str,
+    },
     /// The cycle does not begin inside the plan.
     #[error("the cycle begins at entry {start} of {count}")]
     Cycle {
@@ -104,7 +112,8 @@ pub fn check(plan: &Plan) -> Result<(), Wrong> {
     check_placements(plan)?;
     let times = Times::of(plan);
     check_order(plan, &times)?;
-    check_dynamic(plan, &times)
+    check_dynamic(plan, &times)?;
+    check_detours(plan, &times)
 }
 
 /// Says the first thing that is wrong with where the entries are, and when.
@@ -168,6 +177,86 @@ fn check_dynamic(plan: &Plan, times: &Times) -> Result<(), Wrong> {
     }
     if plan.dynamic_cycle_start > plan.dynamic.len() {
         return Err(Wrong::Dynamic { number: plan.dynamic_cycle_start });
+    }
+    Ok(())
+}
+
+/// Detours lead from the cycle back into it, and what they ask for keeps out of what is live for good, and of other lanes.
+fn check_detours(plan: &Plan, times: &Times) -> Result<(), Wrong> {
+    let wrong = |number: usize, what: &'static str| Err(Wrong::Detour { number, what });
+    let mut last = 0;
+    for (number, detour) in plan.detours.iter().enumerate() {
+        let is_end = |entry: u32| {
+            let of = plan.entries.get(entry as usize);
+            let is_of_lane = of.is_none_or(|of| of.lane == detour.lane);
+            (plan.cycle_start..=plan.entries.len()).contains(&(entry as usize)) && is_of_lane
+        };
+        let comes_again = |entry: &Entry| entry.lane == detour.lane && entry.again.is_some();
+        if detour.from < last || !is_end(detour.from) || !is_end(detour.to) {
+            return wrong(number, "leads from or to an entry that is none of its cycle's");
+        }
+        if !plan.entries[plan.cycle_start..].iter().any(comes_again) {
+            return wrong(number, "is of a lane of which nothing comes again");
+        }
+        last = detour.from;
+        for request in &detour.requests {
+            let Some(len) = limits::allocation_len(request.bytes) else {
+                return wrong(number, "asks for an impossible size");
+            };
+            let Some(offset) = request.offset else { continue };
+            let end = offset.get().saturating_add(len.get());
+            if !offset.get().is_multiple_of(limits::ALLOCATION_ALIGNMENT.get()) || end > plan.pool_len.get() {
+                return wrong(number, "has an impossible place");
+            }
+        }
+    }
+    check_detour_places(plan, times)
+}
+
+/// Sweeps over the pool: of what lies at one place, and is of a detour, all is of one lane and nothing there for good.
+fn check_detour_places(plan: &Plan, times: &Times) -> Result<(), Wrong> {
+    let is_for_good = |entry: &Entry| entry.lifetimes().all(|lifetime| lifetime.end >= times.end);
+    let mut parts: BTreeMap<Lane, (u64, u64)> = BTreeMap::new();
+    // From where to where, of whom, which detour if it is of one, and whether nobody else may be there.
+    let mut spans: Vec<(u64, u64, Lane, Option<usize>, bool)> = Vec::new();
+    for entry in &plan.entries {
+        let (start, end) = (entry.span().start().get(), entry.span().end().get());
+        let part = parts.entry(entry.lane).or_insert((start, end));
+        *part = (part.0.min(start), part.1.max(end));
+        spans.extend(is_for_good(entry).then_some((start, end, entry.lane, None, true)));
+    }
+    spans.extend(parts.into_iter().map(|(lane, (start, end))| (start, end, lane, None, false)));
+    for (number, detour) in plan.detours.iter().enumerate() {
+        let of =
+            |span: crate::units::PlanSpan| (span.start().get(), span.end().get(), detour.lane, Some(number), false);
+        spans.extend(detour.spans().map(of));
+    }
+    spans.sort_unstable();
+    // Of each lane, of all that is there for good, and of all detours, how far what began so far reaches.
+    let mut lanes: BTreeMap<Lane, (u64, u64)> = BTreeMap::new();
+    let (mut good, mut detoured) = (0, 0);
+    for (start, end, lane, detour, is_for_good) in spans {
+        let is_others = |(of, (part, own)): (&Lane, &(u64, u64))| {
+            *of != lane && (detour.is_some() && *part > start || *own > start)
+        };
+        let reaches = |of: &Detour| of.spans().any(|span| span.start().get() <= start && start < span.end().get());
+        let wrong = |what: &'static str| {
+            let number = detour.or_else(|| plan.detours.iter().position(reaches)).unwrap_or(0);
+            Err(Wrong::Detour { number, what })
+        };
+        if lanes.iter().any(is_others) {
+            return wrong("has a place that is another lane's");
+        }
+        if detour.is_some() && good > start || is_for_good && detoured > start {
+            return wrong("has a place where something is for good");
+        }
+        let (part, own) = lanes.entry(lane).or_default();
+        match detour {
+            None => *part = end.max(*part),
+            Some(_) => *own = end.max(*own),
+        }
+        good = good.max(if is_for_good { end } else { 0 });
+        detoured = detoured.max(if detour.is_some() { end } else { 0 });
     }
     Ok(())
 }

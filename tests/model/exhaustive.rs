@@ -3,7 +3,8 @@
 use stitchd::ids::StreamId;
 use stitchd::pool::stitching::Effort;
 
-use crate::planned::{Bench as Planned, Job};
+use crate::job::Job;
+use crate::planned::Bench as Planned;
 use crate::small::Bench as Small;
 use crate::stitching::{Bench as Stitching, GRANULE, SETUP, Setup};
 

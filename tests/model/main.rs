@@ -9,6 +9,7 @@
 mod driver;
 mod exhaustive;
 mod faulty;
+mod job;
 mod ledger;
 mod memory;
 mod packed;

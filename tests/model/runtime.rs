@@ -26,7 +26,7 @@ use stitchd::trace::Trace;
 use stitchd::units::{Bytes, DeviceAddress};
 
 use crate::alone;
-use crate::planned::{Act, Job};
+use crate::job::{Act, Job};
 use crate::reference::{Physical, Spans, Trail};
 use crate::watch::{Piece, Watch, check_pattern, write_pattern};
 

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it is")]
 
 mod formats;
+mod kinds;
 mod models;
 mod production;
 mod races;

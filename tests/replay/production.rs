@@ -17,8 +17,9 @@ use crate::trace;
 /// So many seeds of whatever is drawn; a build for debugging takes some fifty times as long for each.
 pub(crate) const SEEDS: u64 = if cfg!(debug_assertions) { 1 } else { 10 };
 
-/// Those that come with the project, of real jobs.
-const TRACES: [&str; 5] = ["gpt2-345m-VR", "opt-13b-Z3-RO", "qwen-moe-V-last", "resnet50-olla", "gpt2-medium-hf"];
+/// Those that come with the project, of real jobs; the short ones last.
+pub(crate) const TRACES: [&str; 5] =
+    ["gpt2-345m-VR", "opt-13b-Z3-RO", "qwen-moe-V-last", "resnet50-olla", "gpt2-medium-hf"];
 
 pub(crate) fn setup(is_auto: bool) -> Setup {
     Setup {

@@ -8,7 +8,7 @@
 
 use super::one_pass::OnePass;
 use super::sections::Sections;
-use super::{Buffer, Effort, Stopped};
+use super::{Buffer, Effort, Stopped, Taken};
 
 /// In which order buffers are placed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,6 +87,32 @@ pub(super) fn place(
         offsets[at] = tree.place(&stretches, len, &mut effort.steps)?;
         effort.placed += 1;
         if offsets[at] + len >= effort.top {
+            return Err(Stopped::NoUse);
+        }
+    }
+    Ok(offsets)
+}
+
+/// Offsets for `buffers`, in their order, around what is taken.
+pub(super) fn place_around(
+    taken: &[Taken],
+    buffers: &[Buffer],
+    order: Order,
+    effort: &mut Effort,
+) -> Result<Vec<u64>, Stopped> {
+    let lifetimes = taken.iter().map(|taken| taken.lifetime).chain(buffers.iter().map(|buffer| buffer.lifetime));
+    let sections = Sections::of(lifetimes);
+    let mut tree = Tree::new(sections.count());
+    for Taken { lifetime, from, to } in taken {
+        tree.locate_all(&[sections.of_lifetime(*lifetime)]);
+        tree.occupy(*from, *to);
+    }
+    let mut offsets = vec![0; buffers.len()];
+    for at in order.sorted(&buffers.iter().collect::<Vec<_>>()) {
+        let Buffer { len, lifetime, .. } = buffers[at];
+        offsets[at] = tree.place(&[sections.of_lifetime(lifetime)], len.get(), &mut effort.steps)?;
+        effort.placed += 1;
+        if offsets[at] + len.get() >= effort.top {
             return Err(Stopped::NoUse);
         }
     }
@@ -228,17 +254,27 @@ impl Tree {
     }
 
     fn place(&mut self, sections: &[(usize, usize)], len: u64, steps: &mut u64) -> Result<u64, Stopped> {
+        self.locate_all(sections);
+        for node in &self.whole {
+            self.touching[*node].settle();
+        }
+        let offset = self.lowest_free(len, steps)?;
+        self.occupy(offset, offset + len);
+        Ok(offset)
+    }
+
+    /// The same for several stretches of sections, instead of what was found before.
+    fn locate_all(&mut self, sections: &[(usize, usize)]) {
         self.whole_leaves.clear();
         self.whole.clear();
         self.parts.clear();
         for (start, end) in sections {
             self.locate(*start, *end);
         }
-        for node in &self.whole {
-            self.touching[*node].settle();
-        }
-        let offset = self.lowest_free(len, steps)?;
-        let end = offset + len;
+    }
+
+    /// Whoever lives where was located last has these offsets.
+    fn occupy(&mut self, offset: u64, end: u64) {
         for leaf in &self.whole_leaves {
             self.leaves[*leaf].insert(offset, end);
         }
@@ -248,7 +284,6 @@ impl Tree {
         for node in self.whole.iter().chain(&self.parts) {
             self.touching[*node].insert(offset, end);
         }
-        Ok(offset)
     }
 
     fn lowest_free(&mut self, len: u64, steps: &mut u64) -> Result<u64, Stopped> {

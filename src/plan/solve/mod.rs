@@ -11,7 +11,7 @@ mod sections;
 use std::collections::BTreeMap;
 
 use super::{Buffer, Lane, PlanError, Problem};
-use crate::units::{Bytes, PlanOffset};
+use crate::units::{Bytes, Lifetime, PlanOffset};
 
 use one_pass::OnePass;
 
@@ -142,6 +142,26 @@ fn solve_within(problem: &Problem, parts: Vec<Part<'_>>, bound: Bytes, steps: u6
 pub fn solve_in(problem: &Problem, solver: Solver) -> Result<Solution, PlanError> {
     let mut effort = Effort { steps: u64::MAX, top: u64::MAX, placed: 0 };
     place(problem, &parts(problem, |_| false), solver, &mut effort).map_err(|_| PlanError::TooLarge)
+}
+
+/// Offsets that somebody else has for some time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Taken {
+    pub(super) lifetime: Lifetime,
+    pub(super) from: u64,
+    pub(super) to: u64,
+}
+
+/// Offsets for buffers that live once, around what is taken: the lowest top that first fit finds. Nothing where that takes too many steps or passes any address space.
+pub(super) fn place_around(taken: &[Taken], buffers: &[Buffer]) -> Option<(Vec<PlanOffset>, u64)> {
+    let mut effort = Effort { steps: FIRST_FIT_STEPS_MAX, top: Bytes::MAX.get(), placed: 0 };
+    let mut best = None;
+    for order in [Order::SizeThenStart, Order::SizeThenEnd, Order::Area, Order::LongThenSize, Order::Start] {
+        let Ok(offsets) = first_fit::place_around(taken, buffers, order, &mut effort) else { continue };
+        effort.top = offsets.iter().zip(buffers).map(|(offset, buffer)| offset + buffer.len.get()).max().unwrap_or(0);
+        best = Some(offsets);
+    }
+    best.map(|offsets| (offsets.into_iter().map(PlanOffset::new).collect(), effort.placed))
 }
 
 /// The buffers of one lane, or the small ones of them, or the others.

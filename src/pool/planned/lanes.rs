@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use super::Request;
+use super::detours::OnDetour;
 use super::dynamic::Dynamic;
 use super::matcher::Matcher;
 use super::relocate::Displaced;
@@ -53,6 +54,8 @@ pub(super) struct Progress {
     pub(super) dynamic: Dynamic,
     /// The bytes of the pool that its entries have.
     pub(super) part: Range<u64>,
+    /// Where it is, if it is not in the cycle or before it.
+    pub(super) detour: Option<OnDetour>,
     /// Its last request that was not served where the plan has it.
     pub(super) displaced: Option<Displaced>,
     /// Requests in a row that it does not have, and how far it had come at the last of them.
@@ -66,7 +69,8 @@ impl Progress {
     /// One that has not begun.
     pub(super) fn new(matcher: Matcher, dynamic: Dynamic, part: Range<u64>, begins: (u32, u32)) -> Progress {
         let (displaced, unfound, passed_at_unfound, passed_at_mark) = (None, 0, 0, 0);
-        Progress { begins, matcher, dynamic, part, displaced, unfound, passed_at_unfound, passed_at_mark }
+        let detour = None;
+        Progress { begins, matcher, dynamic, part, detour, displaced, unfound, passed_at_unfound, passed_at_mark }
     }
 
     /// The entry that is asked for next; `None` behind the end of a plan without a cycle.

@@ -31,10 +31,11 @@ impl PlannedPool {
     /// Those of `parts`, which have numbers, that nobody has now, and that may serve a request which was not served: no other lane's entries come there. `parts` lie in the order of their places and do not
     /// overlap. Nothing for a stream that the plan does not know, or of which nothing has come yet.
     pub fn lendable(&self, request: &Request, parts: &[(usize, PlanSpan)]) -> Option<Vec<Lendable>> {
-        // Behind the last lane's part the plan's own bytes are that lane's, too; further on whoever asks knows whose they are.
+        // Behind the last lane's part the plan's own bytes are that lane's, too, unless another's detours are there; further on whoever asks knows whose they are.
         let lane = self.lanes.with_room(request)?;
         let own = &self.lanes[lane].part;
-        let is_last = self.lanes.iter().all(|other| other.part.end <= own.end);
+        let is_alone = self.lanes.count() == 1 || self.detours.is_empty();
+        let is_last = is_alone && self.lanes.iter().all(|other| other.part.end <= own.end);
         let end = if is_last { self.plan_end } else { own.end };
         let is_own = |part: &PlanSpan| own.start <= part.start().get() && part.end().get() <= end;
         let may_have = |part: &PlanSpan| part.start().get() >= self.plan_end || is_own(part);

@@ -133,6 +133,12 @@ impl Matcher {
     #[inline]
     pub(super) fn step(&mut self) {
         self.advance();
+        self.found();
+    }
+
+    /// What was asked for is known, and where it comes, though it is no entry.
+    #[inline]
+    pub(super) fn found(&mut self) {
         if self.is_astray {
             self.forget_strays();
         }

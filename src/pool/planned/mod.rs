@@ -18,6 +18,7 @@
 //! served from.
 
 mod bits;
+mod detours;
 mod dynamic;
 mod flags;
 mod lanes;
@@ -28,6 +29,7 @@ mod places;
 mod relocate;
 mod tenants;
 
+use self::detours::Detours;
 use self::dynamic::Dynamic;
 use self::flags::Flags;
 use self::lanes::{Lanes, Progress};
@@ -54,14 +56,15 @@ pub struct PlannedPool {
     places: Places,
     tenants: Tenants,
     lanes: Lanes,
+    detours: Detours,
     /// Where entries are, once somebody has asked.
     cells: Option<Box<locate::Cells>>,
     /// What lies behind is nobody's of the plan.
     plan_end: u64,
     /// All but the hits, which follow from how far the cursors have come.
     counts: PlannedCounts,
-    /// Requests that agreed with the entry at a cursor and were not served.
-    blocked_at_cursor: u64,
+    /// Entries that a cursor went over and that were not served.
+    passed_unserved: u64,
 }
 
 /// What the pool has served and what it has not.
@@ -83,6 +86,8 @@ pub struct PlannedCounts {
     pub resized: u64,
     /// Requests served where the plan has nobody for as long as they live: those that vary, and those whose place was taken or had not room for them.
     pub reused: u64,
+    /// Requests served where a detour has them.
+    pub detoured: u64,
 }
 
 impl std::ops::Add for PlannedCounts {
@@ -98,6 +103,7 @@ impl std::ops::Add for PlannedCounts {
             resynchronised: self.resynchronised + other.resynchronised,
             resized: self.resized + other.resized,
             reused: self.reused + other.reused,
+            detoured: self.detoured + other.detoured,
         }
     }
 }
@@ -206,11 +212,15 @@ impl PlannedPool {
             first = of_lane.end;
             let cycle_start = of_lane.start + of.plan.cycle_start as u32;
             let number_at = |at: usize| of.entries.get(at).copied().unwrap_or(nobody);
-            let part = of.plan.part().map_or(0..0, |part| part.start().get()..part.end().get());
+            // What the entries of the only lane leave over, detours have.
+            let part = Some(0..plan.pool_len.get()).filter(|_| of_lanes.len() == 1);
+            let part = part.or_else(|| of.plan.part().map(|part| part.start().get()..part.end().get()));
+            let part = part.unwrap_or(0..0);
             let begins = (number_at(0), number_at(of.plan.cycle_start));
             let matcher = Matcher::new(&entries, of_lane, cycle_start);
             (of.lane, Progress::new(matcher, Dynamic::new(of), part, begins))
         };
+        let detours = Detours::of(&of_lanes);
         let lanes = Lanes::new(of_lanes.iter().map(progress));
         Ok(PlannedPool {
             span,
@@ -219,11 +229,12 @@ impl PlannedPool {
             places,
             tenants: Tenants::new(span.len()),
             lanes,
+            detours,
             entries,
             cells: None,
             plan_end: span.len().get(),
             counts: PlannedCounts::default(),
-            blocked_at_cursor: 0,
+            passed_unserved: 0,
         })
     }
 
@@ -239,9 +250,8 @@ impl PlannedPool {
 
     /// What it has served.
     pub fn counts(&self) -> PlannedCounts {
-        let passed_unserved = self.counts.skipped + self.counts.resized + self.blocked_at_cursor;
         let passed: u64 = self.lanes.iter().map(|lane| lane.matcher.passed()).sum();
-        PlannedCounts { hits: passed - passed_unserved, ..self.counts }
+        PlannedCounts { hits: passed - self.passed_unserved, ..self.counts }
     }
 
     /// Allocations that are live here. Walks over the plan: a count that is kept would be written at every allocation.
@@ -260,6 +270,7 @@ impl PlannedPool {
         if let Some(next) = lane.next()
             && let planned = self.entries[next as usize]
             && planned.is_like(request)
+            && lane.detour.is_none()
         {
             lane.matcher.step();
             return self.serve_in_order(next, &planned, request);
@@ -343,20 +354,28 @@ impl PlannedPool {
             return Served::Unbacked;
         }
         self.counts.blocked += 1;
-        self.blocked_at_cursor += 1;
+        self.passed_unserved += 1;
         self.relocate(entry, request)
     }
 
     /// The place of a request, where it is the one at the cursor and has no memory behind all of it.
     pub fn lacks(&self, request: &Request) -> Option<PlanSpan> {
-        let next = self.lanes[self.lanes.of(request)?].next().filter(|next| self.is_like(*next, request));
-        next.map(|next| self.offsets_of(next)).filter(|span| self.tenants.has_hole(*span))
+        let lane = self.lanes.of(request)?;
+        let place = if self.lanes[lane].detour.is_some() {
+            self.next_on_detour(lane, request)
+        } else {
+            let next = self.lanes[lane].next().filter(|next| self.is_like(*next, request));
+            next.map(|next| self.offsets_of(next))
+        };
+        place.filter(|span| self.tenants.has_hole(*span))
     }
 
     /// The cursor goes over the entry of this request, at which it stands: for it there is no memory.
     pub fn pass_over(&mut self, request: &Request) {
-        let next = self.lanes.of(request).and_then(|lane| self.lanes[lane].next());
-        if let Some(next) = next {
+        let Some(lane) = self.lanes.of(request) else { return };
+        if self.pass_over_on_detour(lane) {
+            self.counts.skipped += 1;
+        } else if let Some(next) = self.lanes[lane].next() {
             self.skip(next);
             self.counts.skipped += 1;
         }
@@ -366,6 +385,7 @@ impl PlannedPool {
     fn skip(&mut self, entry: u32) {
         let planned = self.entries[entry as usize];
         self.lanes[planned.lane as usize].matcher.skip();
+        self.passed_unserved += 1;
         self.expire(entry, &planned);
     }
 
@@ -424,6 +444,9 @@ impl PlannedPool {
     /// A request that is not the entry's at the cursor: one that was skipped before, one ahead, or one that the plan does not have.
     #[cold]
     fn alloc_elsewhere_in_the_plan(&mut self, lane: usize, request: &Request) -> Served {
+        if let Some(served) = self.alloc_on_detour(lane, request) {
+            return served;
+        }
         if let Some(served) = self.alloc_unlike_before(lane, request) {
             return served;
         }
@@ -526,16 +549,22 @@ impl PlannedPool {
         self.addresses_of(span).start()
     }
 
-    /// Moves the cursor to `entry` over all that lies between.
+    /// Moves the cursor to `entry` over all that lies between, which nobody has asked for.
     fn skip_to(&mut self, entry: u32) {
-        let lane = self.lane_of(entry);
-        let mut skipped = 0;
-        while let Some(over) = self.lanes[lane].next().filter(|over| *over != entry) {
-            self.skip(over);
-            skipped += 1;
-        }
+        let skipped = self.go_on_to(entry);
         self.counts.skipped += skipped;
         self.counts.resynchronised += u64::from(skipped > matcher::WINDOW as u64);
+    }
+
+    /// Moves the cursor to `entry`, and says over how many others.
+    fn go_on_to(&mut self, entry: u32) -> u64 {
+        let lane = self.lane_of(entry);
+        let mut over = 0;
+        while let Some(next) = self.lanes[lane].next().filter(|next| *next != entry) {
+            self.skip(next);
+            over += 1;
+        }
+        over
     }
 
     fn make_tenant(&mut self, entry: u32) {
@@ -722,10 +751,16 @@ impl PlannedPool {
     pub fn mark_iteration(&mut self) {
         self.lanes.note_mark();
         for number in 0..self.lanes.count() {
+            self.break_off_detour(number);
             let lane = &mut self.lanes[number];
             lane.dynamic.begin_cycle();
-            let cycle_start = lane.matcher.cycle_start();
-            if !lane.matcher.at_cycle_start() && cycle_start < lane.matcher.entries().end {
+            let (cursor, cycle_start) = (lane.matcher.cursor(), lane.matcher.cycle_start());
+            if cycle_start == lane.matcher.entries().end {
+                continue;
+            }
+            if self.detours.lead(cursor, cycle_start) {
+                self.go_over_to(number, cycle_start);
+            } else {
                 self.skip_to(cycle_start);
             }
         }

@@ -26,12 +26,13 @@ pub(super) struct Displaced {
 }
 
 impl PlannedPool {
-    /// Where the plan sends requests of a lane from its cursor on, entry by entry. Behind a plan without a cycle nobody comes.
+    /// Where the plan sends requests of a lane from its cursor on, or from where it is on a detour, one by one. Behind a plan without a cycle nobody comes.
     pub(super) fn coming(&self, lane: usize) -> impl Iterator<Item = PlanSpan> + '_ {
         let lane = &self.lanes[lane];
         let next = |entry: &u32| Some(lane.matcher.next(*entry));
-        let entries = std::iter::successors(Some(lane.matcher.cursor()), next);
-        entries.take_while(|entry| *entry < lane.matcher.entries().end).map(|entry| self.offsets_of(entry))
+        let entries = std::iter::successors(Some(self.next_in_cycle(lane)), next);
+        let entries = entries.take_while(|entry| *entry < lane.matcher.entries().end);
+        self.coming_on_detour(lane).chain(entries.map(|entry| self.offsets_of(entry)))
     }
 
     /// The smallest stretch that can serve a request for as long as `life` entries take that come from the cursor on.

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::driver::cost_table::CostTable;
 use crate::ids::StreamId;
-use crate::plan::{Plan, PlanError};
+use crate::plan::{Plan, PlanError, Problem};
 use crate::replay::allocator::{Allocator, More, OutOfMemory, Reserved};
 use crate::replay::calls::{CallSum, Calls};
 use crate::replay::models::caching::{CachingAllocator, Conf, Version};
@@ -70,6 +70,13 @@ impl SmallPool {
     }
 }
 
+/// Its planner knows the first iteration and one more.
+fn plan_of_two(trace: &Trace, iteration: u32) -> Result<Plan, PlanError> {
+    let mut problem = Problem::from_trace(trace, iteration)?;
+    problem.kinds.clear();
+    Plan::of(trace, &problem, None)
+}
+
 /// Requests up to this are not planned.
 const SMALL: Bytes = Bytes::new(512);
 const FIRST_ADDRESS: u64 = 0x7800_0000_0000;
@@ -85,7 +92,7 @@ impl Stalloc {
         let (planned, small_peak) = without_small(trace, iteration);
         // Where all is small there is nothing to plan.
         let has_work = planned.events.iter().any(|event| event.kind == EventKind::Alloc);
-        let plan = if has_work { Some(Plan::from_trace(&planned, iteration)?) } else { None };
+        let plan = if has_work { Some(plan_of_two(&planned, iteration)?) } else { None };
         let slots = 2 * small_peak;
         let too_large = || PlanError::TooLarge;
         let small_len = SMALL.checked_mul(slots).and_then(|len| len.round_up(PAGE)).ok_or_else(too_large)?;

@@ -2,7 +2,8 @@
 
 use stitchd::ids::StreamId;
 use stitchd::plan::{
-    DynamicEntry, Entry, Expiries, Fingerprint, Job, Lane, Plan, Position, Provenance, ReuseSpaces, format, span_of,
+    Detour, DetourRequest, DynamicEntry, Entry, Expiries, Fingerprint, Job, Lane, Plan, Position, Provenance,
+    ReuseSpaces, format, span_of,
 };
 use stitchd::pool::Request;
 use stitchd::pool::planned::{PlannedPool, Served};
@@ -72,6 +73,21 @@ fn serve(plan: &Plan) {
                 live.push(address);
             }
         }
+        for detour in &plan.detours {
+            let of_lane = plan.entries.iter().enumerate().filter(|(_, entry)| entry.lane == detour.lane);
+            let before = of_lane.filter(|(at, _)| (plan.cycle_start..detour.from as usize).contains(at));
+            let asked = before.map(|(_, entry)| (entry.bytes, entry.context));
+            let asked = asked.chain(detour.requests.iter().map(|of| (of.bytes, of.context)));
+            pool.mark_iteration();
+            for (bytes, context) in asked {
+                let Lane { stream, role } = detour.lane;
+                let request = Request { context, stream, thread: role, ..Request::of(bytes) };
+                if let Served::At(address) | Served::Reused(address) = pool.alloc(&request) {
+                    assert!(span.contains(address));
+                    live.push(address);
+                }
+            }
+        }
         pool.invariants().expect("served as planned");
         live.into_iter().for_each(|address| assert!(pool.free(address).is_some()));
         pool.mark_iteration();
@@ -105,6 +121,27 @@ fn varies(before: u32, interval: Option<Lifetime>) -> DynamicEntry {
     DynamicEntry { before, lane: Lane::on(StreamId(0)), context: ContextKey(77), interval }
 }
 
+/// What is there for good, a cycle of three, and two iterations of other kinds.
+fn with_detours() -> Plan {
+    let cycle = [(1000, 1024, 1), (700, 2048, 2), (3000, 3072, 3)].map(|(bytes, offset, at)| {
+        let again = Some(Lifetime::new(at + 3, at + 4));
+        Entry { again, ..entry(bytes, offset, 0, Lifetime::new(at, at + 1)) }
+    });
+    let request = |bytes: u64, offset: Option<u64>| DetourRequest {
+        bytes: Bytes::new(bytes),
+        context: ContextKey(bytes),
+        offset: offset.map(PlanOffset::new),
+    };
+    let lane = Lane::on(StreamId(0));
+    let detours = vec![
+        Detour { lane, from: 1, to: 4, requests: vec![request(900, Some(1024)), request(9, None)] },
+        Detour { lane, from: 2, to: 1, requests: Vec::new() },
+        Detour { lane, from: 3, to: 4, requests: vec![request(5000, Some(8192)), request(1, Some(2048))] },
+    ];
+    let entries = [&[entry(512, 0, 0, Lifetime::new(0, 7))][..], &cycle].concat();
+    Plan { pool_len: Bytes::kib(16), entries, cycle_start: 1, detours, ..Plan::default() }
+}
+
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let cut = Some(Cut { iteration: 1, events: 9, requests: 3, live: Bytes::mib(7) });
     let provenance = Provenance {
@@ -127,6 +164,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
             cycle_start: 2,
             dynamic: vec![varies(1, Some(Lifetime::new(0, 1))), varies(3, None), varies(4, Some(Lifetime::new(8, 9)))],
             dynamic_cycle_start: 1,
+            detours: Vec::new(),
             job: Job { fingerprint: Fingerprint(0x1234_5678_9abc), position: Position::new(200, 256) },
             provenance: provenance.clone(),
         },
@@ -134,6 +172,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         Plan { pool_len: Bytes::MAX, entries: far, cycle_start: 1, provenance, ..Plan::default() },
     ];
     let mut seeds: Vec<_> = plans.iter().map(format::write).collect();
-    seeds.extend([b"STPLAN".to_vec(), b"STPLAN\x04\x00".to_vec()]);
+    let served = format::write(&with_detours());
+    assert!(format::read(&served).is_ok(), "one at least is a plan");
+    seeds.extend([served, b"STPLAN".to_vec(), b"STPLAN\x05\x00".to_vec()]);
     seeds
 }

@@ -1,0 +1,161 @@
+//! Jobs of which some iterations are of another kind.
+
+use super::*;
+use crate::ids::StreamId;
+use crate::plan::validate::{Wrong, check};
+use crate::plan::{Plan, format};
+use crate::trace::{Context, ContextKey, Event, EventKind, Phase, Trace};
+
+/// What an iteration does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Does {
+    Step,
+    /// A forward pass alone, of so many times the size.
+    Evaluation(u64),
+    /// A step with so many layers more, of one size.
+    More(u64),
+}
+
+const LAYERS: u64 = 40;
+const KIB: u64 = 1 << 10;
+
+/// A weight, then iterations: activations that go backwards with the gradients coming, which stay until the next step.
+fn job(iterations: &[Does], stream: StreamId) -> Trace {
+    let mut trace = Trace { events: Vec::new(), modules: vec![String::new()] };
+    let (mut gradients, mut next) = (Vec::new(), 0);
+    for (iteration, does) in (0..).zip(iterations) {
+        let mut push = |kind, id, bytes, phase| {
+            let context = Context { phase, ..Context::default() };
+            let (tick, bytes) = (Tick(trace.events.len() as u64), Bytes::new(bytes));
+            let event =
+                Event { tick, kind, id, bytes, stream, iteration, context, is_dynamic: false, device: 0, thread: 0 };
+            trace.events.push(event);
+        };
+        let mut alloc = |push: &mut dyn FnMut(EventKind, u64, u64, Phase), bytes, phase| {
+            next += 1;
+            push(EventKind::Alloc, next, bytes, phase);
+            next
+        };
+        if iteration == 0 {
+            alloc(&mut push, 700 * KIB, Phase::Init);
+        }
+        let (times, more) = match does {
+            Does::Step => (1, 0),
+            Does::Evaluation(times) => (*times, 0),
+            Does::More(more) => (1, *more),
+        };
+        let is_step = !matches!(does, Does::Evaluation(_));
+        let went = if is_step { std::mem::take(&mut gradients) } else { Vec::new() };
+        went.into_iter().for_each(|id| push(EventKind::Free, id, 0, Phase::Forward));
+        let sizes = (0..LAYERS).map(|layer| (64 + 4 * layer) * KIB * times).chain((0..more).map(|_| 333 * KIB));
+        let forward: Vec<u64> = sizes.map(|bytes| alloc(&mut push, bytes, Phase::Forward)).collect();
+        for id in forward.into_iter().rev() {
+            if is_step {
+                gradients.push(alloc(&mut push, 8 * KIB, Phase::Backward));
+            }
+            push(EventKind::Free, id, 0, Phase::Backward);
+        }
+    }
+    trace
+}
+
+const DEFAULT: StreamId = StreamId::DEFAULT;
+use Does::{Evaluation, More, Step};
+
+#[test]
+fn an_iteration_of_another_kind_has_places_of_its_own_and_the_cycle_stays_as_it_was() {
+    let plain = Plan::from_trace(&job(&[Step, Step, Step, Step], DEFAULT), 3).unwrap();
+    assert_eq!(plain.detours, []);
+    for iterations in [[Step, Evaluation(3), Step, Step], [Step, Step, Evaluation(3), Step]] {
+        let plan = Plan::from_trace(&job(&iterations, DEFAULT), 3).unwrap();
+        // The one right before the planned one does not say what of that varies, and what it leaves behind.
+        assert_eq!((&plan.entries, plan.dynamic.len()), (&plain.entries, 0));
+        let [detour] = &plan.detours[..] else { panic!("{:?}", plan.detours) };
+        assert_eq!((detour.from as usize, detour.to as usize), (plan.cycle_start, plan.entries.len()));
+        // All of it is live at one time, with the weight and the gradients.
+        let mut spans: Vec<PlanSpan> = detour.spans().collect();
+        assert_eq!((spans.len() as u64, plan.detour_requests()), (LAYERS, LAYERS));
+        let carried = |entry: &&crate::plan::Entry| entry.bytes == Bytes::kib(8) || entry.bytes == Bytes::kib(700);
+        spans.extend(plan.entries[plan.cycle_start..].iter().filter(carried).map(crate::plan::Entry::span));
+        spans.push(plan.entries[0].span());
+        spans.sort_unstable_by_key(|span| span.start());
+        assert!(spans.windows(2).all(|pair| !pair[0].overlaps(pair[1])), "{spans:?}");
+        let live: Bytes = spans.iter().map(|span| span.len()).sum();
+        assert!(plan.pool_len > plain.pool_len && plan.pool_len >= live);
+        assert!(plan.gap() < 0.05 && plan.pool_len >= plan.provenance.lower_bound, "{}", plan.gap());
+        assert_eq!(format::read(&format::write(&plan)), Ok(plan.clone()));
+    }
+}
+
+#[test]
+fn what_fits_beside_the_cycle_takes_no_more_and_what_leaves_something_out_needs_no_place() {
+    let steps = [Step, Step, Step, Step];
+    let plain = Plan::from_trace(&job(&steps, DEFAULT), 3).unwrap();
+    // The same forward pass leaves the cycle for its end; more layers come in its middle, with two more gradients behind.
+    let of = |other: Does| Plan::from_trace(&job(&[Step, other, Step, Step], DEFAULT), 3).unwrap();
+    let evaluation = of(Evaluation(1));
+    let [detour] = &evaluation.detours[..] else { panic!("{:?}", evaluation.detours) };
+    assert_eq!((detour.requests.len(), detour.to), (0, evaluation.entries.len() as u32));
+    assert_eq!((detour.from - detour.to).cast_signed(), -(LAYERS as i32));
+    assert_eq!((evaluation.pool_len, &evaluation.entries), (plain.pool_len, &plain.entries));
+    // Fewer than make a detour are a surprise.
+    assert_eq!(of(More(3)).detours, []);
+    let more = of(More(20));
+    let longest = more.detours.iter().max_by_key(|detour| detour.requests.len()).unwrap();
+    assert_eq!(longest.spans().count(), 20);
+    let gap = more.gap();
+    assert!(more.pool_len > plain.pool_len && gap < 0.001, "{gap}");
+}
+
+#[test]
+fn a_job_whose_iterations_all_differ_has_no_detours_and_neither_has_one_with_one_iteration() {
+    let all_differ = [Step, Evaluation(2), Evaluation(3), Evaluation(5), Evaluation(7)];
+    for (iterations, iteration) in [(&all_differ[..], 4), (&all_differ[..1], 0), (&[Step, Evaluation(2), Step], 2)] {
+        // In the last one the first iteration says what repeats.
+        let plan = Plan::from_trace(&job(iterations, DEFAULT), iteration).unwrap();
+        assert_eq!(plan.detours.len(), usize::from(iteration == 2), "{iterations:?}");
+    }
+}
+
+#[test]
+fn a_detour_keeps_out_of_other_lanes_and_out_of_what_is_there_for_good() {
+    // Two streams, of which the first has the lower part: its detour lies above the other's.
+    let (mut both, other) = (job(&[Step, Evaluation(3), Step, Step], DEFAULT), job(&[Step; 4], StreamId(7)));
+    both.events.extend(other.events.iter().map(|event| Event { id: event.id + (1 << 32), ..*event }));
+    both.events.sort_by_key(|event| event.iteration);
+    (0..).zip(&mut both.events).for_each(|(tick, event)| event.tick = Tick(tick));
+    let plan = Plan::from_trace(&both, 3).unwrap();
+    assert_eq!((plan.lanes().len(), plan.detours.len()), (2, 1));
+    let parts: Vec<PlanSpan> = plan.lanes().iter().filter_map(|of| of.plan.part()).collect();
+    assert!(plan.detours[0].spans().any(|span| span.start() >= parts[1].end()));
+    check(&plan).unwrap();
+    for of in plan.lanes() {
+        assert_eq!(of.plan.detours.len(), usize::from(of.lane.stream == DEFAULT));
+        check(&of.plan).unwrap();
+    }
+    let refused = |change: &dyn Fn(&mut Plan)| {
+        let mut wrong = plan.clone();
+        change(&mut wrong);
+        let refused = check(&wrong).unwrap_err();
+        assert!(matches!(refused, Wrong::Detour { number: 0, .. }), "{refused:?}");
+        assert!(matches!(format::read(&format::write(&wrong)), Err(format::FormatError::Wrong(_))));
+        refused.to_string()
+    };
+    let place = |plan: &mut Plan, offset: u64| plan.detours[0].requests[5].offset = Some(PlanOffset::new(offset));
+    let other = plan.lanes()[1].plan.part().unwrap().start().get();
+    assert!(refused(&|plan| place(plan, other)).contains("another lane's"));
+    assert!(refused(&|plan| place(plan, other - 512)).contains("another lane's"));
+    let weight = plan.entries.iter().find(|entry| entry.bytes == Bytes::kib(700)).unwrap().offset.get();
+    assert!(refused(&|plan| place(plan, weight + 512)).contains("for good"));
+    assert!(refused(&|plan| place(plan, plan.pool_len.get() - 512)).contains("impossible place"));
+    assert!(refused(&|plan| place(plan, 100)).contains("impossible place"));
+    assert!(refused(&|plan| plan.detours[0].requests[5].bytes = Bytes::MAX).contains("impossible size"));
+    assert!(refused(&|plan| plan.detours[0].from = 0).contains("none of its cycle's"));
+    assert!(refused(&|plan| plan.detours[0].lane.stream = StreamId(7)).contains("none of its cycle's"));
+    assert!(refused(&|plan| plan.detours[0].to = 0).contains("none of its cycle's"));
+    // A context says nothing about where it lies.
+    let mut other = plan.clone();
+    other.detours[0].requests[5].context = ContextKey(9);
+    assert_ne!(other.id(), plan.id());
+    check(&other).unwrap();
+}

@@ -1,0 +1,250 @@
+//! Iterations of another kind than the one that is planned: which of a job's are that, and where they leave its path.
+//!
+//! One iteration is read beside the cycle. As long as both ask for the same they are on one path. Where they part, the next four requests in a row are looked for that the cycle has somewhere, the nearest place behind first: what the
+//! iteration asks for until then, it asks for instead of what the cycle has up to there. What is shorter than [`DETOUR_MIN`] on both sides is a surprise, and no detour: the matcher finds its way back by itself.
+//!
+//! Not for: jobs whose iterations all differ, where nothing says that what differed will come again; where the requests of a detour lie ([`super::detour`]).
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::Range;
+
+use super::Lane;
+use super::vary::Asked;
+use crate::limits;
+use crate::rng::mix;
+use crate::units::{Bytes, Lifetime};
+
+/// So many requests that come, or do not, make a detour.
+pub(super) const DETOUR_MIN: usize = 16;
+/// Iterations before the planned one that are looked at.
+pub(super) const LOOKED_AT: usize = 32;
+/// Kinds that a plan has.
+pub(super) const KINDS_MAX: usize = 8;
+/// An iteration is like another if it has this share of that one's requests.
+const LIKE_MIN: f64 = 0.9;
+/// Requests in a row by which a place of the cycle is known.
+const IN_A_ROW: usize = 4;
+
+/// An iteration of another kind.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Kind {
+    /// Its length in ticks of its own.
+    pub(super) len: u64,
+    /// Buffers of the cycle that it asks for, too, by their numbers in the problem, and when they are live there.
+    pub(super) kept: Vec<(usize, Lifetime)>,
+    pub(super) partings: Vec<Parting>,
+}
+
+/// Where it does something else than the cycle.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Parting {
+    pub(super) lane: Lane,
+    /// The buffer that does not come, by its number in the problem, and the one that comes next; the number of all of them where that is the end of the iteration.
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) requests: Vec<Other>,
+}
+
+/// A request that the cycle does not have there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Other {
+    pub(super) asked: Asked,
+    pub(super) len: Bytes,
+    /// When it is live, in the iteration's own ticks; nothing where it outlives it.
+    pub(super) lifetime: Option<Lifetime>,
+}
+
+/// `one` asks for most of what `other` does, in whatever order.
+pub(super) fn has_most_of(one: &[Asked], other: &[Asked]) -> bool {
+    let mut left: HashMap<Asked, usize> = HashMap::new();
+    one.iter().for_each(|asked| *left.entry(*asked).or_default() += 1);
+    let is_there = |asked: &&Asked| left.get_mut(*asked).filter(|left| **left > 0).map(|left| *left -= 1).is_some();
+    let common = other.iter().filter(is_there).count();
+    common as f64 >= LIKE_MIN * other.len() as f64
+}
+
+/// The iterations that do something else than a cycle, of some whose lengths and requests these are, the latest first: each request with when it comes and when it goes. The requests of the cycle have the numbers of their buffers, of
+/// which there are `count`.
+pub(super) fn find(
+    cycle: &[(Asked, Option<usize>)],
+    count: usize,
+    others: impl Iterator<Item = (u64, Vec<(Asked, u64, Option<u64>)>)>,
+) -> Vec<Kind> {
+    let lanes: BTreeSet<Lane> = cycle.iter().map(|(asked, _)| asked.lane).collect();
+    let cycle_of = |lane: Lane| cycle.iter().filter(move |(asked, _)| asked.lane == lane);
+    // Both lists of each lane, of requests and of the buffers that stand for them or for the next behind them.
+    let cycles = lanes.into_iter().map(|lane| {
+        let mut next = count;
+        let mut numbers: Vec<(usize, Option<usize>)> = Vec::new();
+        for (_, number) in cycle_of(lane).collect::<Vec<_>>().into_iter().rev() {
+            next = number.unwrap_or(next);
+            numbers.push((next, *number));
+        }
+        numbers.reverse();
+        (lane, cycle_of(lane).map(|(asked, _)| *asked).collect::<Vec<Asked>>(), numbers)
+    });
+    let cycles: Vec<_> = cycles.collect();
+    let mut known = HashSet::new();
+    let mut kinds = Vec::new();
+    for (len, requests) in others {
+        let mut kind = Kind { len, ..Kind::default() };
+        for (lane, cycle, numbers) in &cycles {
+            let own: Vec<&(Asked, u64, Option<u64>)> =
+                requests.iter().filter(|(asked, ..)| asked.lane == *lane).collect();
+            let Paths { together, apart } = paths(cycle, &own.iter().map(|(asked, ..)| *asked).collect::<Vec<_>>());
+            let live = |beside: usize| Lifetime::new(own[beside].1, own[beside].2.unwrap_or(len));
+            kind.kept.extend(together.iter().filter_map(|(at, beside)| Some((numbers[*at].1?, live(*beside)))));
+            let number = |at: usize| numbers.get(at).map_or(count, |(next, _)| *next);
+            kind.partings.extend(apart.into_iter().map(|(from, to, beside)| {
+                let requests = own[beside].iter().filter_map(|(asked, start, end)| {
+                    let lifetime = end.map(|end| Lifetime::new(*start, end));
+                    Some(Other { asked: *asked, len: limits::allocation_len(asked.bytes)?, lifetime })
+                });
+                Parting { lane: *lane, from: number(from), to: number(to), requests: requests.collect() }
+            }));
+        }
+        let kind = kind.without(&mut known);
+        if !kind.partings.is_empty() {
+            kinds.push(kind);
+        }
+        if kinds.len() == KINDS_MAX {
+            break;
+        }
+    }
+    kinds
+}
+
+/// Places of `cycle` and `other` that are on one path, and where they part: from where to where in the cycle, and what of `other` lies between.
+#[derive(PartialEq, Eq, Debug, Default)]
+pub(super) struct Paths {
+    pub(super) together: Vec<(usize, usize)>,
+    pub(super) apart: Vec<(usize, usize, Range<usize>)>,
+}
+
+/// Reads one iteration beside the cycle.
+pub(super) fn paths(cycle: &[Asked], other: &[Asked]) -> Paths {
+    let mut found = Paths::default();
+    let mut runs: Option<HashMap<u64, Vec<usize>>> = None;
+    let (mut at, mut beside) = (0, 0);
+    while beside < other.len() {
+        if cycle.get(at) == other.get(beside) {
+            found.together.push((at, beside));
+            (at, beside) = (at + 1, beside + 1);
+            continue;
+        }
+        let runs = runs.get_or_insert_with(|| runs_of(cycle));
+        let again = (beside..other.len()).find_map(|begin| Some((nearest(runs, cycle, &other[begin..], at)?, begin)));
+        let (to, begin) = again.unwrap_or((cycle.len(), other.len()));
+        found.apart.push((at, to, beside..begin));
+        (at, beside) = (to, begin);
+    }
+    if at < cycle.len() {
+        found.apart.push((at, cycle.len(), other.len()..other.len()));
+    }
+    found
+}
+
+/// Where runs of [`IN_A_ROW`] begin, by their hashes.
+fn runs_of(cycle: &[Asked]) -> HashMap<u64, Vec<usize>> {
+    let mut runs: HashMap<u64, Vec<usize>> = HashMap::new();
+    cycle.windows(IN_A_ROW).enumerate().for_each(|(at, run)| runs.entry(hash(run)).or_default().push(at));
+    runs
+}
+
+fn hash(run: &[Asked]) -> u64 {
+    run.iter().fold(0, |hash, asked| mix(mix(hash ^ asked.bytes.get()) ^ asked.context.0))
+}
+
+/// The place of the cycle from which it asks for what `other` begins with: the next behind `at`, else the last before it.
+fn nearest(runs: &HashMap<u64, Vec<usize>>, cycle: &[Asked], other: &[Asked], at: usize) -> Option<usize> {
+    let run = other.get(..IN_A_ROW)?;
+    let places = runs.get(&hash(run))?;
+    let is_it = |place: &&usize| cycle[**place..].starts_with(run);
+    let behind = places.partition_point(|place| *place < at);
+    places[behind..].iter().find(is_it).or_else(|| places[..behind].iter().rev().find(is_it)).copied()
+}
+
+impl Parting {
+    /// The requests that get places. A few between the cycle's own would make it look at every place until they are gone.
+    pub(super) fn placed(&self) -> impl Iterator<Item = &Other> {
+        let has_places = self.requests.len() >= DETOUR_MIN;
+        self.requests.iter().filter(move |of| has_places && of.lifetime.is_some())
+    }
+}
+
+impl Kind {
+    /// Buffers before the cycle are no more.
+    pub(super) fn begin_at(&mut self, cycle_start: usize) {
+        self.kept.iter_mut().for_each(|(number, _)| *number -= cycle_start);
+        for parting in &mut self.partings {
+            (parting.from, parting.to) = (parting.from - cycle_start, parting.to - cycle_start);
+        }
+    }
+
+    /// Leaves out what is too short for a detour, and what is known already.
+    pub(super) fn without(mut self, known: &mut HashSet<(usize, usize, Vec<Asked>)>) -> Kind {
+        self.partings.retain(|parting| {
+            let over = parting.from.abs_diff(parting.to);
+            let asked = || parting.requests.iter().map(|other| other.asked).collect();
+            over.max(parting.requests.len()) >= DETOUR_MIN && known.insert((parting.from, parting.to, asked()))
+        });
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::StreamId;
+    use crate::trace::ContextKey;
+
+    fn asked(sizes: impl IntoIterator<Item = u64>) -> Vec<Asked> {
+        let one =
+            |bytes| Asked { bytes: Bytes::new(bytes), lane: Lane::on(StreamId::DEFAULT), context: ContextKey::UNKNOWN };
+        sizes.into_iter().map(one).collect()
+    }
+
+    fn apart(cycle: &[Asked], other: &[Asked]) -> Vec<(usize, usize, Range<usize>)> {
+        let found = paths(cycle, other);
+        assert!(found.together.iter().all(|(at, beside)| cycle[*at] == other[*beside]));
+        // Every request of the other is on one path or the other.
+        let own: usize = found.apart.iter().map(|(.., own)| own.len()).sum();
+        assert_eq!(found.together.len() + own, other.len());
+        found.apart
+    }
+
+    #[test]
+    fn iterations_of_one_kind_do_not_part() {
+        let cycle = asked(1..100);
+        assert_eq!(apart(&cycle, &cycle), []);
+        assert_eq!(apart(&cycle, &asked(1..50)), [(49, 99, 49..49)]);
+        assert_eq!(apart(&cycle, &[]), [(0, 99, 0..0)]);
+        assert_eq!(apart(&[], &cycle), [(0, 0, 0..99)]);
+    }
+
+    #[test]
+    fn what_is_left_out_what_comes_instead_and_what_comes_again_are_told() {
+        let cycle = asked(1..100);
+        // A part of the cycle does not come, as the backward pass of an evaluation.
+        assert_eq!(apart(&cycle, &asked((1..40).chain(60..100))), [(39, 59, 39..39)]);
+        // Something else comes in its place, as where a batch is larger.
+        assert_eq!(apart(&cycle, &asked((1..40).chain(540..560).chain(60..100))), [(39, 59, 39..59)]);
+        // One more of the same, as a micro-batch: back to where it began.
+        assert_eq!(apart(&cycle, &asked((1..40).chain(20..100))), [(39, 19, 39..39)]);
+        // All of it is other.
+        assert_eq!(apart(&cycle, &asked(500..600)), [(0, 99, 0..100)]);
+        // Less than four in a row are chance.
+        assert_eq!(apart(&cycle, &asked((500..550).chain(7..10).chain(550..600))), [(0, 99, 0..103)]);
+    }
+
+    #[test]
+    fn what_asks_for_most_of_another_is_like_it() {
+        let cycle = asked(1..101);
+        assert!(
+            has_most_of(&cycle, &cycle) && has_most_of(&cycle, &asked(50..90)) && has_most_of(&asked(1..95), &cycle)
+        );
+        assert!(!has_most_of(&asked(1..81), &cycle) && !has_most_of(&[], &cycle));
+        // Of one size as many count as both have.
+        assert!(!has_most_of(&asked([7; 5]), &asked([7; 10])));
+    }
+}
