@@ -34,7 +34,24 @@ pub struct SmallPool {
     /// The first extent of each slab, by where it begins.
     slabs: AddressMap<usize>,
     held: Bytes,
-    live_bytes: Bytes,
+    load: SmallLoad,
+}
+
+/// What is live in the small pool, what was at most, and what has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SmallLoad {
+    /// Bytes of live allocations, rounded to the unit, and as asked for.
+    pub occupied: Bytes,
+    /// See `occupied`.
+    pub requested: Bytes,
+    /// The most live allocations, and the most bytes that they had, since peaks were last counted anew.
+    pub peak_allocations: u64,
+    /// See `peak_allocations`.
+    pub peak_occupied: Bytes,
+    /// See `peak_allocations`.
+    pub peak_requested: Bytes,
+    /// Bytes of all allocations that there ever were, rounded to the unit.
+    pub came: Bytes,
 }
 
 /// Extents that may serve the same requests.
@@ -166,8 +183,14 @@ impl SmallPool {
         extent.is_live = true;
         extent.bytes = bytes;
         let start = extent.start;
-        self.live_bytes += bytes_of(units);
         self.live.insert(start, found);
+        let load = &mut self.load;
+        load.occupied += bytes_of(units);
+        load.requested += bytes;
+        load.came = load.came.checked_add(bytes_of(units)).unwrap_or(Bytes::LARGEST);
+        load.peak_allocations = load.peak_allocations.max(self.live.len() as u64);
+        load.peak_occupied = load.peak_occupied.max(load.occupied);
+        load.peak_requested = load.peak_requested.max(load.requested);
         Some(start)
     }
 
@@ -198,7 +221,8 @@ impl SmallPool {
     pub fn free(&mut self, address: DeviceAddress) -> Option<SmallFreed> {
         let freed = self.live.remove(&address)?;
         let bytes = self.extents[freed].bytes;
-        self.live_bytes -= bytes_of(self.extents[freed].units);
+        self.load.occupied -= bytes_of(self.extents[freed].units);
+        self.load.requested -= bytes;
         self.extents[freed].is_live = false;
         let merged = self.merge(freed);
         self.bin(merged);
@@ -321,7 +345,19 @@ impl SmallPool {
 
     /// Bytes of live allocations, rounded.
     pub fn live_bytes(&self) -> Bytes {
-        self.live_bytes
+        self.load.occupied
+    }
+
+    /// What is live, what was at most, and what has come.
+    pub fn load(&self) -> SmallLoad {
+        self.load
+    }
+
+    /// The most that was live is counted anew.
+    pub fn reset_peaks(&mut self) {
+        let SmallLoad { occupied, requested, .. } = self.load;
+        self.load.peak_allocations = self.live.len() as u64;
+        (self.load.peak_occupied, self.load.peak_requested) = (occupied, requested);
     }
 
     /// Live allocations.

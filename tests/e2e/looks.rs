@@ -56,11 +56,25 @@ assert now['allocation.all.current'] == 2 == now['allocation.all.allocated'], no
 assert now['segment.all.current'] == 2 and now['segment.small_pool.current'] == 1, now
 assert now['inactive_split_bytes.all.current'] == 2 * MIB - 1024 and now['inactive_split.all.current'] == 1, now
 assert now['num_ooms'] == 0 and now['num_alloc_retries'] == 0
+# What PyTorch's own table of them looks up.
+parts = ('current', 'peak', 'allocated', 'freed')
+figures = ('allocation', 'segment', 'active', 'inactive_split', 'allocated_bytes', 'reserved_bytes', 'active_bytes', 'inactive_split_bytes', 'requested_bytes')
+names = {f'{f}.{pool}.{part}' for f in figures for pool in ('all', 'small_pool', 'large_pool') for part in parts}
+names |= {f'oversize_{what}.{part}' for what in ('allocations', 'segments') for part in parts}
+assert set(now) == names | {'num_alloc_retries', 'num_ooms', 'num_sync_all_streams', 'max_split_size'}, set(now) ^ names
+for f in figures:
+    assert now[f'{f}.all.current'] == now[f'{f}.small_pool.current'] + now[f'{f}.large_pool.current'], (f, now)
 free(q, 3 * MIB)
+free(malloc(500), 500)
 now = stats()
 assert now['allocated_bytes.all.current'] == 1024 and now['allocated_bytes.all.peak'] == 1024 + 4 * MIB, now
-assert now['allocated_bytes.all.freed'] == 4 * MIB and now['allocation.all.freed'] == 1, now
+assert now['allocated_bytes.all.freed'] == 4 * MIB + 512 and now['allocation.all.freed'] == 2, now
 assert now['reserved_bytes.all.current'] == 6 * MIB, now
+assert now['allocation.small_pool.allocated'] == 2 and now['allocation.small_pool.peak'] == 2, now
+assert now['allocation.large_pool.allocated'] == 1 == now['allocation.large_pool.peak'], now
+assert now['requested_bytes.small_pool.peak'] == 1500 and now['requested_bytes.small_pool.freed'] == 500, now
+assert now['allocated_bytes.small_pool.allocated'] == 1536 and now['active_bytes.small_pool.peak'] == 1536, now
+assert now['requested_bytes.large_pool.peak'] == 3 * MIB == now['requested_bytes.large_pool.freed'], now
 assert lib.stitch_malloc(100 * MIB, 0, None) is None
 assert stat('num_ooms') == 1 and stat('num_alloc_retries') == 1
 lib.stitch_reset_peak_memory_stats(0)
@@ -68,6 +82,8 @@ lib.stitch_reset_accumulated_memory_stats(0)
 now = stats()
 assert now['allocated_bytes.all.peak'] == 1024 and now['allocated_bytes.all.allocated'] == 0, now
 assert now['num_ooms'] == 0 and now['allocation.all.peak'] == 1, now
+assert now['active.small_pool.peak'] == 1 and now['allocation.small_pool.allocated'] == 0, now
+assert now['allocated_bytes.large_pool.peak'] == 0 == now['requested_bytes.large_pool.allocated'], now
 assert all(stat(name) == value for name, value in now.items())
 assert stat('no such figure') == -1 and 'no such figure' in lib.stitch_last_error().decode()
 say('fine')

@@ -428,6 +428,17 @@ impl Bench {
         assert_eq!(figure("requested_bytes.all.peak"), self.peak_live);
         assert_eq!(figure("reserved_bytes.all.current"), stats.held.get());
         assert!(figure("num_ooms") <= self.failures);
+        for name in ["allocation", "active", "allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes"] {
+            let of = |pool: &str, part: &str| figure(&format!("{name}.{pool}.{part}"));
+            assert_eq!(of("all", "current"), of("small_pool", "current") + of("large_pool", "current"), "{name}");
+            for part in ["current", "peak", "allocated"] {
+                let most = if part == "peak" { of("all", part) } else { u64::MAX };
+                assert!(of("small_pool", part).max(of("large_pool", part)) <= most, "{name}.{part}");
+            }
+            for pool in ["all", "small_pool", "large_pool"] {
+                assert!(of(pool, "peak") >= of(pool, "current"), "{name}.{pool}");
+            }
+        }
     }
 
     /// Every live allocation is found by any of its bytes, with what is free beside it, and nothing else is.

@@ -11,9 +11,10 @@ use stitchd::units::Bytes;
 use super::guarded;
 use crate::process;
 
-/// The statistics of a device as one JSON object, flat, under the names of `torch.cuda.memory_stats` and with their meanings: `"allocated_bytes.all.current"`, `"reserved_bytes.all.peak"`, `"num_ooms"` and so on. All of them have
-/// `.all`, with `current`, `peak`, `allocated` and `freed`; of `.small_pool` and `.large_pool`, which are who serves, there is `current` where that is known. An allocation that was freed and waits for other streams
+/// The statistics of a device as one JSON object, flat, under the names of `torch.cuda.memory_stats` and with their meanings: `"allocated_bytes.all.current"`, `"reserved_bytes.all.peak"`, `"num_ooms"` and so on. All nine figures are there of
+/// `.all`, `.small_pool` and `.large_pool`, with `.current`, `.peak`, `.allocated` and `.freed`; small is what the small pool serves, which a process with a plan does not use. An allocation that was freed and waits for other streams
 /// is active and not allocated, but for the peaks, which are those of `active` for both. The peaks of `allocation` and `active` are the most that this function has told: a count at every allocation would cost more than it says.
+/// So are those of what is large while something is small, and what is said of `inactive_split`, with all that came and went there.
 ///
 /// Writes at most `capacity` bytes to `text`, a NUL at the end among them, and returns how many the whole text has without its NUL: one that is cut is asked for again with more room. `text` may be NULL where capacity is 0.
 /// A device that nothing was allocated on has an empty object.
