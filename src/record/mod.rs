@@ -63,9 +63,7 @@ impl<S: Sink> Recorder<S> {
                 return Drained { records, goes_on: !is_ended };
             };
             records += 1;
-            // There is no record that no tap makes.
-            let Some(record) = Record::of(&words) else { continue };
-            if let Err(stop) = self.transcript.take(&record, &mut self.sink) {
+            if let Err(stop) = self.transcript.take(&Record::of(&words), &mut self.sink) {
                 self.stop(stop);
             }
         }

@@ -23,11 +23,21 @@ pub(super) enum Kind {
     Mark,
     /// A request for which there was no memory.
     Refused,
+    /// A request that a private pool served.
+    Private,
 }
 
 impl Kind {
-    const ALL: [Kind; 7] =
-        [Kind::Alloc, Kind::Free, Kind::FreeWaits, Kind::FreeCompleted, Kind::RecordStream, Kind::Mark, Kind::Refused];
+    const ALL: [Kind; 8] = [
+        Kind::Alloc,
+        Kind::Free,
+        Kind::FreeWaits,
+        Kind::FreeCompleted,
+        Kind::RecordStream,
+        Kind::Mark,
+        Kind::Refused,
+        Kind::Private,
+    ];
 }
 
 /// One thing that happened.
@@ -60,12 +70,12 @@ impl Record {
         [first, self.address.get(), self.bytes.get(), self.stream.0, self.context.0, self.tick]
     }
 
-    /// What the numbers say; `None` for what no tap puts in.
-    pub(super) fn of(words: &Words) -> Option<Record> {
-        const _: () = assert!(WORDS == 6);
+    /// What the numbers say: every kind that three bits can name is one.
+    pub(super) fn of(words: &Words) -> Record {
+        const _: () = assert!(WORDS == 6 && Kind::ALL.len() == DYNAMIC as usize);
         let [first, address, bytes, stream, context, tick] = *words;
-        Some(Record {
-            kind: *Kind::ALL.get((first & 7) as usize)?,
+        Record {
+            kind: Kind::ALL[(first & (DYNAMIC - 1)) as usize],
             is_dynamic: first & DYNAMIC != 0,
             thread: (first >> THREAD_SHIFT) as u32 & THREAD_MAX,
             iteration: (first >> ITERATION_SHIFT) as u32,
@@ -74,7 +84,7 @@ impl Record {
             stream: StreamId(stream),
             context: ContextKey(context),
             tick,
-        })
+        }
     }
 }
 
@@ -101,6 +111,12 @@ impl Tap {
     #[cold]
     pub fn refused(&mut self, request: &Request) {
         self.request(Kind::Refused, request, DeviceAddress::new(0));
+    }
+
+    /// A private pool has served a request, which is no part of what is recorded.
+    #[cold]
+    pub fn left_out(&mut self, request: &Request) {
+        self.request(Kind::Private, request, DeviceAddress::new(0));
     }
 
     /// An allocation was given back. It `waits` if other streams use it: then [`Tap::free_completed`] follows.
@@ -179,8 +195,7 @@ mod tests {
                 context: ContextKey(u64::MAX),
                 tick: u64::MAX,
             };
-            assert_eq!(Record::of(&record.words()), Some(record));
+            assert_eq!(Record::of(&record.words()), record);
         }
-        assert_eq!(Record::of(&[7; WORDS]), None);
     }
 }

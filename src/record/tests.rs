@@ -243,15 +243,23 @@ fn a_file_tells_again_what_it_lacks() {
     recorder.flush();
     tap.refused(&request(77));
     tap.free(address(4), ONE, false);
+    recorder.drain(usize::MAX);
+    tap.left_out(&request(1 << 30));
     tap.mark();
     recorder.drain(usize::MAX);
-    let expected =
-        Remarks { dropped: 4, unknown: 1, refused: 1, refused_largest: Bytes::new(77), ..Remarks::default() };
+    let expected = Remarks {
+        dropped: 3,
+        unknown: 1,
+        refused: 1,
+        refused_largest: Bytes::new(77),
+        private: 1,
+        ..Remarks::default()
+    };
     assert_eq!(recorder.remarks(), expected);
     assert!(recorder.finish().1.is_none());
     let recorded = binary::read_recorded(&bytes[..]).unwrap();
-    assert_eq!((recorded.trace.events.len(), recorded.remarks), (4, expected));
-    assert_eq!(expected.sentences().len(), 3);
+    assert_eq!((recorded.trace.events.len(), recorded.remarks), (5, expected));
+    assert_eq!(expected.sentences().len(), 4);
 }
 
 /// Takes so many bytes and no more, as a full disk does.

@@ -82,6 +82,10 @@ impl Transcript {
             },
             Kind::Mark => self.give(record, EventKind::Mark, 0, sink),
             Kind::Refused => self.refused(record, sink),
+            Kind::Private => {
+                self.remarks.private += 1;
+                Ok(())
+            }
         }
     }
 

@@ -214,6 +214,7 @@ impl Runtime {
             Ok(_) => {
                 let len = limits::occupied_len(bytes);
                 self.counters.served(Counter::STITCHED, bytes, len);
+                pools.note(|tap| tap.left_out(request));
             }
             Err(error) => self.count_failure(&mut pools, error),
         }

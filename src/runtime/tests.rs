@@ -12,7 +12,9 @@ use crate::ids::{ChunkId, DeviceId};
 use crate::ladder::Ladder;
 use crate::memory::Chunk;
 use crate::plan::{Entry, Lane};
+use crate::record::{self, Collected};
 use crate::trace::ContextKey;
+use crate::trace::binary::Remarks;
 use crate::units::{Lifetime, Place, PlanOffset, Span};
 
 const STREAM: StreamId = StreamId(0);
@@ -279,6 +281,26 @@ fn bytes_of_a_stream_that_cannot_be_asked_nor_waited_for_are_nobodys_until_it_ca
     runtime.alloc(&Request::of(Bytes::mib(4))).unwrap_err();
     drop(stall);
     assert_eq!(runtime.alloc(&Request::of(Bytes::mib(4))).unwrap(), block);
+}
+
+#[test]
+fn what_private_pools_serve_is_left_out_of_a_recording_which_says_so() {
+    let bench = Bench::new(64, RuntimeConfig::default());
+    let (tap, mut recorder) = record::begin(0, Collected::up_to(100), 128);
+    let tap = bench.runtime.record_into(tap);
+    let id = PrivatePoolId(1, 7);
+    bench.runtime.begin_private(id);
+    let request = Request { stream: STREAM, ..Request::of(Bytes::mib(3)) };
+    let private = [0, 1].map(|_| bench.runtime.alloc_private(id, &request).unwrap());
+    bench.runtime.end_private(id);
+    let beside = bench.runtime.alloc(&request).unwrap();
+    for address in [private[0], beside, private[1]] {
+        bench.runtime.free(address, STREAM).unwrap();
+    }
+    bench.runtime.stop_recording(tap);
+    while recorder.drain(100).goes_on {}
+    assert_eq!(recorder.remarks(), Remarks { private: 2, ..Remarks::default() });
+    assert_eq!(recorder.finish().0.into_trace().events.len(), 2);
 }
 
 /// Found by `tests/model`: the record outlived the allocation, and a second free of it was believed.

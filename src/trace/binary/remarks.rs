@@ -21,6 +21,8 @@ pub struct Remarks {
     pub refused_largest: Bytes,
     /// Events whose context could not be kept.
     pub nameless: u64,
+    /// Requests that private pools served, as while a graph is captured; left out, with their frees.
+    pub private: u64,
     /// Why it goes no further.
     pub stopped: Option<Stopped>,
     /// Where the file was cut: whatever is whole ends before this byte.
@@ -66,6 +68,7 @@ impl Remarks {
             (5, self.refused_largest.get()),
             (6, self.nameless),
             (7, stopped),
+            (8, self.private),
         ];
         numbers.into_iter().filter(|(_, number)| *number != 0)
     }
@@ -84,6 +87,7 @@ impl Remarks {
                 let at = usize::try_from(number.wrapping_sub(1)).unwrap_or(usize::MAX);
                 self.stopped = Some(*Stopped::ALL.get(at).ok_or(wrong)?);
             }
+            8 => self.private = number,
             _ => return Err(wrong),
         }
         Ok(())
@@ -97,7 +101,7 @@ impl Remarks {
 
     /// A sentence for each.
     pub fn sentences(&self) -> Vec<String> {
-        let Remarks { dropped, lost_frees, unknown, refused, refused_largest, nameless, stopped, cut } = *self;
+        let Remarks { dropped, lost_frees, unknown, refused, refused_largest, nameless, private, stopped, cut } = *self;
         let counts = [
             (
                 dropped,
@@ -107,6 +111,7 @@ impl Remarks {
             (lost_frees, "free", "made up where an address was allocated again"),
             (unknown, "event", "left out of allocations that the recording does not have"),
             (nameless, "event", "without a context: it could not be kept"),
+            (private, "request", "left out that private pools served, as while a graph is captured: no plan has them"),
         ];
         let counts = counts.into_iter().filter(|(count, ..)| *count > 0);
         let mut sentences: Vec<String> =
