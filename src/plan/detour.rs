@@ -10,9 +10,9 @@
 //!
 //! Invariant of a plan that passes the validator: a place on a detour shares no byte with an entry that is live for good, nor with entries or detours of another lane.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::kinds::{Kind, Other, Parting};
+use super::kinds::{Kind, Other, Parting, PartingKey};
 use super::solve::{self, Solution, Taken};
 use super::vary::Asked;
 use super::{Buffer, Lane, PhasePair, Problem};
@@ -74,24 +74,38 @@ pub(super) struct Placed {
 /// Finds places for what the iterations of other kinds ask for, in the pool of `solution` and behind it.
 pub(super) fn place(problem: &Problem, solution: &Solution) -> Placed {
     let mut placed = Placed { pool_len: solution.peak, ..Placed::default() };
+    // Where each detour is that has been placed.
+    let mut known: HashMap<PartingKey, usize> = HashMap::new();
+    let lanes: BTreeSet<Lane> = problem.buffers.iter().map(|buffer| buffer.lane).collect();
     for kind in &problem.kinds {
         let mut live = Vec::new();
-        let lanes: BTreeSet<Lane> = problem.buffers.iter().map(|buffer| buffer.lane).collect();
-        for lane in lanes {
-            let kept = kept(problem, solution, kind, lane);
-            let of_lane = || kind.partings.iter().filter(move |parting| parting.lane == lane);
-            let buffers: Vec<Buffer> = of_lane().flat_map(Parting::placed).map(buffer).collect();
-            let taken = taken(problem, solution, kind, lane, &placed.detours);
-            let (offsets, work_units) =
-                solve::place_around(&[taken, kept.clone()].concat(), &buffers).unwrap_or_default();
-            placed.work_units += work_units;
+        for lane in &lanes {
+            let mut kept = kept(problem, solution, kind, *lane);
+            let of_lane = kind.partings.iter().filter(|parting| parting.lane == *lane);
+            let (old, new): (Vec<&Parting>, Vec<&Parting>) =
+                of_lane.partition(|parting| known.contains_key(&parting.key()));
+            for parting in old {
+                kept.extend(again(parting, &placed.detours[known[&parting.key()]]));
+            }
+            let buffers: Vec<Buffer> = new.iter().flat_map(|parting| parting.placed()).map(buffer).collect();
+            let mut offsets = Vec::new();
+            if !buffers.is_empty() {
+                let taken = taken(problem, solution, kind, *lane, &placed.detours);
+                let (found, work_units) =
+                    solve::place_around(&[taken, kept.clone()].concat(), &buffers).unwrap_or_default();
+                placed.work_units += work_units;
+                offsets = found;
+            }
             live.extend(kept);
             live.extend(offsets.iter().zip(&buffers).map(|(offset, buffer)| {
                 let from = offset.get();
                 Taken { lifetime: buffer.lifetime, from, to: from + buffer.len.get() }
             }));
             let mut offsets = offsets.into_iter();
-            placed.detours.extend(of_lane().map(|parting| detour(parting, &mut offsets)));
+            for parting in new {
+                known.insert(parting.key(), placed.detours.len());
+                placed.detours.push(detour(parting, &mut offsets));
+            }
         }
         placed.bound = placed.bound.max(most_live(&live));
     }
@@ -100,6 +114,15 @@ pub(super) fn place(problem: &Problem, solution: &Solution) -> Placed {
     // What is tried first is the longest of those that begin at one place.
     placed.detours.sort_by_key(|detour| (detour.from, std::cmp::Reverse(detour.requests.len())));
     placed
+}
+
+/// What of the pool a detour has that another kind has placed, while this one is on it.
+fn again<'a>(parting: &'a Parting, detour: &'a Detour) -> impl Iterator<Item = Taken> + 'a {
+    let both = parting.requests.iter().zip(&detour.requests);
+    both.filter_map(|(of, placed)| {
+        let (lifetime, span) = (of.lifetime?, placed.span()?);
+        Some(Taken { lifetime, from: span.start().get(), to: span.end().get() })
+    })
 }
 
 fn detour(parting: &Parting, offsets: &mut impl Iterator<Item = PlanOffset>) -> Detour {

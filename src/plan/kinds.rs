@@ -16,6 +16,8 @@ use crate::units::{Bytes, Lifetime};
 
 /// So many requests that come, or do not, make a detour.
 pub(super) const DETOUR_MIN: usize = 16;
+/// A detour has no more requests than so many times those of the plan.
+const LONGER_MAX: usize = 4;
 /// Iterations before the planned one that are looked at.
 pub(super) const LOOKED_AT: usize = 32;
 /// Kinds that a plan has.
@@ -70,7 +72,9 @@ pub(super) fn find(
     count: usize,
     others: impl Iterator<Item = (u64, Vec<(Asked, u64, Option<u64>)>)>,
 ) -> Vec<Kind> {
-    let lanes: BTreeSet<Lane> = cycle.iter().map(|(asked, _)| asked.lane).collect();
+    // A lane of which nothing is planned again has no path to leave.
+    let planned = cycle.iter().filter(|(_, number)| number.is_some());
+    let lanes: BTreeSet<Lane> = planned.map(|(asked, _)| asked.lane).collect();
     let cycle_of = |lane: Lane| cycle.iter().filter(move |(asked, _)| asked.lane == lane);
     // Both lists of each lane, of requests and of the buffers that stand for them or for the next behind them.
     let cycles = lanes.into_iter().map(|lane| {
@@ -103,10 +107,7 @@ pub(super) fn find(
                 Parting { lane: *lane, from: number(from), to: number(to), requests: requests.collect() }
             }));
         }
-        let kind = kind.without(&mut known);
-        if !kind.partings.is_empty() {
-            kinds.push(kind);
-        }
+        kinds.extend(kind.new_to(&mut known, count));
         if kinds.len() == KINDS_MAX {
             break;
         }
@@ -165,6 +166,10 @@ fn nearest(runs: &HashMap<u64, Vec<usize>>, cycle: &[Asked], other: &[Asked], at
 }
 
 impl Parting {
+    pub(super) fn key(&self) -> PartingKey {
+        (self.from, self.to, self.requests.iter().map(|other| other.asked).collect())
+    }
+
     /// The requests that get places. A few between the cycle's own would make it look at every place until they are gone.
     pub(super) fn placed(&self) -> impl Iterator<Item = &Other> {
         let has_places = self.requests.len() >= DETOUR_MIN;
@@ -181,16 +186,20 @@ impl Kind {
         }
     }
 
-    /// Leaves out what is too short for a detour, and what is known already.
-    pub(super) fn without(mut self, known: &mut HashSet<(usize, usize, Vec<Asked>)>) -> Kind {
+    /// Leaves out what is too short for a detour, or too long for the file of a plan of `count` buffers. Nothing where all that is left is known.
+    fn new_to(mut self, known: &mut HashSet<PartingKey>, count: usize) -> Option<Kind> {
+        let most = LONGER_MAX * count.max(DETOUR_MIN);
         self.partings.retain(|parting| {
             let over = parting.from.abs_diff(parting.to);
-            let asked = || parting.requests.iter().map(|other| other.asked).collect();
-            over.max(parting.requests.len()) >= DETOUR_MIN && known.insert((parting.from, parting.to, asked()))
+            over.max(parting.requests.len()) >= DETOUR_MIN && parting.requests.len() <= most
         });
-        self
+        let news = self.partings.iter().filter(|parting| known.insert(parting.key())).count();
+        (news > 0).then_some(self)
     }
 }
+
+/// By which two partings are one.
+pub(super) type PartingKey = (usize, usize, Vec<Asked>);
 
 #[cfg(test)]
 mod tests {

@@ -128,9 +128,16 @@ impl Problem {
         let model = alike.iter().rev().find(is_followed).copied().unwrap_or(before);
         if !is_first {
             tell_threads_apart(&mut allocations, before, iteration);
+            // What varies in iterations further back says nothing of this one, and is of no other kind.
+            let others = alike.iter().copied().filter(|other| ![0, before, iteration].contains(other));
+            let further_back = others.flat_map(|other| varying(&allocations, other, iteration)).map(|(one, _)| one);
+            further_back.collect::<Vec<_>>().into_iter().for_each(|one| allocations[one].is_dynamic = true);
             // Of two iterations these are one.
-            let others = BTreeSet::from([0, before]);
-            others.into_iter().for_each(|other| mark_varying(&mut allocations, other, iteration));
+            for other in BTreeSet::from([0, before]) {
+                for (one, beside) in varying(&allocations, other, iteration) {
+                    (allocations[one].is_dynamic, allocations[beside].is_dynamic) = (true, true);
+                }
+            }
         }
         let len = |iteration: u32| lens.get(&iteration).copied().unwrap_or(0);
         let (prologue_len, cycle_len) = (len(0), len(iteration));
@@ -151,7 +158,8 @@ impl Problem {
         for (name, one) in like_last(0) {
             // What is freed in an iteration that is not the planned one goes when what is like it does in that.
             let habit = || left.get(&name).and_then(|like| like.freed);
-            let is_like = |freed_in: u32| alike.len() < 2 || alike.contains(&freed_in);
+            let was_looked_at = |freed_in: u32| freed_in as usize + kinds::LOOKED_AT >= iteration as usize;
+            let is_like = |freed_in: u32| alike.len() < 2 || !was_looked_at(freed_in) || alike.contains(&freed_in);
             let freed = one.freed.map(|freed| match freed.0 {
                 0 => freed,
                 freed_in if freed_in == iteration => freed,
@@ -212,7 +220,9 @@ impl Problem {
         }
         problem.dynamic_requests += problem.dynamic.len() as u64;
         if alike.len() > 1 && cut.is_none() {
-            let others = (1..iteration).rev().take(kinds::LOOKED_AT).map(|other| (len(other), asked_in(of(other))));
+            let mut grouped = by_iteration(&allocations, iteration);
+            let others = (1..iteration).rev().take(kinds::LOOKED_AT).filter(|other| len(*other) > 0);
+            let others = others.map(|other| (len(other), asked_in(grouped.remove(&other).unwrap_or_default())));
             problem.kinds = kinds::find(&numbers, problem.buffers.len(), others);
         }
         let phases = Phases::of(trace, iteration, is_first);
@@ -300,19 +310,30 @@ fn named_from_the_end(mut allocations: Vec<&Allocation>) -> Vec<((Asked, u32), &
 
 /// This iteration, and those before it that ask for most of what it does: two of one kind say what varies, and what one leaves to the next.
 fn alike(allocations: &[Allocation], iteration: u32) -> BTreeSet<u32> {
-    let of = |iteration: u32| -> Vec<Asked> {
-        let of = allocations.iter().filter(|one| one.iteration == iteration && !one.is_dynamic);
-        of.map(Allocation::asked).collect()
+    let mut grouped = by_iteration(allocations, iteration);
+    let mut of = |iteration: u32| -> Vec<Asked> {
+        let of = grouped.remove(&iteration).unwrap_or_default();
+        of.into_iter().map(Allocation::asked).collect()
     };
     let planned = of(iteration);
     let others = (0..iteration).rev().take(kinds::LOOKED_AT);
     others.filter(|other| kinds::has_most_of(&of(*other), &planned)).chain([iteration]).collect()
 }
 
+/// What repeats of an iteration and of those before it that are looked at.
+fn by_iteration(allocations: &[Allocation], last: u32) -> BTreeMap<u32, Vec<&Allocation>> {
+    let mut grouped: BTreeMap<u32, Vec<&Allocation>> = BTreeMap::new();
+    let first = last.saturating_sub(kinds::LOOKED_AT as u32);
+    for one in allocations.iter().filter(|one| !one.is_dynamic && (first..=last).contains(&one.iteration)) {
+        grouped.entry(one.iteration).or_default().push(one);
+    }
+    grouped
+}
+
 /// What one iteration asks for, and when each of it is live in that, if it does not outlive it.
-fn asked_in<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Vec<(Asked, u64, Option<u64>)> {
+fn asked_in(allocations: Vec<&Allocation>) -> Vec<(Asked, u64, Option<u64>)> {
     let freed = |one: &Allocation| one.freed.filter(|(freed_in, at)| *freed_in == one.iteration && *at > one.at);
-    allocations.map(|one| (one.asked(), one.at, freed(one).map(|(_, at)| at))).collect()
+    allocations.into_iter().map(|one| (one.asked(), one.at, freed(one).map(|(_, at)| at))).collect()
 }
 
 /// Where threads race on a stream, over these two iterations, each of them is a lane.
@@ -328,15 +349,14 @@ fn tell_threads_apart(allocations: &mut [Allocation], one: u32, other: u32) {
     }
 }
 
-/// What has another size in one iteration than in the other varies.
-fn mark_varying(allocations: &mut [Allocation], one: u32, other: u32) {
-    for [one, other] in by_lane(allocations, one, other).into_values() {
+/// What has another size in one iteration than in the other, by its places among `allocations` in both.
+fn varying(allocations: &[Allocation], one: u32, other: u32) -> Vec<(usize, usize)> {
+    let of_lane = |[one, other]: [Vec<usize>; 2]| {
         let asked = |places: &[usize]| places.iter().map(|at| allocations[*at].asked()).collect::<Vec<Asked>>();
-        for (at, beside) in vary::pairs(&asked(&one), &asked(&other)) {
-            allocations[one[at]].is_dynamic = true;
-            allocations[other[beside]].is_dynamic = true;
-        }
-    }
+        let pairs = vary::pairs(&asked(&one), &asked(&other));
+        pairs.into_iter().map(|(at, beside)| (one[at], other[beside])).collect::<Vec<_>>()
+    };
+    by_lane(allocations, one, other).into_values().flat_map(of_lane).collect()
 }
 
 fn later_pass(lifetime: Lifetime, cycle_len: u64) -> Lifetime {

@@ -1,6 +1,6 @@
 //! Checks a plan without knowing how it was made: it shares only the vocabulary with the solvers.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::expiry::Times;
 use super::{Detour, Entry, Lane, Plan};
@@ -183,7 +183,16 @@ fn check_dynamic(plan: &Plan, times: &Times) -> Result<(), Wrong> {
 
 /// Detours lead from the cycle back into it, and what they ask for keeps out of what is live for good, and of other lanes.
 fn check_detours(plan: &Plan, times: &Times) -> Result<(), Wrong> {
+    if plan.detours.is_empty() {
+        return Ok(());
+    }
     let wrong = |number: usize, what: &'static str| Err(Wrong::Detour { number, what });
+    let comes_again = plan.entries.iter().filter(|entry| entry.again.is_some());
+    let repeating: HashSet<Lane> = comes_again.map(|entry| entry.lane).collect();
+    let requests: usize = plan.detours.iter().map(|detour| detour.requests.len()).sum();
+    if requests > limits::PLAN_ENTRIES_MAX {
+        return wrong(0, "and the others ask for more than a plan can have");
+    }
     let mut last = 0;
     for (number, detour) in plan.detours.iter().enumerate() {
         let is_end = |entry: u32| {
@@ -191,11 +200,10 @@ fn check_detours(plan: &Plan, times: &Times) -> Result<(), Wrong> {
             let is_of_lane = of.is_none_or(|of| of.lane == detour.lane);
             (plan.cycle_start..=plan.entries.len()).contains(&(entry as usize)) && is_of_lane
         };
-        let comes_again = |entry: &Entry| entry.lane == detour.lane && entry.again.is_some();
         if detour.from < last || !is_end(detour.from) || !is_end(detour.to) {
             return wrong(number, "leads from or to an entry that is none of its cycle's");
         }
-        if !plan.entries[plan.cycle_start..].iter().any(comes_again) {
+        if !repeating.contains(&detour.lane) {
             return wrong(number, "is of a lane of which nothing comes again");
         }
         last = detour.from;
@@ -232,33 +240,54 @@ fn check_detour_places(plan: &Plan, times: &Times) -> Result<(), Wrong> {
         spans.extend(detour.spans().map(of));
     }
     spans.sort_unstable();
-    // Of each lane, of all that is there for good, and of all detours, how far what began so far reaches.
-    let mut lanes: BTreeMap<Lane, (u64, u64)> = BTreeMap::new();
+    // How far what began so far reaches: of parts and of detours, each with that of the lane that reaches furthest and that of all others; what is there for good; and all detours.
+    let (mut parts, mut detours) = (Reach::default(), Reach::default());
     let (mut good, mut detoured) = (0, 0);
     for (start, end, lane, detour, is_for_good) in spans {
-        let is_others = |(of, (part, own)): (&Lane, &(u64, u64))| {
-            *of != lane && (detour.is_some() && *part > start || *own > start)
-        };
+        let is_others = detour.is_some() && parts.of_others(lane) > start || detours.of_others(lane) > start;
         let reaches = |of: &Detour| of.spans().any(|span| span.start().get() <= start && start < span.end().get());
         let wrong = |what: &'static str| {
             let number = detour.or_else(|| plan.detours.iter().position(reaches)).unwrap_or(0);
             Err(Wrong::Detour { number, what })
         };
-        if lanes.iter().any(is_others) {
+        if is_others {
             return wrong("has a place that is another lane's");
         }
         if detour.is_some() && good > start || is_for_good && detoured > start {
             return wrong("has a place where something is for good");
         }
-        let (part, own) = lanes.entry(lane).or_default();
         match detour {
-            None => *part = end.max(*part),
-            Some(_) => *own = end.max(*own),
+            None => parts.note(lane, end),
+            Some(_) => detours.note(lane, end),
         }
         good = good.max(if is_for_good { end } else { 0 });
         detoured = detoured.max(if detour.is_some() { end } else { 0 });
     }
     Ok(())
+}
+
+/// How far spans reach, of the lane that reaches furthest and of all others.
+#[derive(Default)]
+struct Reach {
+    furthest: Option<(Lane, u64)>,
+    others: u64,
+}
+
+impl Reach {
+    fn of_others(&self, lane: Lane) -> u64 {
+        self.furthest.map_or(0, |(furthest, end)| if furthest == lane { self.others } else { end })
+    }
+
+    fn note(&mut self, lane: Lane, end: u64) {
+        match &mut self.furthest {
+            Some((furthest, reach)) if *furthest == lane => *reach = end.max(*reach),
+            Some((_, reach)) if end <= *reach => self.others = end.max(self.others),
+            furthest => {
+                self.others = furthest.map_or(0, |(_, reach)| reach).max(self.others);
+                *furthest = Some((lane, end));
+            }
+        }
+    }
 }
 
 fn check_entry(plan: &Plan, entry: usize, of: &Entry) -> Result<(), Wrong> {

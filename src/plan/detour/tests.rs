@@ -96,7 +96,7 @@ fn what_fits_beside_the_cycle_takes_no_more_and_what_leaves_something_out_needs_
     let evaluation = of(Evaluation(1));
     let [detour] = &evaluation.detours[..] else { panic!("{:?}", evaluation.detours) };
     assert_eq!((detour.requests.len(), detour.to), (0, evaluation.entries.len() as u32));
-    assert_eq!((detour.from - detour.to).cast_signed(), -(LAYERS as i32));
+    assert_eq!(detour.to - detour.from, LAYERS as u32);
     assert_eq!((evaluation.pool_len, &evaluation.entries), (plain.pool_len, &plain.entries));
     // Fewer than make a detour are a surprise.
     assert_eq!(of(More(3)).detours, []);
@@ -158,4 +158,95 @@ fn a_detour_keeps_out_of_other_lanes_and_out_of_what_is_there_for_good() {
     other.detours[0].requests[5].context = ContextKey(9);
     assert_ne!(other.id(), plan.id());
     check(&other).unwrap();
+}
+
+/// Blocks of requests from places of their own, each with its size, all live until the iteration ends: block by block how many, from which place on, and of how many KiB.
+fn blocks(iterations: &[&[(u32, u32, u64)]]) -> Trace {
+    let modules = (0..2000).map(|module| if module == 0 { String::new() } else { format!("m{module}") });
+    let mut trace = Trace { events: Vec::new(), modules: modules.collect() };
+    for (iteration, of_iteration) in (0..).zip(iterations) {
+        let first = trace.events.len() as u64;
+        let each = of_iteration.iter().flat_map(|(count, from, kib)| (0..*count).map(move |nth| (from + nth, *kib)));
+        let asked: Vec<(u64, (u32, u64))> = (first..).zip(each).collect();
+        for (kind, (id, (module, kib))) in asked
+            .iter()
+            .map(|asked| (EventKind::Alloc, asked))
+            .chain(asked.iter().map(|asked| (EventKind::Free, asked)))
+        {
+            let context = Context { module: *module, ..Context::default() };
+            let (tick, bytes) = (Tick(trace.events.len() as u64), Bytes::kib(*kib));
+            let (is_dynamic, stream) = (false, DEFAULT);
+            let (id, device, thread) = (*id, 0, 0);
+            let event = Event { tick, kind, id, bytes, stream, iteration, context, is_dynamic, device, thread };
+            trace.events.push(event);
+        }
+    }
+    trace
+}
+
+#[test]
+fn what_varies_from_step_to_step_is_no_other_kind() {
+    let iterations: Vec<Vec<(u32, u32, u64)>> =
+        (0..12).map(|at| vec![(200, 1, 64), (24, 500, 1000 + 16 * at), (200, 800, 32)]).collect();
+    let trace = blocks(&iterations.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    let sizes = [1, 3, 11].map(|iteration| {
+        let plan = Plan::from_trace(&trace, iteration).unwrap();
+        assert_eq!((plan.detours.len(), plan.dynamic.len()), (0, 48), "from {iteration}");
+        plan.pool_len
+    });
+    assert_eq!(sizes, [sizes[0]; 3]);
+}
+
+#[test]
+fn a_kind_that_goes_one_way_with_another_has_places_beside_that() {
+    let step: &[(u32, u32, u64)] = &[(100, 1, 64), (20, 200, 300), (100, 300, 64), (20, 400, 300), (100, 500, 64)];
+    let both: &[(u32, u32, u64)] = &[(100, 1, 64), (20, 200, 600), (100, 300, 64), (20, 400, 600), (100, 500, 64)];
+    let one: &[(u32, u32, u64)] = &[(100, 1, 64), (20, 200, 600), (100, 300, 64), (20, 400, 900), (100, 500, 64)];
+    let plan = Plan::from_trace(&blocks(&[step, both, one, step, step]), 4).unwrap();
+    assert_eq!(plan.detours.iter().map(|detour| detour.spans().count()).collect::<Vec<_>>(), [20; 3]);
+    let of = |kib: u64| {
+        let spans = plan.detours.iter().filter(move |detour| detour.requests[0].bytes == Bytes::kib(kib));
+        spans.flat_map(Detour::spans).collect::<Vec<_>>()
+    };
+    // What is live together in the last kind: both 20 of 600 KiB are 40 in two detours, of which it takes the first.
+    let first = plan.detours.iter().find(|detour| detour.requests[0].bytes == Bytes::kib(600)).unwrap();
+    assert!(first.spans().all(|span| of(900).iter().all(|other| !span.overlaps(*other))));
+}
+
+#[test]
+fn a_lane_of_which_nothing_is_planned_again_has_no_detour_and_long_ago_is_like_now() {
+    // Twenty buffers on another stream, each freed two iterations later.
+    let mut trace = job(&[Step; 6], DEFAULT);
+    let id = |iteration: u32, nth: u64| (1 << 40) + u64::from(iteration) * 100 + nth;
+    for iteration in 0..6_u32 {
+        let bytes = Bytes::kib(if iteration == 2 { 128 } else { 64 });
+        let like = *trace.events.iter().rfind(|event| event.iteration == iteration).unwrap();
+        for nth in 0..20 {
+            let stream = StreamId(7);
+            trace.events.push(Event { kind: EventKind::Alloc, id: id(iteration, nth), bytes, stream, ..like });
+            if let Some(before) = iteration.checked_sub(2) {
+                let kind = EventKind::Free;
+                trace.events.push(Event { kind, id: id(before, nth), bytes: Bytes::ZERO, stream, ..like });
+            }
+        }
+    }
+    trace.events.sort_by_key(|event| event.iteration);
+    (0..).zip(&mut trace.events).for_each(|(tick, event)| event.tick = Tick(tick));
+    assert_eq!(Plan::from_trace(&trace, 4).unwrap().detours, []);
+    // What the first iteration leaves to the second does not live through the first pass, however late the planned one is.
+    let mut long = blocks(&[&[(60, 1, 64)][..]; 40]);
+    let begins = long.events.iter().position(|event| event.iteration == 1).unwrap();
+    let (first, of_second) = (long.events[0], long.events[begins]);
+    long.events.insert(begins, Event { kind: EventKind::Free, id: 1 << 40, bytes: Bytes::ZERO, ..of_second });
+    long.events.insert(0, Event { id: 1 << 40, bytes: Bytes::mib(500), ..first });
+    (0..).zip(&mut long.events).for_each(|(tick, event)| event.tick = Tick(tick));
+    let pool_len = [1, 20, 39].map(|iteration| Plan::from_trace(&long, iteration).unwrap().pool_len);
+    assert_eq!(pool_len, [pool_len[0]; 3]);
+}
+
+#[test]
+fn an_iteration_with_nothing_in_it_is_no_kind() {
+    let mut trace = job(&[Step; 5], DEFAULT);
+    trace.events.iter_mut().filter(|event| event.iteration > 1).for_each(|event| event.iteration += 1);
+    assert_eq!(Plan::from_trace(&trace, 5).unwrap().detours, []);
 }

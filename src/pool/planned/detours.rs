@@ -40,7 +40,9 @@ struct Expected {
 /// Where on a detour a lane is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OnDetour {
+    from: u32,
     to: u32,
+    first: u32,
     next: u32,
     end: u32,
     /// What was orderly and is not live for good is a tenant by now.
@@ -52,7 +54,18 @@ pub(super) struct OnDetour {
 /// After so many of those the job is elsewhere.
 const UNFOUND_MAX: u32 = 8;
 
+impl Detour {
+    fn begun(&self) -> OnDetour {
+        let Detour { from, to, first, end } = *self;
+        OnDetour { from, to, first, next: first, end, is_cleared: false, unfound: 0 }
+    }
+}
+
 impl Expected {
+    fn asked(&self) -> (Bytes, ContextKey) {
+        (self.bytes, self.context)
+    }
+
     fn is_like(&self, request: &Request) -> bool {
         self.bytes == request.bytes && self.context.may_be(request.context)
     }
@@ -92,6 +105,22 @@ impl Detours {
         &self.all[first..first + count]
     }
 
+    /// The detour that goes on with a request, of those that begin at one place with the same requests up to there.
+    fn like(&self, on: OnDetour, request: &Request) -> Option<OnDetour> {
+        let asked = |first: u32, end: u32| self.requests[first as usize..end as usize].iter().map(Expected::asked);
+        let goes_on = |next: u32, end: u32| next < end && self.requests[next as usize].is_like(request);
+        if goes_on(on.next, on.end) {
+            return None;
+        }
+        let done = on.next - on.first;
+        let is_it = |other: &&Detour| {
+            goes_on(other.first + done, other.end)
+                && asked(on.first, on.next).eq(asked(other.first, other.first + done))
+        };
+        let other = self.from(on.from).iter().find(is_it)?;
+        Some(OnDetour { next: other.first + done, is_cleared: on.is_cleared, ..other.begun() })
+    }
+
     /// The job may go on from one entry to the other, with nothing between.
     pub(super) fn lead(&self, from: u32, to: u32) -> bool {
         self.from(from).iter().any(|detour| detour.to == to && detour.first == detour.end)
@@ -105,6 +134,7 @@ impl PlannedPool {
             Some(on) => on,
             None => self.that_begins_with(lane, request)?,
         };
+        let on = self.detours.like(on, request).unwrap_or(on);
         let requests = &self.detours.requests[on.next as usize..on.end as usize];
         let Some(ahead) = requests.iter().take(NEAR).position(|expected| expected.is_like(request)) else {
             return self.alloc_off_detour(lane, on, request);
@@ -112,6 +142,7 @@ impl PlannedPool {
         let at = on.next + ahead as u32;
         self.counts.skipped += ahead as u64;
         self.lanes[lane].matcher.found();
+        self.lanes[lane].asked_on_detours += 1;
         let served = self.serve_on_detour(lane, at, on.is_cleared, request);
         let is_cleared = on.is_cleared || self.detours.requests[at as usize].span.is_some();
         // One without memory behind its place comes again.
@@ -125,13 +156,13 @@ impl PlannedPool {
     }
 
     /// The detour from the cursor on that begins with a request, or leads at once to the entry that it is.
-    fn that_begins_with(&self, lane: usize, request: &Request) -> Option<OnDetour> {
+    pub(super) fn that_begins_with(&self, lane: usize, request: &Request) -> Option<OnDetour> {
         let begins = |detour: &&Detour| match self.detours.requests[..detour.end as usize].get(detour.first as usize) {
             Some(first) => first.is_like(request),
             None => self.is_like(detour.to, request),
         };
         let detour = self.detours.from(self.lanes[lane].next()?).iter().find(begins)?;
-        Some(OnDetour { to: detour.to, next: detour.first, end: detour.end, is_cleared: false, unfound: 0 })
+        Some(detour.begun())
     }
 
     /// A request that a detour does not have near: it is over before its end, or this is a surprise.
@@ -204,8 +235,9 @@ impl PlannedPool {
 
     /// An iteration ends, wherever on a detour a lane is.
     pub(super) fn break_off_detour(&mut self, lane: usize) {
-        if let Some(on) = self.lanes[lane].detour.take() {
+        if let Some(on) = self.lanes[lane].detour {
             self.counts.skipped += u64::from(on.end - on.next);
+            self.end_detour(lane, on);
         }
     }
 

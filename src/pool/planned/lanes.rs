@@ -56,6 +56,8 @@ pub(super) struct Progress {
     pub(super) part: Range<u64>,
     /// Where it is, if it is not in the cycle or before it.
     pub(super) detour: Option<OnDetour>,
+    /// Requests that a detour had.
+    pub(super) asked_on_detours: u64,
     /// Its last request that was not served where the plan has it.
     pub(super) displaced: Option<Displaced>,
     /// Requests in a row that it does not have, and how far it had come at the last of them.
@@ -69,8 +71,19 @@ impl Progress {
     /// One that has not begun.
     pub(super) fn new(matcher: Matcher, dynamic: Dynamic, part: Range<u64>, begins: (u32, u32)) -> Progress {
         let (displaced, unfound, passed_at_unfound, passed_at_mark) = (None, 0, 0, 0);
-        let detour = None;
-        Progress { begins, matcher, dynamic, part, detour, displaced, unfound, passed_at_unfound, passed_at_mark }
+        let (detour, asked_on_detours) = (None, 0);
+        Progress {
+            begins,
+            matcher,
+            dynamic,
+            part,
+            detour,
+            asked_on_detours,
+            displaced,
+            unfound,
+            passed_at_unfound,
+            passed_at_mark,
+        }
     }
 
     /// The entry that is asked for next; `None` behind the end of a plan without a cycle.
@@ -151,7 +164,7 @@ impl Lanes {
     /// An iteration ends: whose thread has asked for nothing in it has another soon, or never.
     pub(super) fn note_mark(&mut self) {
         for (binding, progress) in self.bindings.iter_mut().zip(&mut self.all) {
-            let passed = progress.matcher.passed();
+            let passed = progress.matcher.passed() + progress.asked_on_detours;
             if passed == progress.passed_at_mark {
                 binding.thread = None;
             }

@@ -318,11 +318,13 @@ impl PlannedPool {
 
     /// The first of some lanes of which the next request may be this.
     fn that_wants_next(&self, lanes: &[usize], request: &Request) -> Option<usize> {
-        let wants = |lane: &Progress| match request.is_dynamic {
-            true => lane.dynamic.knows(request),
-            false => lane.next().is_some_and(|next| self.is_like(next, request)),
+        let wants = |number: &usize| match (&self.lanes[*number], request.is_dynamic) {
+            (lane, true) => lane.dynamic.knows(request),
+            (lane, false) => lane.next().is_some_and(|next| self.is_like(next, request)),
         };
-        lanes.iter().copied().find(|lane| wants(&self.lanes[*lane]))
+        let goes_round = |number: &usize| !request.is_dynamic && self.that_begins_with(*number, request).is_some();
+        let lanes = || lanes.iter().copied();
+        lanes().find(wants).or_else(|| lanes().find(goes_round))
     }
 
     /// The cursor has just stepped over `entry`, whose turn it is.

@@ -757,6 +757,31 @@ fn surprises_on_a_detour_cost_themselves_and_an_end_of_the_iteration_ends_it() {
 }
 
 #[test]
+fn of_detours_that_begin_alike_the_one_that_goes_on_with_a_request_is_followed() {
+    let long: Vec<(u64, Option<u64>)> = (0..12).map(|at| (20 + at, None)).chain([(10, Some(4))]).collect();
+    let short: Vec<(u64, Option<u64>)> = (0..6).map(|at| (20 + at, None)).chain([(11, Some(4))]).collect();
+    let mut bench = with_detours(&[detour(1, 5, &long), detour(1, 5, &short)]);
+    bench.ask(4);
+    for (alike, units) in [(12, 10), (6, 11), (12, 10)] {
+        (20..20 + alike).for_each(|units| assert_eq!(bench.ask(units), None));
+        assert_eq!(bench.ask(units), Some(4));
+        bench.free(4);
+        bench.pass();
+    }
+    assert_eq!(bench.surprises(), (0, 0));
+    // One that ends early at the mark leads to the end all the same.
+    let mut bench = with_detours(&[detour(3, 5, &long)]);
+    bench.ask(4);
+    assert_eq!((bench.ask(8), bench.ask(6)), (Some(4), Some(12)));
+    bench.let_go(&[4, 12]);
+    (20..31).for_each(|units| assert_eq!(bench.ask(units), None));
+    bench.pool.mark_iteration();
+    assert_eq!(bench.surprises(), (2, 0));
+    bench.pass();
+    assert_eq!(bench.surprises(), (2, 0));
+}
+
+#[test]
 fn a_place_on_a_detour_without_memory_is_told_and_comes_again() {
     let cell = Bytes::new(CELL * UNIT);
     let mut plan = plan(&[(4, 0), (8, 4), (6, 12)], 1);
