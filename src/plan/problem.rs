@@ -121,27 +121,29 @@ impl Problem {
         let is_first = iteration == 0;
         let iteration = iteration.max(1);
         let Seen { mut allocations, lens, layers } = Seen::collect(trace, iteration, is_first);
-        let alike = if is_first { BTreeSet::new() } else { alike(&allocations, iteration) };
+        let places = by_iteration(&allocations);
+        let alike = if is_first { BTreeSet::new() } else { alike(&allocations, &places, iteration) };
         let before = alike.range(..iteration).next_back().copied().unwrap_or(iteration - 1);
         // What an iteration leaves to the next is seen where that is of this kind, too.
         let is_followed = |of: &&u32| **of < iteration && alike.contains(&(**of + 1));
         let model = alike.iter().rev().find(is_followed).copied().unwrap_or(before);
         if !is_first {
-            tell_threads_apart(&mut allocations, before, iteration);
+            tell_threads_apart(&mut allocations, both(&places, before, iteration));
             // What varies in iterations further back says nothing of this one, and is of no other kind.
             let others = alike.iter().copied().filter(|other| ![0, before, iteration].contains(other));
-            let further_back = others.flat_map(|other| varying(&allocations, other, iteration)).map(|(one, _)| one);
+            let varying = |allocations: &[Allocation], other| varying(allocations, both(&places, other, iteration));
+            let further_back = others.flat_map(|other| varying(&allocations, other)).map(|(one, _)| one);
             further_back.collect::<Vec<_>>().into_iter().for_each(|one| allocations[one].is_dynamic = true);
             // Of two iterations these are one.
             for other in BTreeSet::from([0, before]) {
-                for (one, beside) in varying(&allocations, other, iteration) {
+                for (one, beside) in varying(&allocations, other) {
                     (allocations[one].is_dynamic, allocations[beside].is_dynamic) = (true, true);
                 }
             }
         }
         let len = |iteration: u32| lens.get(&iteration).copied().unwrap_or(0);
         let (prologue_len, cycle_len) = (len(0), len(iteration));
-        let all_of = |iteration: u32| allocations.iter().filter(move |one| one.iteration == iteration);
+        let all_of = |iteration: u32| places.get(&iteration).into_iter().flatten().map(|at| &allocations[*at]);
         let of = |iteration: u32| all_of(iteration).filter(|one| !one.is_dynamic);
         let (habits, turns) = (Habits::of(of(model)), Turns::of(&allocations));
         // In the first iteration what comes before the first step may have taken the name of what comes later.
@@ -220,9 +222,8 @@ impl Problem {
         }
         problem.dynamic_requests += problem.dynamic.len() as u64;
         if alike.len() > 1 && cut.is_none() {
-            let mut grouped = by_iteration(&allocations, iteration);
             let others = (1..iteration).rev().take(kinds::LOOKED_AT).filter(|other| len(*other) > 0);
-            let others = others.map(|other| (len(other), asked_in(grouped.remove(&other).unwrap_or_default())));
+            let others = others.map(|other| (len(other), asked_in(of(other))));
             problem.kinds = kinds::find(&numbers, problem.buffers.len(), others);
         }
         let phases = Phases::of(trace, iteration, is_first);
@@ -289,11 +290,11 @@ impl Allocation {
 }
 
 /// The places among `allocations` of what two iterations ask for, lane by lane.
-fn by_lane(allocations: &[Allocation], one: u32, other: u32) -> BTreeMap<Lane, [Vec<usize>; 2]> {
+fn by_lane(allocations: &[Allocation], both: [&[usize]; 2]) -> BTreeMap<Lane, [Vec<usize>; 2]> {
     let mut lanes: BTreeMap<Lane, [Vec<usize>; 2]> = BTreeMap::new();
-    for (at, asked) in allocations.iter().enumerate() {
-        if let Some(nth) = [one, other].iter().position(|iteration| asked.iteration == *iteration) {
-            lanes.entry(asked.lane).or_default()[nth].push(at);
+    for (nth, places) in both.into_iter().enumerate() {
+        for at in places {
+            lanes.entry(allocations[*at].lane).or_default()[nth].push(*at);
         }
     }
     lanes
@@ -309,39 +310,44 @@ fn named_from_the_end(mut allocations: Vec<&Allocation>) -> Vec<((Asked, u32), &
 }
 
 /// This iteration, and those before it that ask for most of what it does: two of one kind say what varies, and what one leaves to the next.
-fn alike(allocations: &[Allocation], iteration: u32) -> BTreeSet<u32> {
-    let mut grouped = by_iteration(allocations, iteration);
-    let mut of = |iteration: u32| -> Vec<Asked> {
-        let of = grouped.remove(&iteration).unwrap_or_default();
-        of.into_iter().map(Allocation::asked).collect()
+fn alike(allocations: &[Allocation], places: &Places, iteration: u32) -> BTreeSet<u32> {
+    let of = |iteration: u32| -> Vec<Asked> {
+        let of = places.get(&iteration).into_iter().flatten().map(|at| &allocations[*at]);
+        of.filter(|one| !one.is_dynamic).map(Allocation::asked).collect()
     };
     let planned = of(iteration);
     let others = (0..iteration).rev().take(kinds::LOOKED_AT);
     others.filter(|other| kinds::has_most_of(&of(*other), &planned)).chain([iteration]).collect()
 }
 
-/// What repeats of an iteration and of those before it that are looked at.
-fn by_iteration(allocations: &[Allocation], last: u32) -> BTreeMap<u32, Vec<&Allocation>> {
-    let mut grouped: BTreeMap<u32, Vec<&Allocation>> = BTreeMap::new();
-    let first = last.saturating_sub(kinds::LOOKED_AT as u32);
-    for one in allocations.iter().filter(|one| !one.is_dynamic && (first..=last).contains(&one.iteration)) {
-        grouped.entry(one.iteration).or_default().push(one);
+/// Where among the allocations those of each iteration are.
+type Places = BTreeMap<u32, Vec<usize>>;
+
+fn by_iteration(allocations: &[Allocation]) -> Places {
+    let mut places = Places::new();
+    for (at, one) in allocations.iter().enumerate() {
+        places.entry(one.iteration).or_default().push(at);
     }
-    grouped
+    places
+}
+
+/// Those of two iterations.
+fn both(places: &Places, one: u32, other: u32) -> [&[usize]; 2] {
+    [one, other].map(|iteration| places.get(&iteration).map_or(&[][..], Vec::as_slice))
 }
 
 /// What one iteration asks for, and when each of it is live in that, if it does not outlive it.
-fn asked_in(allocations: Vec<&Allocation>) -> Vec<(Asked, u64, Option<u64>)> {
+fn asked_in<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Vec<(Asked, u64, Option<u64>)> {
     let freed = |one: &Allocation| one.freed.filter(|(freed_in, at)| *freed_in == one.iteration && *at > one.at);
-    allocations.into_iter().map(|one| (one.asked(), one.at, freed(one).map(|(_, at)| at))).collect()
+    allocations.map(|one| (one.asked(), one.at, freed(one).map(|(_, at)| at))).collect()
 }
 
 /// Where threads race on a stream, over these two iterations, each of them is a lane.
-fn tell_threads_apart(allocations: &mut [Allocation], one: u32, other: u32) {
+fn tell_threads_apart(allocations: &mut [Allocation], both: [&[usize]; 2]) {
     let asked = |places: &[usize]| -> Vec<(Asked, u32)> {
         places.iter().map(|at| (allocations[*at].asked(), allocations[*at].thread)).collect()
     };
-    let streams = by_lane(allocations, one, other).into_iter();
+    let streams = by_lane(allocations, both).into_iter();
     let races = streams.filter(|(_, [one, other])| race::is_on(&asked(one), &asked(other)));
     let races: BTreeSet<Lane> = races.map(|(stream, _)| stream).collect();
     for asked in allocations.iter_mut().filter(|asked| races.contains(&asked.lane)) {
@@ -350,13 +356,13 @@ fn tell_threads_apart(allocations: &mut [Allocation], one: u32, other: u32) {
 }
 
 /// What has another size in one iteration than in the other, by its places among `allocations` in both.
-fn varying(allocations: &[Allocation], one: u32, other: u32) -> Vec<(usize, usize)> {
+fn varying(allocations: &[Allocation], both: [&[usize]; 2]) -> Vec<(usize, usize)> {
     let of_lane = |[one, other]: [Vec<usize>; 2]| {
         let asked = |places: &[usize]| places.iter().map(|at| allocations[*at].asked()).collect::<Vec<Asked>>();
         let pairs = vary::pairs(&asked(&one), &asked(&other));
         pairs.into_iter().map(|(at, beside)| (one[at], other[beside])).collect::<Vec<_>>()
     };
-    by_lane(allocations, one, other).into_values().flat_map(of_lane).collect()
+    by_lane(allocations, both).into_values().flat_map(of_lane).collect()
 }
 
 fn later_pass(lifetime: Lifetime, cycle_len: u64) -> Lifetime {
