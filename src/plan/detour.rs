@@ -82,12 +82,14 @@ pub(super) fn place(problem: &Problem, solution: &Solution) -> Placed {
         for lane in &lanes {
             let mut kept = kept(problem, solution, kind, *lane);
             let of_lane = kind.partings.iter().filter(|parting| parting.lane == *lane);
-            let (old, new): (Vec<&Parting>, Vec<&Parting>) =
-                of_lane.partition(|parting| known.contains_key(&parting.key()));
-            for parting in old {
-                kept.extend(again(parting, &placed.detours[known[&parting.key()]]));
+            let mut new = Vec::new();
+            for (key, parting) in of_lane.map(|parting| (parting.key(), parting)) {
+                match known.get(&key) {
+                    Some(old) => kept.extend(again(parting, &placed.detours[*old])),
+                    None => new.push((key, parting)),
+                }
             }
-            let buffers: Vec<Buffer> = new.iter().flat_map(|parting| parting.placed()).map(buffer).collect();
+            let buffers: Vec<Buffer> = new.iter().flat_map(|(_, parting)| parting.placed()).map(buffer).collect();
             let mut offsets = Vec::new();
             if !buffers.is_empty() {
                 let taken = taken(problem, solution, kind, *lane, &placed.detours);
@@ -102,8 +104,8 @@ pub(super) fn place(problem: &Problem, solution: &Solution) -> Placed {
                 Taken { lifetime: buffer.lifetime, from, to: from + buffer.len.get() }
             }));
             let mut offsets = offsets.into_iter();
-            for parting in new {
-                known.insert(parting.key(), placed.detours.len());
+            for (key, parting) in new {
+                known.insert(key, placed.detours.len());
                 placed.detours.push(detour(parting, &mut offsets));
             }
         }
@@ -157,14 +159,14 @@ fn kept(problem: &Problem, solution: &Solution, kind: &Kind, lane: Lane) -> Vec<
         let to = from + problem.buffers[at].len.get();
         // Whoever reaches into it begins before it and behind all others, or in it.
         let before = live.range(..=from).next_back().map(|(start, _)| *start);
-        let near: Vec<u64> = before.into_iter().chain(live.range(from..to).map(|(start, _)| *start)).collect();
-        let is_in_the_way = |start: &u64| live[start].0 > from && live[start].1 > lifetime.start;
-        if near.iter().any(is_in_the_way) {
+        let mut near: Vec<u64> = before.into_iter().chain(live.range(from..to).map(|(start, _)| *start)).collect();
+        near.retain(|start| live[start].0 > from);
+        if near.iter().any(|start| live[start].1 > lifetime.start) {
             continue;
         }
-        near.iter().filter(|start| live[start].0 > from).copied().collect::<Vec<_>>().iter().for_each(|start| {
-            live.remove(start);
-        });
+        for gone in near {
+            live.remove(&gone);
+        }
         live.insert(from, (to, lifetime.end));
         kept.push(Taken { lifetime, from, to });
     }

@@ -6,7 +6,7 @@ use super::expiry::Times;
 use super::{Detour, Entry, Lane, Plan};
 use crate::ids::StreamId;
 use crate::limits;
-use crate::units::{Bytes, Lifetime, Place, Tick};
+use crate::units::{Bytes, Lifetime, Place, PlanSpan, Tick};
 
 /// What is wrong with a plan.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -235,8 +235,7 @@ fn check_detour_places(plan: &Plan, times: &Times) -> Result<(), Wrong> {
     }
     spans.extend(parts.into_iter().map(|(lane, (start, end))| (start, end, lane, None, false)));
     for (number, detour) in plan.detours.iter().enumerate() {
-        let of =
-            |span: crate::units::PlanSpan| (span.start().get(), span.end().get(), detour.lane, Some(number), false);
+        let of = |span: PlanSpan| (span.start().get(), span.end().get(), detour.lane, Some(number), false);
         spans.extend(detour.spans().map(of));
     }
     spans.sort_unstable();
