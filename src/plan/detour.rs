@@ -1,7 +1,7 @@
 //! Detours: what a job asks for instead of a part of its cycle, in iterations of another kind.
 //!
 //! An evaluation leaves out the backward passes, and may have other sizes; the last batch of an epoch is smaller; the last accumulation is shorter. Each is the cycle but for some stretches, and each of those is a detour: from an entry that
-//! does not come to the one that comes next, with what is asked for between the two. Where that is nothing, a detour says only that the job may go on elsewhere, and that this is no surprise.
+//! does not come to the one that comes next, with what is asked for between the two. Where that is nothing, a detour says only that the job may go on elsewhere, and that this is no surprise. One that leads to where it begins is a round, as of an evaluation between two steps: as many come as come.
 //!
 //! What is asked for on a detour has places in the same pool, where the iteration that it was seen in leaves room: around what that asks for in common with the cycle, and around all that is live between two iterations. They are hints even more than the
 //! entries are: the runtime looks at each exactly. So the validator asks only that they keep out of what is there for good, and out of what is another lane's.

@@ -3,6 +3,8 @@
 //! One iteration is read beside the cycle. As long as both ask for the same they are on one path. Where they part, the next four requests in a row are looked for that the cycle has somewhere, the nearest place behind first: what the
 //! iteration asks for until then, it asks for instead of what the cycle has up to there. What is shorter than [`DETOUR_MIN`] on both sides is a surprise, and no detour: the matcher finds its way back by itself.
 //!
+//! What is longer than the cycle and comes again and again, as the batches of an evaluation between two steps, is one round of that: a detour to where it begins, taken as often as the job likes.
+//!
 //! Not for: jobs whose iterations all differ, where nothing says that what differed will come again; where the requests of a detour lie ([`super::detour`]).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -26,6 +28,8 @@ pub(super) const KINDS_MAX: usize = 8;
 const LIKE_MIN: f64 = 0.9;
 /// Requests in a row by which a place of the cycle is known.
 const IN_A_ROW: usize = 4;
+/// What comes again and again is looked for with so many comparisons for each request.
+const LOOKS_PER_REQUEST: usize = 16;
 
 /// An iteration of another kind.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -99,13 +103,21 @@ pub(super) fn find(
             let live = |beside: usize| Lifetime::new(own[beside].1, own[beside].2.unwrap_or(len));
             kind.kept.extend(together.iter().filter_map(|(at, beside)| Some((numbers[*at].1?, live(*beside)))));
             let number = |at: usize| numbers.get(at).map_or(count, |(next, _)| *next);
-            kind.partings.extend(apart.into_iter().map(|(from, to, beside)| {
-                let requests = own[beside].iter().filter_map(|(asked, start, end)| {
-                    let lifetime = end.map(|end| Lifetime::new(*start, end));
-                    Some(Other { asked: *asked, len: limits::allocation_len(asked.bytes)?, lifetime })
-                });
-                Parting { lane: *lane, from: number(from), to: number(to), requests: requests.collect() }
-            }));
+            for (from, to, beside) in apart {
+                let asked: Vec<Asked> = own[beside.clone()].iter().map(|(asked, ..)| *asked).collect();
+                for Part { requests, is_last } in parts(&asked, cycle.len()) {
+                    let requests = beside.start + requests.start..beside.start + requests.end;
+                    // What is there in the next round, too, is in the way of itself.
+                    let over = own.get(requests.end).filter(|_| !is_last).map(|(_, start, _)| *start);
+                    let requests = own[requests].iter().filter_map(|(asked, start, end)| {
+                        let end = end.filter(|end| over.is_none_or(|over| *end <= over));
+                        let lifetime = end.map(|end| Lifetime::new(*start, end));
+                        Some(Other { asked: *asked, len: limits::allocation_len(asked.bytes)?, lifetime })
+                    });
+                    let (from, to) = (number(from), number(if is_last { to } else { from }));
+                    kind.partings.push(Parting { lane: *lane, from, to, requests: requests.collect() });
+                }
+            }
         }
         kinds.extend(kind.new_to(&mut known, count));
         if kinds.len() == KINDS_MAX {
@@ -165,6 +177,50 @@ fn nearest(runs: &HashMap<u64, Vec<usize>>, cycle: &[Asked], other: &[Asked], at
     places[behind..].iter().find(is_it).or_else(|| places[..behind].iter().rev().find(is_it)).copied()
 }
 
+/// A part of what is asked for instead of the cycle's: one behind which the job is where it was, or the last.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Part {
+    requests: Range<usize>,
+    is_last: bool,
+}
+
+/// Cuts what is longer than the cycle, of `longest` requests, where it comes again and again: one round of that stands for all.
+fn parts(asked: &[Asked], longest: usize) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut done = 0;
+    while asked.len() - done > longest
+        && let Some((begin, round, end)) = rounds(&asked[done..])
+    {
+        let before = Some(done..done + begin).filter(|before| !before.is_empty());
+        let requests = before.into_iter().chain(std::iter::once(done + begin..done + begin + round));
+        parts.extend(requests.map(|requests| Part { requests, is_last: false }));
+        done += end;
+    }
+    parts.push(Part { requests: done..asked.len(), is_last: true });
+    parts
+}
+
+/// The first that comes at least twice in a row: where it begins, how long it is, and where it comes no more.
+fn rounds(asked: &[Asked]) -> Option<(usize, usize, usize)> {
+    // The next place behind each, from which as much is asked for in a row.
+    let mut known: HashMap<u64, usize> = HashMap::new();
+    let runs = asked.windows(DETOUR_MIN).map(hash).enumerate().rev();
+    let mut next: Vec<Option<usize>> = runs.map(|(at, run)| known.insert(run, at)).collect();
+    next.reverse();
+    let mut looks = LOOKS_PER_REQUEST * asked.len();
+    let mut length = |begin: usize, again: usize| {
+        let round = again - begin;
+        let same = asked[begin..].iter().zip(&asked[again..]).take(looks);
+        let same = same.take_while(|(one, again)| one == again).count();
+        looks = looks.saturating_sub(same + 1);
+        (round >= DETOUR_MIN && same >= round).then(|| (begin, round, begin + (same / round + 1) * round))
+    };
+    (0..next.len()).find_map(|begin| {
+        let mut places = std::iter::successors(next[begin], |place| next[*place]);
+        places.find_map(|again| length(begin, again))
+    })
+}
+
 impl Parting {
     pub(super) fn key(&self) -> PartingKey {
         (self.from, self.to, self.requests.iter().map(|other| other.asked).collect())
@@ -189,9 +245,11 @@ impl Kind {
     /// Leaves out what is too short for a detour, or too long for the file of a plan of `count` buffers. Nothing where all that is left is known.
     fn new_to(mut self, known: &mut HashSet<PartingKey>, count: usize) -> Option<Kind> {
         let most = LONGER_MAX * count.max(DETOUR_MIN);
+        let mut own = HashSet::new();
         self.partings.retain(|parting| {
             let over = parting.from.abs_diff(parting.to);
-            over.max(parting.requests.len()) >= DETOUR_MIN && parting.requests.len() <= most
+            let has_len = over.max(parting.requests.len()) >= DETOUR_MIN && parting.requests.len() <= most;
+            has_len && own.insert(parting.key())
         });
         let news = self.partings.iter().filter(|parting| known.insert(parting.key())).count();
         (news > 0).then_some(self)
@@ -244,6 +302,32 @@ mod tests {
         assert_eq!(apart(&cycle, &asked(500..600)), [(0, 99, 0..100)]);
         // Less than four in a row are chance.
         assert_eq!(apart(&cycle, &asked((500..550).chain(7..10).chain(550..600))), [(0, 99, 0..103)]);
+    }
+
+    /// Where parts begin and end, and which is the last.
+    fn cut(sizes: impl IntoIterator<Item = u64>, longest: usize) -> Vec<(usize, usize)> {
+        let parts = parts(&asked(sizes), longest);
+        let (last, others) = parts.split_last().unwrap();
+        assert!(last.is_last && others.iter().all(|part| !part.is_last));
+        parts.into_iter().map(|part| (part.requests.start, part.requests.end)).collect()
+    }
+
+    #[test]
+    fn what_comes_again_and_again_is_one_round_of_it() {
+        let round = || 1..41;
+        let rounds = |count| (0..count).flat_map(move |_| round());
+        assert_eq!(cut(rounds(5), 100), [(0, 40), (200, 200)]);
+        // As long as the cycle it may as well be one.
+        assert_eq!((cut(rounds(5), 200), cut([], 0)), (vec![(0, 200)], vec![(0, 0)]));
+        // Something before, a shorter one behind, and one that is cut.
+        let others = (500..520).chain(rounds(4)).chain(600..630);
+        assert_eq!(cut(others, 100), [(0, 20), (20, 60), (180, 210)]);
+        assert_eq!(cut(rounds(4).chain(1..21), 100), [(0, 40), (160, 180)]);
+        // One kind of round behind the other.
+        assert_eq!(cut(rounds(4).chain((0..4).flat_map(|_| 70..120)), 100), [(0, 40), (160, 210), (360, 360)]);
+        // Of what is short a round is several, and where nothing comes again there is none.
+        assert_eq!(cut((0..400).map(|n| n % 10), 100), [(0, 20), (400, 400)]);
+        assert_eq!(cut(0..400, 100), [(0, 400)]);
     }
 
     #[test]

@@ -309,15 +309,19 @@ fn named_from_the_end(mut allocations: Vec<&Allocation>) -> Vec<((Asked, u32), &
     named
 }
 
-/// This iteration, and those before it that ask for most of what it does: two of one kind say what varies, and what one leaves to the next.
+/// This iteration, and those before it that ask for most of what it does and little else: two of one kind say what varies, and what one leaves to the next.
 fn alike(allocations: &[Allocation], places: &Places, iteration: u32) -> BTreeSet<u32> {
     let of = |iteration: u32| -> Vec<Asked> {
         let of = places.get(&iteration).into_iter().flatten().map(|at| &allocations[*at]);
         of.filter(|one| !one.is_dynamic).map(Allocation::asked).collect()
     };
     let planned = of(iteration);
-    let others = (0..iteration).rev().take(kinds::LOOKED_AT);
-    others.filter(|other| kinds::has_most_of(&of(*other), &planned)).chain([iteration]).collect()
+    // The first may have much before its step; of others that is of another kind.
+    let is_like = |number: &u32| {
+        let other = of(*number);
+        kinds::has_most_of(&other, &planned) && (*number == 0 || kinds::has_most_of(&planned, &other))
+    };
+    (0..iteration).rev().take(kinds::LOOKED_AT).filter(is_like).chain([iteration]).collect()
 }
 
 /// Where among the allocations those of each iteration are.

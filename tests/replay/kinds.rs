@@ -19,6 +19,8 @@ enum Kind {
     Batch(u64),
     /// All but the last micro-batch.
     Shorter,
+    /// A step behind many evaluations, with batches of so many percent, the last one smaller.
+    Behind(u64),
 }
 
 /// When something is freed: the iteration and the micro-batch.
@@ -30,8 +32,46 @@ fn is_of_batch(event: &Event, freed: &Freed) -> bool {
     event.kind == EventKind::Alloc && event.context.phase != Phase::Optimizer && freed.get(&event.id) == Some(&of)
 }
 
+/// Evaluations before the step of each of a few iterations.
+const EVALUATIONS: u64 = 7;
+
+/// `trace`, with evaluations before some of its steps.
+fn behind_evaluations(trace: &Trace, others: &[u32], percent: u64) -> Option<Trace> {
+    let [evaluated, smaller] = [percent, percent * 3 / 5].map(|percent| with(trace, others, Kind::Evaluation(percent)));
+    let (evaluated, smaller) = (evaluated?, smaller?);
+    let of = |trace: &Trace, iteration: u32| -> Vec<Event> {
+        trace.events.iter().filter(|event| event.iteration == iteration).copied().collect()
+    };
+    let mut next = trace.events.iter().map(|event| event.id).max().unwrap_or(0);
+    let mut events = Vec::new();
+    for iteration in 0..trace.iterations() {
+        for round in 0..if others.contains(&iteration) { EVALUATIONS } else { 0 } {
+            let mut ids = HashMap::new();
+            let last = round + 1 == EVALUATIONS;
+            for event in of(if last { &smaller } else { &evaluated }, iteration) {
+                if event.kind == EventKind::Alloc {
+                    next += 1;
+                    ids.insert(event.id, Event { id: next, ..event });
+                    events.push(Event { id: next, ..event });
+                } else if let Some(alloc) = ids.remove(&event.id) {
+                    events.push(Event { id: alloc.id, ..event });
+                }
+            }
+            let mut left: Vec<Event> = ids.into_values().collect();
+            left.sort_unstable_by_key(|alloc| alloc.id);
+            events.extend(left.into_iter().map(|alloc| Event { kind: EventKind::Free, bytes: Bytes::ZERO, ..alloc }));
+        }
+        events.extend(of(trace, iteration));
+    }
+    (0..).zip(&mut events).for_each(|(tick, event)| event.tick = Tick(tick));
+    Some(Trace { events, modules: trace.modules.clone() })
+}
+
 /// `trace`, with some iterations of another kind; nothing where it does not say what is of which micro-batch.
 fn with(trace: &Trace, others: &[u32], kind: Kind) -> Option<Trace> {
+    if let Kind::Behind(percent) = kind {
+        return behind_evaluations(trace, others, percent);
+    }
     let frees = trace.events.iter().filter(|event| event.kind == EventKind::Free);
     let freed: Freed = frees.map(|event| (event.id, (event.iteration, event.context.microbatch))).collect();
     let last = trace.events.iter().filter_map(|event| event.context.microbatch).max();
@@ -43,10 +83,10 @@ fn with(trace: &Trace, others: &[u32], kind: Kind) -> Option<Trace> {
         _ if !is_other(event) => true,
         Kind::Evaluation(_) => event.context.phase == Phase::Forward,
         Kind::Shorter => event.context.microbatch != last,
-        Kind::Batch(_) => true,
+        Kind::Batch(_) | Kind::Behind(_) => true,
     };
     let percent = match kind {
-        Kind::Evaluation(percent) | Kind::Batch(percent) => percent,
+        Kind::Evaluation(percent) | Kind::Batch(percent) | Kind::Behind(percent) => percent,
         Kind::Shorter => 100,
     };
     let dropped = trace.events.iter().filter(|event| event.kind == EventKind::Alloc && !keeps(event));
@@ -85,7 +125,15 @@ fn with(trace: &Trace, others: &[u32], kind: Kind) -> Option<Trace> {
 /// Once seen, an iteration of another kind takes no memory that it does not need, and is no surprise.
 #[test]
 fn iterations_of_other_kinds_have_places_in_the_plan_once_one_of_each_was_seen() {
-    let kinds = [Kind::Evaluation(100), Kind::Evaluation(200), Kind::Batch(60), Kind::Batch(130), Kind::Shorter];
+    let kinds = [
+        Kind::Evaluation(100),
+        Kind::Evaluation(200),
+        Kind::Batch(60),
+        Kind::Batch(130),
+        Kind::Shorter,
+        Kind::Behind(100),
+        Kind::Behind(200),
+    ];
     for name in &TRACES[if cfg!(debug_assertions) { 3 } else { 0 }..] {
         let plain = repeat(&trace(name), 6);
         let before = run(PoolName::Stitchd, &plain, Some(&Plan::from_trace(&plain, 5).unwrap()), &setup(false));
@@ -102,13 +150,17 @@ fn iterations_of_other_kinds_have_places_in_the_plan_once_one_of_each_was_seen()
                 100.0 * plan.gap(),
                 plan.detours.len()
             );
-            assert_eq!(ours.deviations[6..], before.deviations[6..], "{name}, {kind:?}");
+            // Gradients of the step before live on through all evaluations, and are in the way of some of them.
+            let blocked = if matches!(kind, Kind::Behind(_)) { 200 } else { 0 };
+            let seen = ours.deviations[6..].iter().zip(&before.deviations[6..]);
+            let more: Vec<u64> = seen.map(|(now, before)| now - before).collect();
+            assert!(more[0] + more[2] == 0 && more[1] <= blocked, "{name}, {kind:?}: {more:?}");
             assert!(ours.deviations.len() == 9 && !plan.detours.is_empty() && plan.gap() < 0.04);
             // What varies has no places on a detour: where it needs more than in a step, it is packed beside the pool.
             let varies = *name == "qwen-moe-V-last";
-            let is_larger = matches!(kind, Kind::Evaluation(200) | Kind::Batch(130));
+            let is_larger = matches!(kind, Kind::Evaluation(200) | Kind::Batch(130) | Kind::Behind(200));
             let (least, most) = match (is_larger, varies) {
-                (false, false) => (0.999, 1.0),
+                (false, false) => (if blocked > 0 { 0.997 } else { 0.999 }, 1.0),
                 (false, true) => (0.993, 1.0),
                 (true, false) => (0.97, 1.0),
                 (true, true) => (0.92, 1.08),

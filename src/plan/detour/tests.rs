@@ -14,6 +14,8 @@ enum Does {
     Evaluation(u64),
     /// A step with so many layers more, of one size.
     More(u64),
+    /// A step behind so many evaluations of three times the size, each with a result that goes in the next.
+    Behind(u64),
 }
 
 const LAYERS: u64 = 40;
@@ -39,8 +41,16 @@ fn job(iterations: &[Does], stream: StreamId) -> Trace {
         if iteration == 0 {
             alloc(&mut push, 700 * KIB, Phase::Init);
         }
+        let (rounds, mut result) = (if let Does::Behind(rounds) = does { *rounds } else { 0 }, None);
+        for _ in 0..rounds {
+            let mut all: Vec<u64> =
+                (0..LAYERS).map(|layer| alloc(&mut push, (64 + 4 * layer) * KIB * 3, Phase::Forward)).collect();
+            all.extend(result.replace(alloc(&mut push, 5 * KIB, Phase::Forward)));
+            all.into_iter().for_each(|id| push(EventKind::Free, id, 0, Phase::Forward));
+        }
+        result.into_iter().for_each(|id| push(EventKind::Free, id, 0, Phase::Forward));
         let (times, more) = match does {
-            Does::Step => (1, 0),
+            Does::Step | Does::Behind(_) => (1, 0),
             Does::Evaluation(times) => (*times, 0),
             Does::More(more) => (1, *more),
         };
@@ -60,7 +70,7 @@ fn job(iterations: &[Does], stream: StreamId) -> Trace {
 }
 
 const DEFAULT: StreamId = StreamId::DEFAULT;
-use Does::{Evaluation, More, Step};
+use Does::{Behind, Evaluation, More, Step};
 
 #[test]
 fn an_iteration_of_another_kind_has_places_of_its_own_and_the_cycle_stays_as_it_was() {
@@ -105,6 +115,18 @@ fn what_fits_beside_the_cycle_takes_no_more_and_what_leaves_something_out_needs_
     assert_eq!(longest.spans().count(), 20);
     let gap = more.gap();
     assert!(more.pool_len > plain.pool_len && gap < 0.001, "{gap}");
+}
+
+#[test]
+fn of_what_comes_again_and_again_before_a_step_one_round_has_places() {
+    let of = |rounds| Plan::from_trace(&job(&[Step, Behind(rounds), Step, Step], DEFAULT), 3).unwrap();
+    let plan = of(7);
+    let [round] = &plan.detours[..] else { panic!("{:?}", plan.detours) };
+    assert_eq!((round.from as usize, round.to), (plan.cycle_start, round.from));
+    // Its result is there in the next round, too.
+    assert_eq!((round.requests.len() as u64, round.spans().count() as u64), (LAYERS + 1, LAYERS));
+    assert_eq!(round.requests.last().and_then(DetourRequest::span), None);
+    assert_eq!(of(70).detours, plan.detours);
 }
 
 #[test]
