@@ -192,6 +192,12 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Bytes of the pool that its entries span; detours may lie behind them.
+    pub fn cycle_span(&self) -> Bytes {
+        let ends = self.entries.iter().map(|entry| Bytes::new(entry.span().end().get()));
+        ends.max().unwrap_or_default()
+    }
+
     /// Ticks from one pass of the cycle to the next; nothing where no entry comes again.
     pub fn cycle_len(&self) -> Option<u64> {
         let again = self.entries.iter().find_map(|entry| Some((entry.again?.start.0, entry.lifetime.start.0)));

@@ -29,8 +29,9 @@ pub(super) struct Installed {
     is_late: bool,
     /// Slots without a chunk; the one that is needed first is the last.
     holes: Vec<usize>,
-    /// Slots of the plan.
+    /// Slots of the plan, and the first of those that only its detours have.
     base: usize,
+    cycle: usize,
     pub(super) granule: Bytes,
     /// Whose stream each slot behind them is for.
     tail: Vec<StreamId>,
@@ -76,8 +77,9 @@ impl Installed {
         }
         let granule = config.granule;
         let (base, lent) = (mapping.slot_count(), LentBlocks::default());
+        let cycle = (0..base).take_while(|slot| slot_begins(&mapping, *slot) < plan.cycle_span()).count();
         let (holes, tail) = (Vec::new(), Vec::new());
-        Installed { pool, mapping, id: plan.id(), held, is_late: false, holes, base, granule, tail, lent }
+        Installed { pool, mapping, id: plan.id(), held, is_late: false, holes, base, cycle, granule, tail, lent }
     }
 
     /// A plan with addresses, in slots of `granule`, and no memory.
@@ -101,6 +103,11 @@ impl Installed {
     /// Bytes of the plan's slots.
     pub(super) fn base_len(&self) -> Bytes {
         self.pool.plan_len()
+    }
+
+    /// Bytes of the slots that its entries have: the others are for its detours, and have memory once one comes.
+    pub(super) fn cycle_len(&self) -> Bytes {
+        (0..self.cycle).map(|slot| self.mapping.slot_span(slot).len()).sum()
     }
 
     /// The slot is none of the plan's.
@@ -212,9 +219,10 @@ impl Installed {
         self.held
     }
 
-    /// Bytes that its holes take.
+    /// Bytes that its entries' holes take.
     pub(super) fn lacks(&self) -> Bytes {
-        self.holes.iter().map(|slot| self.mapping.slot_span(*slot).len()).sum()
+        let of_entries = self.holes.iter().filter(|slot| **slot < self.cycle);
+        of_entries.map(|slot| self.mapping.slot_span(*slot).len()).sum()
     }
 
     /// Slots without memory in which the place of a request lies that is the one at the cursor.
@@ -226,9 +234,8 @@ impl Installed {
 
     /// The part of the pool that a slot is.
     pub(super) fn offsets_of(&self, slot: usize) -> PlanSpan {
-        let span = self.mapping.slot_span(slot);
-        let start = span.start().checked_distance(self.mapping.span().start()).expect("it is a slot of this mapping");
-        Span::new(PlanOffset::new(start.get()), span.len()).expect("a slot lies in the pool")
+        let start = PlanOffset::new(slot_begins(&self.mapping, slot).get());
+        Span::new(start, self.mapping.slot_span(slot).len()).expect("a slot lies in the pool")
     }
 
     /// Fills holes, `first` before the others. Gives back what it has no hole for.
@@ -315,6 +322,11 @@ impl Installed {
         }
         (0..is_idle.len()).filter(|slot| is_idle[*slot]).collect()
     }
+}
+
+/// How far from the beginning of a mapping a slot lies.
+fn slot_begins(mapping: &Mapping, slot: usize) -> Bytes {
+    mapping.slot_span(slot).start().checked_distance(mapping.span().start()).expect("it is a slot of this mapping")
 }
 
 /// The first `len` bytes of a span that is at least that long.

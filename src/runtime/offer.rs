@@ -46,7 +46,7 @@ impl Runtime {
         drop(before);
     }
 
-    /// Bytes of the plan's pool that have no memory behind them yet.
+    /// Bytes of the plan's pool that its entries have and that have no memory behind them yet.
     pub fn lacks_behind_plan(&self) -> Bytes {
         self.lock().planned.as_ref().map_or(Bytes::ZERO, Installed::lacks)
     }
@@ -110,7 +110,7 @@ impl Runtime {
         let carried = if self.counters.get(Counter::Iterations) > 0 { carried } else { Bytes::ZERO };
         self.finish_deferred(pools);
         pools.empty_small_slabs();
-        let len = installed.base_len();
+        let len = installed.cycle_len();
         // The plan that is there gives up what nobody uses.
         let replaced = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::idle).saturating_sub(pools.tail_idle());
         let in_use = pools.held().saturating_sub(pools.idle_chunks() + replaced);

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::grow::ROUNDS_MAX;
-use super::installed::Installed;
 use super::lent::Lent;
 use super::lock::Held;
 use super::{AllocError, Counter, Pools, Runtime, fill_up};
@@ -182,7 +181,9 @@ impl Runtime {
                 pools.empty_small_slabs();
                 // Moving waits for the device, which would break a capture.
                 let may_move = !pools.private.is_open();
-                let most = pools.planned.as_ref().filter(|_| may_move).map_or(Bytes::ZERO, Installed::lacks);
+                let here = self.config.granule.checked_mul(wanted.len() as u64).unwrap_or(Bytes::MAX);
+                let most = pools.planned.as_ref().filter(|_| may_move);
+                let most = most.map_or(Bytes::ZERO, |installed| installed.lacks().max(here));
                 let chunks = pools.take_idle(most);
                 let is_mapped = self.back(&mut pools, &wanted, chunks);
                 let was_refused = self.was_refused(&pools);
@@ -203,6 +204,9 @@ impl Runtime {
                     let mut pools = self.lock();
                     let wanted = pools.planned.as_ref().map_or_else(Vec::new, |installed| installed.lacks_for(request));
                     is_refused = !self.back(&mut pools, &wanted, chunks);
+                    if !is_refused && !wanted.is_empty() {
+                        return Ok(self.alloc_backed(&mut pools, request));
+                    }
                 }
                 Err(_) => {
                     self.note_refused(&mut self.lock());
