@@ -14,25 +14,42 @@ pub(super) struct Deviations {
     bad: u32,
     bad_max: u32,
     stretches: u64,
+    /// When it was last looked for a surprise.
+    looked: Figures,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Figures {
     requests: u64,
     deviations: u64,
+    /// Iterations that somebody has marked.
+    iterations: u64,
 }
 
 /// More than one request in so many that does not go by the plan is too many.
 const SHARE: u64 = 10;
 /// Iterations of a stretch.
 const ITERATIONS: u64 = 2;
+/// A stretch is over after the requests of so many iterations, whether their ends are marked or not: who marked the first may mark no more.
+const LONGEST: u64 = 64;
+/// So many deviations within an iteration are a surprise: fewer are no iteration of another kind.
+const SURPRISE: u64 = 16;
 /// Stretches in a row before the first new plan; each plan after that takes twice as many, for a job that no plan fits.
 const BAD_MAX: u32 = 2;
 
 impl Figures {
     fn of(runtime: &Runtime) -> Figures {
         let counters = runtime.counters();
-        Figures { requests: counters.sum(&Counter::REQUESTS), deviations: counters.sum(&Counter::DEVIATIONS) }
+        Figures {
+            requests: counters.sum(&Counter::REQUESTS),
+            deviations: counters.sum(&Counter::DEVIATIONS),
+            iterations: counters.get(Counter::Iterations),
+        }
+    }
+
+    /// Deviations and requests that have come since.
+    fn since(&self, before: &Figures) -> (u64, u64) {
+        (self.deviations.saturating_sub(before.deviations), self.requests - before.requests)
     }
 }
 
@@ -40,7 +57,23 @@ impl Deviations {
     /// Of the plan that has just come, the `made`-th, with so many requests in an iteration.
     pub(super) fn from_now(runtime: &Runtime, made: u32, requests: usize) -> Deviations {
         let bad_max = BAD_MAX.checked_shl(made.saturating_sub(1)).unwrap_or(u32::MAX);
-        Deviations { before: Figures::of(runtime), requests: requests as u64, bad: 0, bad_max, stretches: 0 }
+        let before = Figures::of(runtime);
+        Deviations { before, requests: requests as u64, bad: 0, bad_max, stretches: 0, looked: before }
+    }
+
+    /// Iterations that somebody marks have ended since it was last asked, and more in them than now and then did not go by the plan.
+    pub(super) fn has_surprise(&mut self, runtime: &Runtime) -> bool {
+        let now = Figures::of(runtime);
+        if now.iterations == self.looked.iterations {
+            return false;
+        }
+        let before = std::mem::replace(&mut self.looked, now);
+        let (deviations, requests) = now.since(&before);
+        // An iteration that goes by the plan says that the job has not changed for good.
+        if deviations * SHARE <= requests {
+            self.bad = 0;
+        }
+        deviations >= SURPRISE
     }
 
     /// Stretches that are over.
@@ -51,11 +84,13 @@ impl Deviations {
     /// Looks at what has come since. True once too much of it has not gone by the plan for too long.
     pub(super) fn look(&mut self, runtime: &Runtime) -> bool {
         let now = Figures::of(runtime);
-        let requests = now.requests - self.before.requests;
-        if requests < ITERATIONS * self.requests {
+        let (deviations, requests) = now.since(&self.before);
+        // Of marked iterations one may be much longer than the others, as with an evaluation in it.
+        let is_marked = self.before.iterations > 0;
+        let is_short = is_marked && now.iterations < self.before.iterations + ITERATIONS;
+        if requests < ITERATIONS * self.requests || is_short && requests < LONGEST * self.requests {
             return false;
         }
-        let deviations = now.deviations.saturating_sub(self.before.deviations);
         self.before = now;
         self.stretches += 1;
         self.bad = if deviations * SHARE > requests { self.bad + 1 } else { 0 };

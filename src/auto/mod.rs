@@ -6,6 +6,9 @@
 //!   iterations       looks           installs it     above a limit
 //! ```
 //!
+//! An iteration that does something else than the plan may be of another kind, as with an evaluation before the step. From the first on the job is recorded again until one has come twice: then the plan gets detours for it
+//! ([`Watch`]), and is offered again.
+//!
 //! An [`AutoPlanner`] does nothing by itself: somebody looks after it now and then, a thread of its own in a training process ([`crate::session::auto`]), the loop of a replay. Planning happens in that
 //! look. The job pays for what a [`crate::record::Tap`] takes while it is recorded, and for mapping memory when the plan comes.
 //!
@@ -18,7 +21,7 @@ mod recorded;
 
 use crate::error::chain;
 use crate::limits;
-use crate::plan::{Fingerprint, Plan, PlanError};
+use crate::plan::{Fingerprint, Plan, PlanError, Watch};
 use crate::runtime::{Counter, PlanInstallError, Runtime};
 use crate::trace::Trace;
 use crate::units::Bytes;
@@ -52,11 +55,14 @@ pub struct AutoPlanner {
     stage: Stage,
     /// A recording has room for so many.
     events_max: usize,
-    /// Plans made so far.
+    /// Plans made so far, and those among them that are others with more kinds of iterations.
     made: u32,
+    extended: u32,
     /// Recordings in a row that lacked events, and recordings whose iterations had little in common.
     torn: u32,
     unlike: u32,
+    /// Times that kinds of iterations may yet be looked for.
+    watches_left: u32,
     /// Bytes that are live where an iteration begins, as far as is known.
     begins_at: Bytes,
     /// The last plan is of what repeats, and not of what is marked.
@@ -69,8 +75,23 @@ pub struct AutoPlanner {
 enum Stage {
     Recording(Box<Recorded>),
     Offered(Box<Offered>),
-    Following(Deviations),
+    Following(Box<Following>),
     Over(Over),
+}
+
+/// The job goes by a plan.
+#[derive(Debug)]
+struct Following {
+    plan: Plan,
+    deviations: Deviations,
+    watching: Option<Watching>,
+}
+
+/// Iterations of other kinds are looked for.
+#[derive(Debug)]
+struct Watching {
+    recorded: Recorded,
+    watch: Watch,
 }
 
 /// Why no more plans are made.
@@ -100,6 +121,8 @@ pub enum Over {
 #[derive(Debug)]
 struct Offered {
     plan: Plan,
+    /// The one that the job goes by, if this has the same entries.
+    before: Option<Plan>,
     installed_before: u64,
     tries: u32,
     looks: u32,
@@ -109,6 +132,8 @@ struct Offered {
 const TORN_MAX: u32 = 4;
 /// Of a job whose iterations have little in common a plan is made in the end, of what they have.
 const UNLIKE_MAX: u32 = 3;
+/// Kinds of iterations are looked for so often.
+const WATCHES_MAX: u32 = 8;
 /// A plan for which there was no memory is offered so often: a later iteration may begin with less in use.
 const TRIES_MAX: u32 = 3;
 /// Where nobody marks iterations an offer waits for so many looks, a minute of a training process.
@@ -139,8 +164,10 @@ impl AutoPlanner {
             stage,
             events_max,
             made: 0,
+            extended: 0,
             torn: 0,
             unlike: 0,
+            watches_left: WATCHES_MAX,
             begins_at: Bytes::ZERO,
             is_unmarked: false,
             fingerprint: None,
@@ -174,21 +201,60 @@ impl AutoPlanner {
                 }
             }
             Stage::Offered(offered) => self.wait(offered, runtime)?,
-            Stage::Following(mut deviations) => {
-                // Whoever marks iterations knows better what they are.
-                let has_marks = self.is_unmarked && runtime.counters().get(Counter::Iterations) > 0;
-                let stretches = deviations.stretches();
-                if deviations.look(runtime) || has_marks {
-                    return Ok(self.record(runtime, true));
-                }
-                // What the iteration before the plan has left is gone by now.
-                if stretches == 0 && deviations.stretches() == 1 {
-                    give_back_idle(runtime);
-                }
-                Stage::Following(deviations)
-            }
+            Stage::Following(following) => self.follow(following, runtime, shelf)?,
             Stage::Over(over) => Stage::Over(over),
         })
+    }
+
+    fn follow(&mut self, mut following: Box<Following>, runtime: &Runtime, shelf: &impl Shelf) -> Result<Stage, Over> {
+        let deviations = &mut following.deviations;
+        // Whoever marks iterations knows better what they are.
+        let has_marks = self.is_unmarked && runtime.counters().get(Counter::Iterations) > 0;
+        let stretches = deviations.stretches();
+        let is_lost = deviations.look(runtime) || has_marks;
+        // What the iteration before the plan has left is gone by now.
+        if stretches == 0 && deviations.stretches() == 1 && !is_lost {
+            give_back_idle(runtime);
+        }
+        let is_surprised = deviations.has_surprise(runtime);
+        if is_lost {
+            following.watching.into_iter().for_each(|watching| drop(watching.recorded.end(runtime)));
+            return Ok(self.record(runtime, true));
+        }
+        if let Some(watching) = following.watching.take() {
+            return Ok(self.watch(watching, following, runtime, shelf));
+        }
+        if is_surprised && self.watches_left > 0 {
+            self.watches_left -= 1;
+            let recorded = Recorded::begin(runtime, true, self.events_max);
+            following.watching = Some(Watching { recorded, watch: Watch::of(&following.plan) });
+        }
+        Ok(Stage::Following(following))
+    }
+
+    /// Looks at the iterations that have ended, and offers the plan with the kinds that came twice.
+    fn watch(
+        &mut self,
+        mut watching: Watching,
+        mut following: Box<Following>,
+        runtime: &Runtime,
+        shelf: &impl Shelf,
+    ) -> Stage {
+        let ended = watching.recorded.ended();
+        let goes_on = ended.is_some();
+        let found = ended.into_iter().flatten().find_map(|one| watching.watch.look(&one).transpose());
+        if found.is_none() && goes_on {
+            following.watching = Some(watching);
+            return Stage::Following(following);
+        }
+        drop(watching.recorded.end(runtime));
+        let Some(Ok(plan)) = found else { return Stage::Following(following) };
+        (self.made, self.extended) = (self.made + 1, self.extended + 1);
+        if self.fingerprint.is_some() {
+            shelf.keep(&plan);
+        }
+        let before = following.plan.clone();
+        self.offer_in_place_of(Some(before), plan, runtime).unwrap_or(Stage::Following(following))
     }
 
     /// The plan of an earlier run of this job, looked for once: when its first iteration is over.
@@ -209,8 +275,12 @@ impl AutoPlanner {
     }
 
     fn offer_first(&self, plan: Plan, runtime: &Runtime) -> Result<Stage, Over> {
+        self.offer_in_place_of(None, plan, runtime)
+    }
+
+    fn offer_in_place_of(&self, before: Option<Plan>, plan: Plan, runtime: &Runtime) -> Result<Stage, Over> {
         let installed_before = runtime.counters().get(Counter::PlansInstalled);
-        self.offer(Box::new(Offered { plan, installed_before, tries: 0, looks: 0 }), runtime)
+        self.offer(Box::new(Offered { plan, before, installed_before, tries: 0, looks: 0 }), runtime)
     }
 
     /// The recording is a whole, or never will be: makes a plan of it and offers that.
@@ -271,17 +341,26 @@ impl AutoPlanner {
             if runtime.lacks_behind_plan() == Bytes::ZERO {
                 give_back_idle(runtime);
             }
-            return Ok(Stage::Following(Deviations::from_now(runtime, self.made, offered.plan.entries.len())));
+            return Ok(self.going_by(offered.plan, runtime));
         }
         if offered.tries == TRIES_MAX {
-            return Err(Over::NoMemory);
+            return offered.before.map(|plan| self.going_by(plan, runtime)).ok_or(Over::NoMemory);
         }
         self.offer(offered, runtime)
     }
 
+    fn going_by(&self, plan: Plan, runtime: &Runtime) -> Stage {
+        let deviations = Deviations::from_now(runtime, self.made - self.extended, plan.entries.len());
+        Stage::Following(Box::new(Following { plan, deviations, watching: None }))
+    }
+
     /// The job is being recorded: the recording is short of room if nobody looks.
     pub fn is_recording(&self) -> bool {
-        matches!(self.stage, Stage::Recording(_))
+        match &self.stage {
+            Stage::Recording(_) => true,
+            Stage::Following(following) => following.watching.is_some(),
+            Stage::Offered(_) | Stage::Over(_) => false,
+        }
     }
 
     /// Why no more plans are made, if none are.

@@ -1,7 +1,7 @@
 //! The recording that a plan is made of, and when there is enough of it.
 //!
 //! With marks that is when two whole iterations are there: one that repeats, and one before it that says what varies and where things are freed. Without marks it is looked for what repeats, each time
-//! that twice as much is there.
+//! that twice as much is there. While a plan is followed iterations are taken out one by one.
 //!
 //! Not for: planning.
 //!
@@ -96,6 +96,21 @@ impl Recorded {
             return Some(Ended::Repeats(period));
         }
         (!goes_on).then_some(Ended::NoPeriod)
+    }
+
+    /// Takes out the iterations that marks have ended since; of one that was going on when it began there is no whole. Nothing more comes where it lacks events or is as long as it may be.
+    pub(super) fn ended(&mut self) -> Option<Vec<Trace>> {
+        let goes_on = self.recorder.drain(limits::RECORD_AHEAD_MAX).goes_on && self.recorder.remarks().dropped == 0;
+        let mut whole = Vec::new();
+        loop {
+            let news = self.trace().events[self.seen..].iter();
+            let Some(mark) = news.map(|event| event.kind).position(|kind| kind == EventKind::Mark) else { break };
+            let iteration = self.recorder.sink_mut().take_first(self.seen + mark + 1);
+            whole.extend(Some(iteration).filter(|_| self.marks > 0));
+            (self.seen, self.marks) = (0, self.marks.saturating_add(1));
+        }
+        self.seen = self.trace().events.len();
+        goes_on.then_some(whole)
     }
 
     /// What repeats, if that is there as often as is wanted.

@@ -88,6 +88,19 @@ impl Job {
             self.carried.push(gradient);
             self.free(address);
         }
+        self.end_iteration();
+    }
+
+    /// Something of each layer at one time, before the layers of an iteration.
+    fn behind_evaluations(&mut self, rounds: u64, layers: u64, scale: u64) {
+        for _ in 0..rounds {
+            let all: Vec<DeviceAddress> = (0..layers).map(|n| self.alloc(scale * (3 << 20) + (n << 11))).collect();
+            all.into_iter().for_each(|address| self.free(address));
+        }
+        self.iteration(layers, 1);
+    }
+
+    fn end_iteration(&mut self) {
         if self.has_marks {
             self.runtime.mark_iteration();
         }
@@ -152,6 +165,54 @@ fn a_job_that_changes_gets_another_plan_and_one_that_always_changes_does_not_get
         job.iteration(10 + n * 7 % 13, 1 + n % 3);
     }
     assert!(job.planner.made() <= 7, "{} plans", job.planner.made());
+}
+
+#[test]
+fn kinds_of_iterations_that_come_twice_are_learned_and_the_next_run_knows_them() {
+    // Of what fits beside the plan, and of more than that.
+    for scale in [1, 4] {
+        let shelf = Rc::new(OneShelf::default());
+        let mut job = Job::beside(true, Rc::clone(&shelf));
+        (0..5).for_each(|_| job.iteration(20, 1));
+        assert_eq!((job.planner.made(), job.stats().planned.deviations()), (1, 0));
+        let (mut surprises, mut held) = (Vec::new(), Vec::new());
+        for rounds in [3, 5, 4, 9, 1] {
+            let before = job.stats();
+            job.behind_evaluations(rounds, 20, scale);
+            surprises.push(job.stats().planned.deviations() - before.planned.deviations());
+            held.push(job.stats().peak_held);
+            (0..3).for_each(|_| job.iteration(20, 1));
+        }
+        // Seen first, recorded twice, and known.
+        assert!(surprises[..3].iter().all(|surprises| *surprises > 0), "{surprises:?}");
+        assert_eq!((&surprises[3..], job.planner.made()), (&[0, 0][..], 2), "{scale}: {surprises:?}");
+        assert_eq!(held[2], job.stats().peak_held, "more is held than before places were known");
+        let detours = shelf.0.borrow().0.clone().unwrap().detours;
+        assert!(!detours.is_empty());
+
+        let mut job = Job::beside(true, shelf);
+        (0..3).for_each(|_| job.iteration(20, 1));
+        let held = job.stats().peak_held;
+        (0..3).for_each(|_| job.iteration(20, 1));
+        // Nothing is held for evaluations before one comes.
+        assert_eq!((job.planner.made(), job.stats().peak_held), (0, held));
+        job.behind_evaluations(7, 20, scale);
+        job.iteration(20, 1);
+        let stats = job.stats();
+        assert_eq!((stats.planned.deviations(), stats.planned.detoured), (0, 7 * 20), "{scale}: {stats:?}");
+    }
+}
+
+#[test]
+fn a_job_of_which_no_two_iterations_are_alike_gets_no_detours() {
+    let mut job = Job::new(true);
+    (0..5).for_each(|_| job.iteration(30, 1));
+    for n in 0..60 {
+        job.behind_evaluations(1, 17 + n % 13, 2 + n);
+        job.iteration(30, 1);
+    }
+    assert!(job.planner.made() <= 5, "{} plans", job.planner.made());
+    assert!(job.shelf.0.borrow().0.as_ref().is_some_and(|plan| plan.detours.is_empty()));
 }
 
 #[test]

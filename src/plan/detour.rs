@@ -53,6 +53,11 @@ impl DetourRequest {
 }
 
 impl Detour {
+    pub(super) fn key(&self) -> PartingKey {
+        let asked = |of: &DetourRequest| Asked { bytes: of.bytes, lane: self.lane, context: of.context };
+        (self.from as usize, self.to as usize, self.requests.iter().map(asked).collect())
+    }
+
     /// The bytes of the pool that it has, one request after the other.
     pub fn spans(&self) -> impl Iterator<Item = PlanSpan> + '_ {
         self.requests.iter().filter_map(DetourRequest::span)
@@ -71,11 +76,11 @@ pub(super) struct Placed {
     pub(super) work_units: u64,
 }
 
-/// Finds places for what the iterations of other kinds ask for, in the pool of `solution` and behind it.
-pub(super) fn place(problem: &Problem, solution: &Solution) -> Placed {
-    let mut placed = Placed { pool_len: solution.peak, ..Placed::default() };
+/// Finds places for what the iterations of other kinds ask for, in the pool of `solution` and behind it, beside the detours that are `there`.
+pub(super) fn place(problem: &Problem, solution: &Solution, there: Vec<Detour>) -> Placed {
     // Where each detour is that has been placed.
-    let mut known: HashMap<PartingKey, usize> = HashMap::new();
+    let mut known: HashMap<PartingKey, usize> = there.iter().map(Detour::key).zip(0..).collect();
+    let mut placed = Placed { detours: there, pool_len: solution.peak, ..Placed::default() };
     let lanes: BTreeSet<Lane> = problem.buffers.iter().map(|buffer| buffer.lane).collect();
     for kind in &problem.kinds {
         let mut live = Vec::new();

@@ -69,40 +69,53 @@ pub(super) fn has_most_of(one: &[Asked], other: &[Asked]) -> bool {
     common as f64 >= LIKE_MIN * other.len() as f64
 }
 
-/// The iterations that do something else than a cycle, of some whose lengths and requests these are, the latest first: each request with when it comes and when it goes. The requests of the cycle have the numbers of their buffers, of
-/// which there are `count`.
-pub(super) fn find(
-    cycle: &[(Asked, Option<usize>)],
+/// A request of an iteration: when it comes, in ticks of that, and when it goes, if it does not outlive it.
+pub(super) type Came = (Asked, u64, Option<u64>);
+
+/// What the iterations of a job are read beside.
+#[derive(Debug)]
+pub(super) struct Cycle {
+    lanes: Vec<LaneCycle>,
+    /// Buffers of the problem.
     count: usize,
-    others: impl Iterator<Item = (u64, Vec<(Asked, u64, Option<u64>)>)>,
-) -> Vec<Kind> {
-    // A lane of which nothing is planned again has no path to leave.
-    let planned = cycle.iter().filter(|(_, number)| number.is_some());
-    let lanes: BTreeSet<Lane> = planned.map(|(asked, _)| asked.lane).collect();
-    let cycle_of = |lane: Lane| cycle.iter().filter(move |(asked, _)| asked.lane == lane);
-    // Both lists of each lane, of requests and of the buffers that stand for them or for the next behind them.
-    let cycles = lanes.into_iter().map(|lane| {
-        let mut next = count;
-        let mut numbers: Vec<(usize, Option<usize>)> = Vec::new();
-        for (_, number) in cycle_of(lane).collect::<Vec<_>>().into_iter().rev() {
-            next = number.unwrap_or(next);
-            numbers.push((next, *number));
-        }
-        numbers.reverse();
-        (lane, cycle_of(lane).map(|(asked, _)| *asked).collect::<Vec<Asked>>(), numbers)
-    });
-    let cycles: Vec<_> = cycles.collect();
-    let mut known = HashSet::new();
-    let mut kinds = Vec::new();
-    for (len, requests) in others {
+}
+
+#[derive(Debug)]
+struct LaneCycle {
+    lane: Lane,
+    asked: Vec<Asked>,
+    /// The buffer that stands for each request, if one does, and the next from there on.
+    numbers: Vec<(Option<usize>, usize)>,
+}
+
+impl Cycle {
+    /// That of these requests, which have the numbers of their buffers, of which there are `count`.
+    pub(super) fn of(requests: &[(Asked, Option<usize>)], count: usize) -> Cycle {
+        // A lane of which nothing is planned again has no path to leave.
+        let planned = requests.iter().filter(|(_, number)| number.is_some());
+        let lanes: BTreeSet<Lane> = planned.map(|(asked, _)| asked.lane).collect();
+        let lanes = lanes.into_iter().map(|lane| {
+            let of_lane = || requests.iter().filter(|(asked, _)| asked.lane == lane);
+            let (mut next, mut numbers) = (count, Vec::new());
+            for (_, number) in of_lane().collect::<Vec<_>>().into_iter().rev() {
+                next = number.unwrap_or(next);
+                numbers.push((*number, next));
+            }
+            numbers.reverse();
+            LaneCycle { lane, asked: of_lane().map(|(asked, _)| *asked).collect(), numbers }
+        });
+        Cycle { lanes: lanes.collect(), count }
+    }
+
+    /// What an iteration of `len` ticks that asks for this does else.
+    pub(super) fn beside(&self, len: u64, requests: &[Came]) -> Kind {
         let mut kind = Kind { len, ..Kind::default() };
-        for (lane, cycle, numbers) in &cycles {
-            let own: Vec<&(Asked, u64, Option<u64>)> =
-                requests.iter().filter(|(asked, ..)| asked.lane == *lane).collect();
+        for LaneCycle { lane, asked: cycle, numbers } in &self.lanes {
+            let own: Vec<&Came> = requests.iter().filter(|(asked, ..)| asked.lane == *lane).collect();
             let Paths { together, apart } = paths(cycle, &own.iter().map(|(asked, ..)| *asked).collect::<Vec<_>>());
             let live = |beside: usize| Lifetime::new(own[beside].1, own[beside].2.unwrap_or(len));
-            kind.kept.extend(together.iter().filter_map(|(at, beside)| Some((numbers[*at].1?, live(*beside)))));
-            let number = |at: usize| numbers.get(at).map_or(count, |(next, _)| *next);
+            kind.kept.extend(together.iter().filter_map(|(at, beside)| Some((numbers[*at].0?, live(*beside)))));
+            let number = |at: usize| numbers.get(at).map_or(self.count, |(_, next)| *next);
             for (from, to, beside) in apart {
                 let asked: Vec<Asked> = own[beside.clone()].iter().map(|(asked, ..)| *asked).collect();
                 for Part { requests, is_last } in parts(&asked, cycle.len()) {
@@ -119,12 +132,17 @@ pub(super) fn find(
                 }
             }
         }
-        kinds.extend(kind.new_to(&mut known, count));
-        if kinds.len() == KINDS_MAX {
-            break;
-        }
+        kind.leave_out(self.count);
+        kind
     }
-    kinds
+
+    /// The iterations that do something else, of some whose lengths and requests these are, the latest first.
+    pub(super) fn others(&self, iterations: impl Iterator<Item = (u64, Vec<Came>)>) -> Vec<Kind> {
+        let mut known = HashSet::new();
+        let kinds = iterations.map(|(len, requests)| self.beside(len, &requests));
+        let has_news = |kind: &Kind| kind.partings.iter().filter(|parting| known.insert(parting.key())).count() > 0;
+        kinds.filter(has_news).take(KINDS_MAX).collect()
+    }
 }
 
 /// Places of `cycle` and `other` that are on one path, and where they part: from where to where in the cycle, and what of `other` lies between.
@@ -242,17 +260,20 @@ impl Kind {
         }
     }
 
-    /// Leaves out what is too short for a detour, or too long for the file of a plan of `count` buffers. Nothing where all that is left is known.
-    fn new_to(mut self, known: &mut HashSet<PartingKey>, count: usize) -> Option<Kind> {
+    /// Leaves out what is too short for a detour, or too long for the file of a plan of `count` buffers, and what comes a second time.
+    fn leave_out(&mut self, count: usize) {
         let most = LONGER_MAX * count.max(DETOUR_MIN);
-        let mut own = HashSet::new();
+        let mut known = HashSet::new();
         self.partings.retain(|parting| {
             let over = parting.from.abs_diff(parting.to);
             let has_len = over.max(parting.requests.len()) >= DETOUR_MIN && parting.requests.len() <= most;
-            has_len && own.insert(parting.key())
+            has_len && known.insert(parting.key())
         });
-        let news = self.partings.iter().filter(|parting| known.insert(parting.key())).count();
-        (news > 0).then_some(self)
+    }
+
+    /// It leaves the cycle where the other does, and asks for the same instead.
+    pub(super) fn is_like(&self, other: &Kind) -> bool {
+        self.partings.iter().map(Parting::key).eq(other.partings.iter().map(Parting::key))
     }
 }
 

@@ -28,6 +28,11 @@ impl Lane {
     pub const fn on(stream: StreamId) -> Lane {
         Lane { stream, role: 0 }
     }
+
+    /// The role of a thread where threads race.
+    pub const fn role_of(thread: u32) -> u32 {
+        thread.saturating_add(1)
+    }
 }
 
 impl fmt::Display for Lane {

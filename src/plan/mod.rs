@@ -22,6 +22,7 @@ mod reuse;
 pub mod solve;
 pub mod validate;
 mod vary;
+mod watch;
 
 pub use detour::{Detour, DetourRequest};
 pub use expiry::{Expiries, NEVER};
@@ -33,6 +34,8 @@ pub use lower_bound::lower_bound;
 pub use phases::PhasePair;
 pub use problem::{Buffer, Problem};
 pub use reuse::{ReuseSpaces, first_with_room, span_of};
+use solve::Solution;
+pub use watch::Watch;
 
 use crate::ids::PlanId;
 use crate::limits;
@@ -169,7 +172,7 @@ impl Plan {
         let solution = solver.map_or_else(|| solve::solve(problem), |solver| solve::solve_in(problem, solver))?;
         let cut_first = problem.cut.filter(|cut| cut.iteration == 0).map(|cut| trace.before(&cut));
         let fingerprint = Fingerprint::of(cut_first.as_ref().unwrap_or(trace));
-        let around = detour::place(problem, &solution);
+        let around = detour::place(problem, &solution, Vec::new());
         let placed = problem.buffers.iter().zip(&solution.offsets);
         let plan = Plan {
             pool_len: around.pool_len,
@@ -189,6 +192,19 @@ impl Plan {
             },
         };
         validate::check(&plan).map_err(|source| PlanError::Wrong { solver: solution.solver, source })?;
+        Ok(plan)
+    }
+
+    /// The same plan with detours for iterations of these kinds, too: its entries stay where they are, and its pool may be longer.
+    fn with_kinds(&self, kinds: Vec<Kind>) -> Result<Plan, PlanError> {
+        let problem = Problem::of_plan(self, kinds);
+        let offsets = self.entries.iter().map(|entry| entry.offset).collect();
+        let solution = Solution { offsets, peak: self.pool_len, solver: "", work_units: 0 };
+        let around = detour::place(&problem, &solution, self.detours.clone());
+        let mut plan = Plan { pool_len: around.pool_len, detours: around.detours, ..self.clone() };
+        plan.provenance.lower_bound = plan.provenance.lower_bound.max(around.bound);
+        plan.provenance.work_units += around.work_units;
+        validate::check(&plan).map_err(|source| PlanError::Wrong { solver: "detours", source })?;
         Ok(plan)
     }
 

@@ -17,10 +17,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::kinds::{self, Kind};
+use super::kinds::{self, Came, Cycle, Kind};
 use super::phases::{PhasePair, Phases};
 use super::vary::{self, Asked};
-use super::{DynamicEntry, Entry, Lane, PlanError, race};
+use super::{DynamicEntry, Entry, Lane, Plan, PlanError, race};
+use crate::ids::StreamId;
 use crate::limits;
 use crate::trace::{Context, ContextKey, Cut, Event, EventKind, Phase, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
@@ -224,11 +225,24 @@ impl Problem {
         if alike.len() > 1 && cut.is_none() {
             let others = (1..iteration).rev().take(kinds::LOOKED_AT).filter(|other| len(*other) > 0);
             let others = others.map(|other| (len(other), asked_in(of(other))));
-            problem.kinds = kinds::find(&numbers, problem.buffers.len(), others);
+            problem.kinds = Cycle::of(&numbers, problem.buffers.len()).others(others);
         }
         let phases = Phases::of(trace, iteration, is_first);
         problem.buffers.iter_mut().for_each(|buffer| buffer.phases = phases.pair(buffer.lifetime));
         Ok(problem)
+    }
+
+    /// The requests of a plan, with kinds of iterations that it may not have yet.
+    pub(super) fn of_plan(plan: &Plan, kinds: Vec<Kind>) -> Problem {
+        let buffer = |entry: &Entry| {
+            let Entry { bytes, lane, context, lifetime, again, .. } = *entry;
+            Buffer { bytes, len: entry.span().len(), lane, context, lifetime, again, phases: PhasePair::default() }
+        };
+        let buffers = plan.entries.iter().map(buffer).collect();
+        let problem = Problem { buffers, cycle_start: plan.cycle_start, kinds, ..Problem::default() };
+        // What lives on into the next pass lives to the end in that.
+        let pass_end = Tick(problem.end().0.saturating_sub(plan.cycle_len().unwrap_or(0)));
+        Problem { pass_end, ..problem }
     }
 
     /// What comes again and again, without what comes once before it.
@@ -341,9 +355,18 @@ fn both(places: &Places, one: u32, other: u32) -> [&[usize]; 2] {
 }
 
 /// What one iteration asks for, and when each of it is live in that, if it does not outlive it.
-fn asked_in<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Vec<(Asked, u64, Option<u64>)> {
+fn asked_in<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Vec<Came> {
     let freed = |one: &Allocation| one.freed.filter(|(freed_in, at)| *freed_in == one.iteration && *at > one.at);
     allocations.map(|one| (one.asked(), one.at, freed(one).map(|(_, at)| at))).collect()
+}
+
+/// What the one iteration that a trace is of asks for, without what varies, and its length in ticks. On these streams each thread is a lane.
+pub(super) fn only_iteration(trace: &Trace, raced: &BTreeSet<StreamId>) -> (u64, Vec<Came>) {
+    let Seen { mut allocations, lens, .. } = Seen::collect(trace, u32::MAX, false);
+    for one in allocations.iter_mut().filter(|one| raced.contains(&one.lane.stream)) {
+        one.lane.role = Lane::role_of(one.thread);
+    }
+    (lens.values().sum(), asked_in(allocations.iter().filter(|one| !one.is_dynamic)))
 }
 
 /// Where threads race on a stream, over these two iterations, each of them is a lane.
@@ -355,7 +378,7 @@ fn tell_threads_apart(allocations: &mut [Allocation], both: [&[usize]; 2]) {
     let races = streams.filter(|(_, [one, other])| race::is_on(&asked(one), &asked(other)));
     let races: BTreeSet<Lane> = races.map(|(stream, _)| stream).collect();
     for asked in allocations.iter_mut().filter(|asked| races.contains(&asked.lane)) {
-        asked.lane.role = asked.thread.saturating_add(1);
+        asked.lane.role = Lane::role_of(asked.thread);
     }
 }
 

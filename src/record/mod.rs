@@ -90,6 +90,11 @@ impl<S: Sink> Recorder<S> {
         &self.sink
     }
 
+    /// The same, to take from.
+    pub fn sink_mut(&mut self) -> &mut S {
+        &mut self.sink
+    }
+
     /// Puts what has come where it outlives the process.
     pub fn flush(&mut self) {
         let remarks = self.remarks();

@@ -61,6 +61,13 @@ impl Collected {
         &self.trace
     }
 
+    /// Takes out the first events, so many: there is room for others.
+    pub fn take_first(&mut self, count: usize) -> Trace {
+        let left = self.trace.events.split_off(count.min(self.trace.events.len()));
+        let events = std::mem::replace(&mut self.trace.events, left);
+        Trace { events, modules: self.trace.modules.clone() }
+    }
+
     /// The same, to keep.
     pub fn into_trace(self) -> Trace {
         self.trace

@@ -3,7 +3,7 @@
 use super::*;
 use crate::ids::StreamId;
 use crate::plan::validate::{Wrong, check};
-use crate::plan::{Plan, format};
+use crate::plan::{Plan, Watch, format};
 use crate::trace::{Context, ContextKey, Event, EventKind, Phase, Trace};
 
 /// What an iteration does.
@@ -127,6 +127,30 @@ fn of_what_comes_again_and_again_before_a_step_one_round_has_places() {
     assert_eq!((round.requests.len() as u64, round.spans().count() as u64), (LAYERS + 1, LAYERS));
     assert_eq!(round.requests.last().and_then(DetourRequest::span), None);
     assert_eq!(of(70).detours, plan.detours);
+}
+
+#[test]
+fn a_kind_is_learned_once_it_came_twice_and_the_job_goes_by_its_plan_again() {
+    let plan = Plan::of_cycle(&job(&[Step, Step, Step, Step], DEFAULT), 3).unwrap();
+    let iterations = [Step, Evaluation(3), Step, Evaluation(5), Step, Evaluation(3), Evaluation(3), Step, Step];
+    let trace = job(&iterations, DEFAULT);
+    let only = |iteration: u32| {
+        let events = trace.events.iter().filter(|event| event.iteration == iteration).copied().collect();
+        Trace { events, modules: trace.modules.clone() }
+    };
+    let learned = |plan: &Plan| {
+        let mut watch = Watch::of(plan);
+        (1..9).map(|iteration| watch.look(&only(iteration)).unwrap()).collect::<Vec<Option<Plan>>>()
+    };
+    let first = learned(&plan);
+    assert_eq!(first.iter().map(Option::is_some).collect::<Vec<_>>(), (1..9).map(|at| at == 7).collect::<Vec<_>>());
+    let longer = first.into_iter().flatten().next().unwrap();
+    assert_eq!((&longer.entries, longer.detours.len(), longer.detour_requests()), (&plan.entries, 1, LAYERS));
+    assert_eq!(longer.cycle_span(), plan.pool_len);
+    assert!(longer.pool_len > plan.pool_len && longer.gap() < 0.05, "{}", longer.gap());
+    assert_eq!(check(&longer), Ok(()));
+    // The same is not learned again, what came once still is not, and what is known stays where it is.
+    assert_eq!(learned(&longer).into_iter().flatten().next(), None);
 }
 
 #[test]

@@ -134,7 +134,7 @@ impl Lanes {
         };
         let mut lanes: Vec<usize> = (0..self.all.len()).filter(|lane| may_be(&self.bindings[*lane])).collect();
         let is_other =
-            |of_plan: Lane| (of_plan.stream != request.stream, of_plan.role != request.thread.saturating_add(1));
+            |of_plan: Lane| (of_plan.stream != request.stream, of_plan.role != Lane::role_of(request.thread));
         lanes.sort_by_cached_key(|lane| (is_other(self.bindings[*lane].of_plan), self.all[*lane].begins()));
         lanes
     }

@@ -1,0 +1,78 @@
+//! Iterations that come while a plan is followed: kinds that the plan does not have, and that came twice, have places from then on.
+//!
+//! Twice, as what came once may be anything, and a job whose sizes change at every step would get a new plan at each. And once the job goes by its plan again: one that has changed for good wants another.
+//!
+//! Not for: where the iterations come from ([`crate::auto`]).
+
+use std::collections::{BTreeSet, HashSet};
+
+use super::kinds::{Cycle, KINDS_MAX, Kind, Parting, PartingKey};
+use super::vary::Asked;
+use super::{Detour, Entry, Plan, PlanError, problem};
+use crate::ids::StreamId;
+use crate::trace::Trace;
+
+/// Looks at the iterations of a job that goes by a plan.
+#[derive(Debug)]
+pub struct Watch {
+    plan: Plan,
+    cycle: Cycle,
+    /// Streams of which each thread is a lane.
+    raced: BTreeSet<StreamId>,
+    known: HashSet<PartingKey>,
+    /// Kinds that the plan does not have, each with how often it came; the one that came first is the first.
+    seen: Vec<(Kind, u32)>,
+}
+
+/// What came so often comes again.
+const TIMES: u32 = 2;
+
+impl Watch {
+    /// Of a job that goes by `plan`.
+    pub fn of(plan: &Plan) -> Watch {
+        let asked = |entry: &Entry| Asked { bytes: entry.bytes, lane: entry.lane, context: entry.context };
+        let requests = plan.entries.iter().enumerate().skip(plan.cycle_start);
+        let requests: Vec<_> = requests.map(|(number, entry)| (asked(entry), Some(number))).collect();
+        let lanes = plan.entries.iter().map(|entry| entry.lane).filter(|lane| lane.role > 0);
+        Watch {
+            cycle: Cycle::of(&requests, plan.entries.len()),
+            raced: lanes.map(|lane| lane.stream).collect(),
+            known: plan.detours.iter().map(Detour::key).collect(),
+            seen: Vec::new(),
+            plan: plan.clone(),
+        }
+    }
+
+    /// The plan that the job goes by.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Looks at a whole iteration, which is all that the trace has. Gives the plan with the kinds that came twice, if there are any and this is one that it had before.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Wrong`], which is a bug here.
+    pub fn look(&mut self, iteration: &Trace) -> Result<Option<Plan>, PlanError> {
+        let (len, requests) = problem::only_iteration(iteration, &self.raced);
+        let kind = self.cycle.beside(len, &requests);
+        if !kind.partings.iter().map(Parting::key).all(|key| self.known.contains(&key)) {
+            self.note(kind);
+            return Ok(None);
+        }
+        let came_again: Vec<Kind> =
+            self.seen.extract_if(.., |(_, times)| *times >= TIMES).map(|(kind, _)| kind).collect();
+        if came_again.is_empty() { Ok(None) } else { self.plan.with_kinds(came_again).map(Some) }
+    }
+
+    fn note(&mut self, kind: Kind) {
+        if let Some((_, times)) = self.seen.iter_mut().find(|(seen, _)| seen.is_like(&kind)) {
+            *times += 1;
+            return;
+        }
+        if self.seen.len() == KINDS_MAX {
+            self.seen.remove(0);
+        }
+        self.seen.push((kind, 1));
+    }
+}
