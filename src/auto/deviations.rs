@@ -14,8 +14,9 @@ pub(super) struct Deviations {
     bad: u32,
     bad_max: u32,
     stretches: u64,
-    /// When it was last looked for a surprise.
+    /// When it was last looked for a surprise, and the deviations that are usual, once that is known.
     looked: Figures,
+    usual: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,7 +32,7 @@ const SHARE: u64 = 10;
 /// Iterations of a stretch.
 const ITERATIONS: u64 = 2;
 /// A stretch is over after the requests of so many iterations, whether their ends are marked or not: who marked the first may mark no more.
-const LONGEST: u64 = 64;
+const LONGEST: u64 = 1024;
 /// So many deviations within an iteration are a surprise: fewer are no iteration of another kind.
 const SURPRISE: u64 = 16;
 /// Stretches in a row before the first new plan; each plan after that takes twice as many, for a job that no plan fits.
@@ -40,10 +41,12 @@ const BAD_MAX: u32 = 2;
 impl Figures {
     fn of(runtime: &Runtime) -> Figures {
         let counters = runtime.counters();
+        // First: what ends between the two looks is an iteration whose deviations are counted.
+        let iterations = counters.get(Counter::Iterations);
         Figures {
             requests: counters.sum(&Counter::REQUESTS),
             deviations: counters.sum(&Counter::DEVIATIONS),
-            iterations: counters.get(Counter::Iterations),
+            iterations,
         }
     }
 
@@ -58,22 +61,24 @@ impl Deviations {
     pub(super) fn from_now(runtime: &Runtime, made: u32, requests: usize) -> Deviations {
         let bad_max = BAD_MAX.checked_shl(made.saturating_sub(1)).unwrap_or(u32::MAX);
         let before = Figures::of(runtime);
-        Deviations { before, requests: requests as u64, bad: 0, bad_max, stretches: 0, looked: before }
+        Deviations { before, requests: requests as u64, bad: 0, bad_max, stretches: 0, looked: before, usual: None }
     }
 
-    /// Iterations that somebody marks have ended since it was last asked, and more in them than now and then did not go by the plan.
+    /// Iterations that somebody marks have ended since it was last asked, and much more in them than before did not go by the plan.
     pub(super) fn has_surprise(&mut self, runtime: &Runtime) -> bool {
         let now = Figures::of(runtime);
-        if now.iterations == self.looked.iterations {
+        let (deviations, requests) = now.since(&self.looked);
+        // Two marks one after the other end one iteration.
+        if now.iterations == self.looked.iterations || requests < self.requests / 2 {
             return false;
         }
-        let before = std::mem::replace(&mut self.looked, now);
-        let (deviations, requests) = now.since(&before);
+        self.looked = now;
         // An iteration that goes by the plan says that the job has not changed for good.
         if deviations * SHARE <= requests {
             self.bad = 0;
         }
-        deviations >= SURPRISE
+        let usual = self.usual.replace(deviations);
+        usual.is_some_and(|usual| deviations >= SURPRISE.saturating_add(usual.saturating_mul(2)))
     }
 
     /// Stretches that are over.

@@ -92,6 +92,7 @@ struct Following {
 struct Watching {
     recorded: Recorded,
     watch: Watch,
+    iterations: usize,
 }
 
 /// Why no more plans are made.
@@ -132,8 +133,9 @@ struct Offered {
 const TORN_MAX: u32 = 4;
 /// Of a job whose iterations have little in common a plan is made in the end, of what they have.
 const UNLIKE_MAX: u32 = 3;
-/// Kinds of iterations are looked for so often.
+/// Kinds of iterations are looked for so often, in so many iterations each time: an evaluation in every thousand has come twice by then.
 const WATCHES_MAX: u32 = 8;
+const WATCHED_MAX: usize = 4096;
 /// A plan for which there was no memory is offered so often: a later iteration may begin with less in use.
 const TRIES_MAX: u32 = 3;
 /// Where nobody marks iterations an offer waits for so many looks, a minute of a training process.
@@ -227,7 +229,7 @@ impl AutoPlanner {
         if is_surprised && self.watches_left > 0 {
             self.watches_left -= 1;
             let recorded = Recorded::begin(runtime, true, self.events_max);
-            following.watching = Some(Watching { recorded, watch: Watch::of(&following.plan) });
+            following.watching = Some(Watching { recorded, watch: Watch::of(&following.plan), iterations: 0 });
         }
         Ok(Stage::Following(following))
     }
@@ -240,10 +242,10 @@ impl AutoPlanner {
         runtime: &Runtime,
         shelf: &impl Shelf,
     ) -> Stage {
-        let ended = watching.recorded.ended();
-        let goes_on = ended.is_some();
-        let found = ended.into_iter().flatten().find_map(|one| watching.watch.look(&one).transpose());
-        if found.is_none() && goes_on {
+        let (ended, goes_on) = watching.recorded.ended();
+        watching.iterations += ended.len();
+        let found = ended.iter().find_map(|one| watching.watch.look(one).transpose());
+        if found.is_none() && goes_on && watching.iterations < WATCHED_MAX {
             following.watching = Some(watching);
             return Stage::Following(following);
         }
@@ -327,7 +329,7 @@ impl AutoPlanner {
     }
 
     /// The runtime has taken the plan, or has no memory for it, or waits for an iteration to begin.
-    fn wait(&self, mut offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {
+    fn wait(&mut self, mut offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {
         if runtime.has_offer() {
             offered.looks += 1;
             if self.is_unmarked && offered.looks > LOOKS_MAX {
@@ -343,10 +345,14 @@ impl AutoPlanner {
             }
             return Ok(self.going_by(offered.plan, runtime));
         }
-        if offered.tries == TRIES_MAX {
-            return offered.before.map(|plan| self.going_by(plan, runtime)).ok_or(Over::NoMemory);
-        }
-        self.offer(offered, runtime)
+        let before = offered.before.clone();
+        let is_given_up = offered.tries == TRIES_MAX;
+        let offered = if is_given_up { Err(Over::NoMemory) } else { self.offer(offered, runtime) };
+        offered.or_else(|over| {
+            // With the plan that is there the job goes on as it did.
+            self.watches_left = 0;
+            before.map(|plan| self.going_by(plan, runtime)).ok_or(over)
+        })
     }
 
     fn going_by(&self, plan: Plan, runtime: &Runtime) -> Stage {

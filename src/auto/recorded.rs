@@ -11,7 +11,7 @@ use crate::limits;
 use crate::record::{self, Collected, Recorder};
 use crate::runtime::{Counter, Runtime, TapNumber};
 use crate::trace::period::{self, Period};
-use crate::trace::{EventKind, Trace, live_after};
+use crate::trace::{Event, EventKind, Trace, live_after};
 use crate::units::Bytes;
 
 /// A recording under way.
@@ -98,19 +98,22 @@ impl Recorded {
         (!goes_on).then_some(Ended::NoPeriod)
     }
 
-    /// Takes out the iterations that marks have ended since; of one that was going on when it began there is no whole. Nothing more comes where it lacks events or is as long as it may be.
-    pub(super) fn ended(&mut self) -> Option<Vec<Trace>> {
+    /// Takes out the iterations that marks have ended since; of one that was going on when it began there is no whole. And whether more may come: not where it lacks events or is as long as it may be.
+    pub(super) fn ended(&mut self) -> (Vec<Trace>, bool) {
         let goes_on = self.recorder.drain(limits::RECORD_AHEAD_MAX).goes_on && self.recorder.remarks().dropped == 0;
-        let mut whole = Vec::new();
-        loop {
-            let news = self.trace().events[self.seen..].iter();
-            let Some(mark) = news.map(|event| event.kind).position(|kind| kind == EventKind::Mark) else { break };
-            let iteration = self.recorder.sink_mut().take_first(self.seen + mark + 1);
-            whole.extend(Some(iteration).filter(|_| self.marks > 0));
-            (self.seen, self.marks) = (0, self.marks.saturating_add(1));
-        }
+        let is_mark = |event: &Event| event.kind == EventKind::Mark;
+        let last = self.trace().events[self.seen..].iter().rposition(is_mark).map(|mark| self.seen + mark);
+        let taken = last.map(|last| self.recorder.sink_mut().take_first(last + 1)).unwrap_or_default();
         self.seen = self.trace().events.len();
-        goes_on.then_some(whole)
+        let mut whole = Vec::new();
+        for events in taken.events.split_inclusive(is_mark) {
+            // What asks for nothing is no iteration.
+            if self.marks > 0 && events.len() > 1 {
+                whole.push(Trace { events: events.to_vec(), modules: taken.modules.clone() });
+            }
+            self.marks = self.marks.saturating_add(1);
+        }
+        (whole, goes_on)
     }
 
     /// What repeats, if that is there as often as is wanted.

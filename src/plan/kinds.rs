@@ -39,6 +39,8 @@ pub struct Kind {
     /// Buffers of the cycle that it asks for, too, by their numbers in the problem, and when they are live there.
     pub(super) kept: Vec<(usize, Lifetime)>,
     pub(super) partings: Vec<Parting>,
+    /// It has others, which are too long.
+    pub(super) lacks: bool,
 }
 
 /// Where it does something else than the cycle.
@@ -204,39 +206,56 @@ struct Part {
 
 /// Cuts what is longer than the cycle, of `longest` requests, where it comes again and again: one round of that stands for all.
 fn parts(asked: &[Asked], longest: usize) -> Vec<Part> {
-    let mut parts = Vec::new();
-    let mut done = 0;
+    let (mut parts, mut done) = (Vec::new(), 0);
+    let mut rounds = (asked.len() > longest).then(|| Rounds::of(asked));
     while asked.len() - done > longest
-        && let Some((begin, round, end)) = rounds(&asked[done..])
+        && let Some((begin, round, end)) = rounds.as_mut().and_then(|rounds| rounds.next(done))
     {
-        let before = Some(done..done + begin).filter(|before| !before.is_empty());
-        let requests = before.into_iter().chain(std::iter::once(done + begin..done + begin + round));
+        let before = Some(done..begin).filter(|before| !before.is_empty());
+        let requests = before.into_iter().chain(std::iter::once(begin..begin + round));
         parts.extend(requests.map(|requests| Part { requests, is_last: false }));
-        done += end;
+        done = end;
     }
     parts.push(Part { requests: done..asked.len(), is_last: true });
     parts
 }
 
-/// The first that comes at least twice in a row: where it begins, how long it is, and where it comes no more.
-fn rounds(asked: &[Asked]) -> Option<(usize, usize, usize)> {
-    // The next place behind each, from which as much is asked for in a row.
-    let mut known: HashMap<u64, usize> = HashMap::new();
-    let runs = asked.windows(DETOUR_MIN).map(hash).enumerate().rev();
-    let mut next: Vec<Option<usize>> = runs.map(|(at, run)| known.insert(run, at)).collect();
-    next.reverse();
-    let mut looks = LOOKS_PER_REQUEST * asked.len();
-    let mut length = |begin: usize, again: usize| {
-        let round = again - begin;
-        let same = asked[begin..].iter().zip(&asked[again..]).take(looks);
-        let same = same.take_while(|(one, again)| one == again).count();
-        looks = looks.saturating_sub(same + 1);
-        (round >= DETOUR_MIN && same >= round).then(|| (begin, round, begin + (same / round + 1) * round))
-    };
-    (0..next.len()).find_map(|begin| {
-        let mut places = std::iter::successors(next[begin], |place| next[*place]);
-        places.find_map(|again| length(begin, again))
-    })
+/// Looks for what comes at least twice in a row.
+struct Rounds<'a> {
+    asked: &'a [Asked],
+    /// The next place behind each, from which as much is asked for in a row.
+    again: Vec<Option<usize>>,
+    /// So much is yet looked at.
+    looks: usize,
+}
+
+impl<'a> Rounds<'a> {
+    fn of(asked: &'a [Asked]) -> Rounds<'a> {
+        let mut known: HashMap<u64, usize> = HashMap::new();
+        let runs = asked.windows(DETOUR_MIN).map(hash).enumerate().rev();
+        let mut again: Vec<Option<usize>> = runs.map(|(at, run)| known.insert(run, at)).collect();
+        again.reverse();
+        Rounds { asked, again, looks: LOOKS_PER_REQUEST * asked.len() }
+    }
+
+    /// The first from a place on: where it begins, how long it is, and where it comes no more.
+    fn next(&mut self, from: usize) -> Option<(usize, usize, usize)> {
+        for begin in from..self.again.len() {
+            let mut place = self.again[begin];
+            while let Some(again) = place {
+                self.looks = self.looks.checked_sub(1)?;
+                let round = again - begin;
+                let same = self.asked[begin..].iter().zip(&self.asked[again..]).take(self.looks);
+                let same = if round < DETOUR_MIN { 0 } else { same.take_while(|(one, again)| one == again).count() };
+                self.looks -= same;
+                if round >= DETOUR_MIN && same >= round {
+                    return Some((begin, round, begin + (same / round + 1) * round));
+                }
+                place = self.again[again];
+            }
+        }
+        None
+    }
 }
 
 impl Parting {
@@ -260,15 +279,22 @@ impl Kind {
         }
     }
 
-    /// Leaves out what is too short for a detour, or too long for the file of a plan of `count` buffers, and what comes a second time.
+    /// Leaves out what is too short for a detour and what comes a second time, and what would make it too long for the file of a plan of `count` buffers.
     fn leave_out(&mut self, count: usize) {
-        let most = LONGER_MAX * count.max(DETOUR_MIN);
+        let mut left = LONGER_MAX * count.max(DETOUR_MIN);
         let mut known = HashSet::new();
+        let mut lacks = false;
         self.partings.retain(|parting| {
             let over = parting.from.abs_diff(parting.to);
-            let has_len = over.max(parting.requests.len()) >= DETOUR_MIN && parting.requests.len() <= most;
-            has_len && known.insert(parting.key())
+            if over.max(parting.requests.len()) < DETOUR_MIN || !known.insert(parting.key()) {
+                return false;
+            }
+            let rest = left.checked_sub(parting.requests.len());
+            lacks |= rest.is_none();
+            left = rest.unwrap_or(left);
+            rest.is_some()
         });
+        self.lacks = lacks;
     }
 
     /// It leaves the cycle where the other does, and asks for the same instead.

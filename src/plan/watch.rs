@@ -8,9 +8,9 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::kinds::{Cycle, KINDS_MAX, Kind, Parting, PartingKey};
 use super::vary::Asked;
-use super::{Detour, Entry, Plan, PlanError, problem};
+use super::{Detour, Entry, Lane, Plan, PlanError, problem};
 use crate::ids::StreamId;
-use crate::trace::Trace;
+use crate::trace::{ContextKey, Trace};
 
 /// Looks at the iterations of a job that goes by a plan.
 #[derive(Debug)]
@@ -20,24 +20,32 @@ pub struct Watch {
     /// Streams of which each thread is a lane.
     raced: BTreeSet<StreamId>,
     known: HashSet<PartingKey>,
+    /// What the plan has, and from where it expects what varies: nothing is to be learned of that.
+    planned: HashSet<Asked>,
+    varying: HashSet<(Lane, ContextKey)>,
     /// Kinds that the plan does not have, each with how often it came; the one that came first is the first.
     seen: Vec<(Kind, u32)>,
 }
 
-/// What came so often comes again.
+/// What came so often comes again, once the job goes by its plan; and so often, whatever the job does.
 const TIMES: u32 = 2;
+const TIMES_MAX: u32 = 8;
 
 impl Watch {
     /// Of a job that goes by `plan`.
     pub fn of(plan: &Plan) -> Watch {
         let asked = |entry: &Entry| Asked { bytes: entry.bytes, lane: entry.lane, context: entry.context };
         let requests = plan.entries.iter().enumerate().skip(plan.cycle_start);
-        let requests: Vec<_> = requests.map(|(number, entry)| (asked(entry), Some(number))).collect();
+        let again = |number: usize, entry: &Entry| Some(number).filter(|_| entry.again.is_some());
+        let requests: Vec<_> = requests.map(|(number, entry)| (asked(entry), again(number, entry))).collect();
+        let varying = plan.dynamic.iter().filter(|entry| !entry.context.is_unknown());
         let lanes = plan.entries.iter().map(|entry| entry.lane).filter(|lane| lane.role > 0);
         Watch {
             cycle: Cycle::of(&requests, plan.entries.len()),
             raced: lanes.map(|lane| lane.stream).collect(),
             known: plan.detours.iter().map(Detour::key).collect(),
+            planned: plan.entries.iter().map(asked).collect(),
+            varying: varying.map(|entry| (entry.lane, entry.context)).collect(),
             seen: Vec::new(),
             plan: plan.clone(),
         }
@@ -48,20 +56,29 @@ impl Watch {
         &self.plan
     }
 
-    /// Looks at a whole iteration, which is all that the trace has. Gives the plan with the kinds that came twice, if there are any and this is one that it had before.
+    /// Looks at a whole iteration, which is all that the trace has. Gives the plan with the kinds that came twice, if there are any and this is one that it had before, or with one that came again and again.
     ///
     /// # Errors
     ///
     /// [`PlanError::Wrong`], which is a bug here.
     pub fn look(&mut self, iteration: &Trace) -> Result<Option<Plan>, PlanError> {
-        let (len, requests) = problem::only_iteration(iteration, &self.raced);
-        let kind = self.cycle.beside(len, &requests);
-        if !kind.partings.iter().map(Parting::key).all(|key| self.known.contains(&key)) {
-            self.note(kind);
+        let (len, mut requests) = problem::only_iteration(iteration, &self.raced);
+        let varies = |asked: &Asked| self.varying.contains(&(asked.lane, asked.context));
+        requests.retain(|(asked, ..)| !varies(asked) || self.planned.contains(asked));
+        let mut kind = self.cycle.beside(len, &requests);
+        // A plan of another process may have other names for its streams and threads.
+        let came: HashSet<Lane> = requests.iter().map(|(asked, ..)| asked.lane).collect();
+        kind.partings.retain(|parting| parting.lane == Lane::on(StreamId::DEFAULT) || came.contains(&parting.lane));
+        if kind.lacks {
             return Ok(None);
         }
+        let is_known = kind.partings.iter().map(Parting::key).all(|key| self.known.contains(&key));
+        let wanted = if is_known { TIMES } else { TIMES_MAX };
+        if !is_known {
+            self.note(kind);
+        }
         let came_again: Vec<Kind> =
-            self.seen.extract_if(.., |(_, times)| *times >= TIMES).map(|(kind, _)| kind).collect();
+            self.seen.extract_if(.., |(_, times)| *times >= wanted).map(|(kind, _)| kind).collect();
         if came_again.is_empty() { Ok(None) } else { self.plan.with_kinds(came_again).map(Some) }
     }
 

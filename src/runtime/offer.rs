@@ -1,7 +1,8 @@
 //! A plan that comes while the job runs: made ready by another thread, installed between two iterations, with the memory that is there.
 //!
 //! What is live stays where it is, in the pools that served it. What is idle goes behind the addresses of the static pool; what lacks there comes as it is freed ([`super::installed`]). So the process never
-//! holds more for the plan than it held before, or than was live at one time and a 64th: where that could not be, the plan is not installed, and this is counted.
+//! holds more for the plan's entries than it held before, or than was live at one time and a 64th: where that could not be, the plan is not installed, and this is counted. What only its detours need comes when one does, as the
+//! memory for any request.
 //!
 //! Not for: making plans ([`crate::auto`]).
 //!

@@ -204,7 +204,9 @@ impl Runtime {
                     let mut pools = self.lock();
                     let wanted = pools.planned.as_ref().map_or_else(Vec::new, |installed| installed.lacks_for(request));
                     is_refused = !self.back(&mut pools, &wanted, chunks);
-                    if !is_refused && !wanted.is_empty() {
+                    let lacks =
+                        pools.planned.as_ref().is_some_and(|installed| !installed.lacks_for(request).is_empty());
+                    if !is_refused && !wanted.is_empty() && !lacks {
                         return Ok(self.alloc_backed(&mut pools, request));
                     }
                 }

@@ -133,15 +133,16 @@ fn of_what_comes_again_and_again_before_a_step_one_round_has_places() {
 fn a_kind_is_learned_once_it_came_twice_and_the_job_goes_by_its_plan_again() {
     let plan = Plan::of_cycle(&job(&[Step, Step, Step, Step], DEFAULT), 3).unwrap();
     let iterations = [Step, Evaluation(3), Step, Evaluation(5), Step, Evaluation(3), Evaluation(3), Step, Step];
-    let trace = job(&iterations, DEFAULT);
-    let only = |iteration: u32| {
-        let events = trace.events.iter().filter(|event| event.iteration == iteration).copied().collect();
-        Trace { events, modules: trace.modules.clone() }
-    };
-    let learned = |plan: &Plan| {
+    let learned_of = |plan: &Plan, iterations: &[Does]| {
+        let trace = job(iterations, DEFAULT);
+        let only = |iteration: usize| {
+            let events = trace.events.iter().filter(|event| event.iteration == iteration as u32).copied().collect();
+            Trace { events, modules: trace.modules.clone() }
+        };
         let mut watch = Watch::of(plan);
-        (1..9).map(|iteration| watch.look(&only(iteration)).unwrap()).collect::<Vec<Option<Plan>>>()
+        (1..iterations.len()).map(|nth| watch.look(&only(nth)).unwrap()).collect::<Vec<Option<Plan>>>()
     };
+    let learned = |plan: &Plan| learned_of(plan, &iterations);
     let first = learned(&plan);
     assert_eq!(first.iter().map(Option::is_some).collect::<Vec<_>>(), (1..9).map(|at| at == 7).collect::<Vec<_>>());
     let longer = first.into_iter().flatten().next().unwrap();
@@ -151,6 +152,9 @@ fn a_kind_is_learned_once_it_came_twice_and_the_job_goes_by_its_plan_again() {
     assert_eq!(check(&longer), Ok(()));
     // The same is not learned again, what came once still is not, and what is known stays where it is.
     assert_eq!(learned(&longer).into_iter().flatten().next(), None);
+    // What comes every time is learned without.
+    let always = learned_of(&plan, &[More(20); 10]);
+    assert_eq!(always.iter().position(Option::is_some), Some(7));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use super::bits::Bits;
 use crate::extents::cut;
 use crate::limits;
 use crate::pool::starts::Starts;
-use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
+use crate::units::{Bytes, Place as _, PlanOffset, PlanSpan, Span};
 
 /// Bytes in one cell: as the smallest chunk.
 pub(super) const CELL: u64 = 2 << 20;
@@ -290,9 +290,16 @@ impl Tenants {
         self.all().map(Tenant::span)
     }
 
-    /// Everything that is in the way: tenants and holes.
+    /// Everything that is in the way: tenants, and holes, those side by side as one.
     pub(super) fn obstacles(&self) -> impl Iterator<Item = PlanSpan> + '_ {
-        self.spans().chain(self.holes.iter().map(whole_cell))
+        let mut cells = self.holes.iter().peekable();
+        let holes = std::iter::from_fn(move || {
+            let first = cells.next()?;
+            let last = std::iter::successors(Some(first), |last| cells.next_if_eq(&(last + 1))).last()?;
+            let (start, end) = (whole_cell(first).start(), whole_cell(last).end());
+            Span::new(start, end.checked_distance(start)?)
+        });
+        self.spans().chain(holes)
     }
 
     /// The tenants, with the bytes that were asked for.
