@@ -51,11 +51,6 @@ impl Watch {
         }
     }
 
-    /// The plan that the job goes by.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
     /// Looks at a whole iteration, which is all that the trace has. Gives the plan with the kinds that came twice, if there are any and this is one that it had before, or with one that came again and again.
     ///
     /// # Errors

@@ -77,7 +77,8 @@ impl Installed {
         }
         let granule = config.granule;
         let (base, lent) = (mapping.slot_count(), LentBlocks::default());
-        let cycle = (0..base).take_while(|slot| slot_begins(&mapping, *slot) < plan.cycle_span()).count();
+        let span = plan.cycle_span();
+        let cycle = (0..base).take_while(|slot| slot_begins(&mapping, *slot) < span).count();
         let (holes, tail) = (Vec::new(), Vec::new());
         Installed { pool, mapping, id: plan.id(), held, is_late: false, holes, base, cycle, granule, tail, lent }
     }
