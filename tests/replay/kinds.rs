@@ -151,7 +151,8 @@ fn iterations_of_other_kinds_have_places_in_the_plan_once_one_of_each_was_seen()
                 plan.detours.len()
             );
             // Gradients of the step before live on through all evaluations, and are in the way of some of them.
-            let blocked = if matches!(kind, Kind::Behind(_)) { 200 } else { 0 };
+            let are_blocked = *name == "opt-13b-Z3-RO" && kind == Kind::Behind(100);
+            let blocked = if are_blocked { 200 } else { 0 };
             let seen = ours.deviations[6..].iter().zip(&before.deviations[6..]);
             let more: Vec<u64> = seen.map(|(now, before)| now - before).collect();
             assert!(more[0] + more[2] == 0 && more[1] <= blocked, "{name}, {kind:?}: {more:?}");
@@ -160,7 +161,7 @@ fn iterations_of_other_kinds_have_places_in_the_plan_once_one_of_each_was_seen()
             let varies = *name == "qwen-moe-V-last";
             let is_larger = matches!(kind, Kind::Evaluation(200) | Kind::Batch(130) | Kind::Behind(200));
             let (least, most) = match (is_larger, varies) {
-                (false, false) => (if blocked > 0 { 0.997 } else { 0.999 }, 1.0),
+                (false, false) => (if are_blocked { 0.997 } else { 0.999 }, 1.0),
                 (false, true) => (0.993, 1.0),
                 (true, false) => (0.97, 1.0),
                 (true, true) => (0.92, 1.08),
