@@ -216,6 +216,26 @@ fn a_request_that_lives_into_the_next_iteration_is_live_in_two_stretches() {
 }
 
 #[test]
+fn bytes_that_wait_for_a_stream_are_nobody_elses_until_that_has_passed() {
+    let mut events = Vec::new();
+    for iteration in 0..3 {
+        let id = u64::from(iteration) * 10;
+        events.push(event(id, EventKind::Alloc, 2000, iteration, Phase::Forward));
+        events.push(event(id, EventKind::Free, 0, iteration, Phase::Forward));
+        events.push(event(id + 1, EventKind::Alloc, 3000, iteration, Phase::Forward));
+        events.push(event(id, EventKind::FreeCompleted, 0, iteration, Phase::Backward));
+        events.push(event(id + 1, EventKind::Free, 0, iteration, Phase::Backward));
+    }
+    let peak = |events| {
+        let problem = Problem::from_trace(&Trace { events, modules: vec![String::new()] }, 1).unwrap();
+        solve(&problem).unwrap().peak.get()
+    };
+    assert_eq!(peak(events.clone()), 2048 + 3072);
+    events.retain(|event| event.kind != EventKind::FreeCompleted);
+    assert_eq!(peak(events), 3072, "free at once, the two share");
+}
+
+#[test]
 fn one_iteration_is_enough_for_a_plan() {
     let problem = Problem::from_trace(&small_job(1), 0).unwrap();
     assert_eq!((problem.cycle_start, problem.buffers.len()), (1, 3));

@@ -69,8 +69,7 @@ struct Carried {
 
 impl Carried {
     fn of(trace: &Trace, last: u32) -> Carried {
-        let completing = trace.events.iter().filter(|event| event.kind == EventKind::FreeCompleted);
-        let completing: HashSet<u32> = completing.map(|event| event.device).collect();
+        let waiting = trace.waiting();
         let mut made: HashMap<u64, (&Event, Life)> = HashMap::new();
         // Those of before, as they were at the beginning; in the order in which the last iteration comes to them.
         let mut begun: Vec<(u64, Life)> = Vec::new();
@@ -85,7 +84,7 @@ impl Carried {
                     begun.push((event.id, *life));
                 }
                 *life = match event.kind {
-                    EventKind::Free if completing.contains(&alloc.device) => Life::Freed,
+                    EventKind::Free if waiting.contains(&alloc.id) => Life::Freed,
                     EventKind::Free | EventKind::FreeCompleted => Life::Gone,
                     _ => *life,
                 };

@@ -100,12 +100,11 @@ impl Perturbation {
 
 /// `trace`, disturbed from iteration `from` on.
 pub fn perturb(trace: &Trace, how: &Perturbation, from: u32) -> Trace {
-    let completing = trace.events.iter().filter(|event| event.kind == EventKind::FreeCompleted);
     let mut disturbed = Disturbed {
         rng: Rng::new(how.seed),
         kinds: Vec::new(),
         ids: FreshIds::of(trace),
-        completing: completing.map(|event| event.device).collect(),
+        waiting: trace.waiting(),
         events: Vec::with_capacity(trace.events.len()),
         dropped: HashSet::new(),
         inserted: VecDeque::new(),
@@ -177,8 +176,8 @@ struct Disturbed {
     /// What happens to requests.
     kinds: Vec<Kind>,
     ids: FreshIds,
-    /// Devices of which the trace says when bytes can be used again.
-    completing: HashSet<u32>,
+    /// Allocations whose bytes can be used again some time after their free.
+    waiting: HashSet<u64>,
     events: Vec<Event>,
     /// Requests that do not come, so that their frees do not either.
     dropped: HashSet<u64>,
@@ -234,9 +233,18 @@ impl Disturbed {
         }
     }
 
+    /// The same allocation once more.
+    fn once_more(&mut self, like: &Event) -> Event {
+        let made = Event { id: self.ids.take(), ..*like };
+        if self.waiting.contains(&like.id) {
+            self.waiting.insert(made.id);
+        }
+        made
+    }
+
     /// A request of a size that somebody else asks for, too.
     fn insert(&mut self, like: &Event) {
-        let event = Event { id: self.ids.take(), is_dynamic: false, ..*like };
+        let event = Event { is_dynamic: false, ..self.once_more(like) };
         self.events.push(event);
         self.inserted.push_back((event, INSERTED_LIVE));
     }
@@ -250,13 +258,13 @@ impl Disturbed {
         }
     }
 
-    /// Frees what was made, unless it is freed already, and completes it where a free alone does not give bytes back.
+    /// Frees what was made, unless it is freed already, and completes it where its free alone does not give bytes back.
     fn end(&mut self, made: &Event, is_freed: bool) {
         let end = Event { bytes: Bytes::ZERO, ..*made };
         if !is_freed {
             self.events.push(Event { kind: EventKind::Free, ..end });
         }
-        if self.completing.contains(&made.device) {
+        if self.waiting.contains(&made.id) {
             self.events.push(Event { kind: EventKind::FreeCompleted, ..end });
         }
     }
@@ -278,7 +286,7 @@ impl Disturbed {
         for event in events {
             match event.kind {
                 EventKind::Alloc => {
-                    let made = Event { id: self.ids.take(), ..*event };
+                    let made = self.once_more(event);
                     names.insert(event.id, (made, false));
                     self.events.push(made);
                 }
@@ -286,7 +294,7 @@ impl Disturbed {
                     if let Some((made, is_freed)) = names.get_mut(&event.id) {
                         *is_freed = true;
                         self.events.push(Event { id: made.id, ..*event });
-                        if !self.completing.contains(&made.device) {
+                        if !self.waiting.contains(&event.id) {
                             names.remove(&event.id);
                         }
                     }
@@ -343,7 +351,8 @@ mod tests {
                 for n in (0..100).filter(|_| completes && id > 0) {
                     text += &format!("0,free_completed,{},,0,{iteration},other,{microbatch}\n", id - 200 + n);
                 }
-                for n in 0..200 {
+                // Those that wait for longest are freed last.
+                for n in (100..200).chain(0..100) {
                     text += &format!("0,free,{},,0,{iteration},backward,{microbatch}\n", id + n);
                 }
                 for n in (100..200).filter(|_| completes) {

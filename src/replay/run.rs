@@ -96,9 +96,9 @@ pub fn run<A: Allocator + ?Sized>(
                     run.served += 1;
                     keeper.alloc(&asked, address, allocator);
                 }
-                Step::Free { slot, event } => {
+                Step::Free { slot, event, waits } => {
                     allocator.free(slot);
-                    if !script.has_completions {
+                    if !waits {
                         allocator.completed(slot);
                     }
                     keeper.free(slot, event, allocator);

@@ -34,12 +34,14 @@ pub struct Asked {
 pub enum Step {
     /// Memory is asked for.
     Alloc(Asked),
-    /// It is given back: asked for, or done at once where the trace knows no more.
+    /// It is given back.
     Free {
         /// Which.
         slot: u32,
         /// The event of the trace that this is.
         event: u32,
+        /// Its bytes can be used again only when a [`Step::Completed`] says so, and not at once.
+        waits: bool,
     },
     /// Its bytes can be used again.
     Completed {
@@ -70,8 +72,6 @@ pub struct Script {
     pub empty: u64,
     /// Iterations that it begins; at least one.
     pub iterations: u32,
-    /// The trace says of this device when bytes can be used again: a free alone does not give them back.
-    pub has_completions: bool,
     /// Most bytes live at one time.
     pub peak_live: Bytes,
 }
@@ -112,8 +112,7 @@ impl Script {
         let mut live: HashMap<u64, Bytes> = HashMap::new();
         let mut live_bytes = Bytes::ZERO;
         let mut iteration = None;
-        let completes = |event: &Event| event.device == device && event.kind == EventKind::FreeCompleted;
-        script.has_completions = trace.events.iter().any(completes);
+        let waiting = trace.waiting();
         for (at, event) in trace.events.iter().enumerate() {
             if event.device != device {
                 continue;
@@ -137,8 +136,9 @@ impl Script {
                 EventKind::Free => {
                     let Some(slot) = slots.of(event.id) else { continue };
                     live_bytes = live_bytes.saturating_sub(live.remove(&event.id).unwrap_or(Bytes::ZERO));
-                    script.steps.push(Step::Free { slot, event: number });
-                    if !script.has_completions {
+                    let waits = waiting.contains(&event.id);
+                    script.steps.push(Step::Free { slot, event: number, waits });
+                    if !waits {
                         slots.give_back(event.id);
                     }
                 }
@@ -201,7 +201,6 @@ mod tests {
         assert_eq!(letters(&first), [('i', 0), ('a', 0), ('f', 0), ('i', 1), ('a', 0), ('i', 2), ('f', 0)]);
         assert_eq!((first.slots, first.requests, first.iterations), (1, 2, 3));
         assert_eq!(first.peak_live, Bytes::new(100));
-        assert!(!first.has_completions, "another device's are none of its business");
     }
 
     #[test]
@@ -209,8 +208,19 @@ mod tests {
         let second = steps(TWO_DEVICES, 1);
         let expected = [('i', 0), ('a', 0), ('i', 1), ('f', 0), ('a', 1), ('c', 0), ('a', 0)];
         assert_eq!(letters(&second), expected);
-        assert!(second.has_completions);
         assert_eq!((second.slots, second.peak_live), (2, Bytes::new(50)));
+    }
+
+    #[test]
+    fn what_no_completion_is_told_of_is_over_with_its_free_whatever_others_wait_for() {
+        let rows = "0,alloc,1,100,0,0,0\n1,alloc,2,30,0,0,0\n2,free,1,,0,0,0\n3,free,2,,0,0,0\n4,alloc,3,50,0,0,0\n\
+            5,free_completed,2,,0,0,0\n6,alloc,4,40,0,0,0\n";
+        let script = steps(rows, 0);
+        let waits = |step: &Step| matches!(step, Step::Free { waits: true, .. });
+        let expected = [('i', 0), ('a', 0), ('a', 1), ('f', 0), ('f', 1), ('a', 0), ('c', 1), ('a', 1)];
+        assert_eq!(letters(&script), expected);
+        assert_eq!(script.steps.iter().map(waits).filter(|waits| *waits).count(), 1);
+        assert_eq!(script.slots, 2);
     }
 
     #[test]

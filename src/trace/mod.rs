@@ -26,6 +26,8 @@ pub use cut::{Cut, Ending};
 pub use error::{Flaw, TraceError};
 pub use summary::Summary;
 
+use std::collections::{BTreeMap, HashSet};
+
 use crate::ids::StreamId;
 use crate::rng::mix;
 use crate::units::{Bytes, Tick};
@@ -198,6 +200,24 @@ impl Trace {
         ContextKey::of(context, self.modules.get(context.module as usize).map_or("", String::as_str))
     }
 
+    /// Allocations whose bytes can be used again only some time after their free: those of which the trace says when. And of each device those that were freed last, where it says it of all before, and those are more: a snapshot
+    /// has a completion for each free but what comes after it. Not where it says it only of what other streams use, as our own recordings do.
+    pub fn waiting(&self) -> HashSet<u64> {
+        let of = |kind| self.events.iter().filter(move |event| event.kind == kind);
+        let recorded: HashSet<u64> = of(EventKind::RecordStream).map(|event| event.id).collect();
+        let mut waiting: HashSet<u64> = of(EventKind::FreeCompleted).map(|event| event.id).collect();
+        let mut frees: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+        of(EventKind::Free).for_each(|event| frees.entry(event.device).or_default().push(event.id));
+        for frees in frees.values() {
+            let (told, last) = frees.split_at(frees.iter().take_while(|id| waiting.contains(id)).count());
+            let is_all = last.len() <= told.len() && !last.iter().any(|id| waiting.contains(id));
+            if is_all && !told.iter().all(|id| recorded.contains(id)) {
+                waiting.extend(last);
+            }
+        }
+        waiting
+    }
+
     /// One more than the highest iteration of any event.
     pub fn iterations(&self) -> u32 {
         self.events.iter().map(|event| event.iteration + 1).max().unwrap_or(0)
@@ -207,6 +227,23 @@ impl Trace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "daemon")]
+    #[test]
+    fn what_waits_is_what_is_told_of_and_what_comes_behind_the_last_of_all() {
+        let waiting = |rows: &str| {
+            let mut all: Vec<u64> =
+                csv::read(format!("tick,event,id,bytes\n{rows}").as_bytes()).unwrap().waiting().into_iter().collect();
+            all.sort_unstable();
+            all
+        };
+        let made: String = (1..=4).map(|id| format!("0,alloc,{id},8\n")).collect();
+        let all_told = format!("{made}1,free,1,\n2,free,2,\n3,free_completed,1,\n3,free_completed,2,\n4,free,3,\n");
+        assert_eq!(waiting(&all_told), [1, 2, 3], "the third is completed after the end");
+        let some_told = format!("{made}1,free,1,\n2,free,2,\n3,free_completed,2,\n4,free,3,\n5,free,4,\n");
+        assert_eq!(waiting(&some_told), [2], "the others did not wait");
+        assert!(waiting(&format!("{made}1,free,1,\n")).is_empty());
+    }
 
     #[test]
     fn where_nothing_was_recorded_has_a_key_of_its_own() {
