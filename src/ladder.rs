@@ -175,6 +175,11 @@ impl Ladder {
         *self.steps.iter().find(|step| **step >= len).unwrap_or(&self.steps[self.steps.len() - 1])
     }
 
+    /// The largest step that is not above `len`; the smallest where all are.
+    pub fn step_at_most(&self, len: Bytes) -> Bytes {
+        *self.steps.iter().rfind(|step| **step <= len).unwrap_or(&self.steps[0])
+    }
+
     /// The chunks that cover `len`, rounded up to the smallest step (`Uniform`: to its step), largest first. `None` where that passes
     /// what one acquire may ask for.
     pub fn cover(&self, len: Bytes, shape: Shape) -> Option<Vec<Part>> {

@@ -2,6 +2,7 @@
 //!
 //! The path of an allocation takes no lock here: a device's runtime is found by one load. Only what has to be set up waits for others that set up the same.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use stitchd::auto::{AutoPlanner, NoShelf};
 use stitchd::clock::{Clock, SystemClock};
 use stitchd::error::chain;
-use stitchd::plan::format;
+use stitchd::plan::{Plan, format};
 use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::auto::{DaemonShelf, PlannerThread};
 use stitchd::session::locate::{self, Environment, WithoutDaemon};
@@ -172,20 +173,19 @@ const AUTO: &str = "auto";
 
 fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), String> {
     let environment = Environment::read();
+    let is_auto = environment.plan.as_ref().is_some_and(|plan| plan == AUTO);
+    let path = environment.plan.as_ref().filter(|_| !is_auto).map(Path::new);
+    let plan = path.map(|path| read_plan(path).map_err(|why| of_plan(path, &why))).transpose()?;
+    let config = plan.as_ref().map_or_else(RuntimeConfig::default, |plan| RuntimeConfig::default().beside(plan));
     let made = match origin {
-        Origin::Daemon(session) => session.runtime(device, RuntimeConfig::default()),
-        Origin::Private(process) => process.runtime(device, RuntimeConfig::default()),
+        Origin::Daemon(session) => session.runtime(device, config),
+        Origin::Private(process) => process.runtime(device, config),
     };
     let runtime = made.map_err(|error| chain(&error))?;
     limit(&runtime, device)?;
-    let is_auto = environment.plan.as_ref().is_some_and(|plan| plan == AUTO);
     let planner = is_auto.then(|| AutoPlanner::begin(&runtime));
-    if let Some(path) = environment.plan.as_ref().filter(|_| !is_auto) {
-        let path = std::path::Path::new(path);
-        let failed = |why: String| format!("STITCHD_PLAN: {}: {why}", path.display());
-        let bytes = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
-        let plan = format::read(&bytes).map_err(|error| failed(chain(&error)))?;
-        runtime.install_plan(&plan).map_err(|error| failed(chain(&error)))?;
+    if let Some((path, plan)) = path.zip(plan) {
+        runtime.install_plan(&plan).map_err(|error| of_plan(path, &chain(&error)))?;
     }
     if let Some(name) = &environment.record {
         let path = locate::recording_path(name, std::process::id(), device);
@@ -195,6 +195,15 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
         exit::before(end_threads);
     }
     Ok((runtime, planner))
+}
+
+fn read_plan(path: &Path) -> Result<Plan, String> {
+    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
+    format::read(&bytes).map_err(|error| chain(&error))
+}
+
+fn of_plan(path: &Path, why: &str) -> String {
+    format!("STITCHD_PLAN: {}: {why}", path.display())
 }
 
 /// The process ends: nobody looks after plans any more, and what has been recorded is written to its end. In a forked child there is nothing to write, and nobody who could.

@@ -151,8 +151,8 @@ fn next_set(words: &[u64], from: usize) -> Option<usize> {
 pub struct SmallFreed {
     /// Bytes that were asked for.
     pub bytes: Bytes,
-    /// A slab that became empty and that the pool does not keep: the caller's again.
-    pub slab: Option<DeviceAddress>,
+    /// A slab that became empty and that the pool does not keep, and the stream that had it: it is the caller's again.
+    pub slab: Option<(DeviceAddress, StreamId)>,
 }
 
 impl SmallPool {
@@ -217,6 +217,11 @@ impl SmallPool {
         self.held += span.len();
     }
 
+    /// The stream that a live allocation was made on.
+    pub fn stream_at(&self, address: DeviceAddress) -> Option<StreamId> {
+        self.live.get(&address).map(|extent| self.extents[*extent].arena.stream)
+    }
+
     /// Takes an allocation back. `None` if it is not one of this pool's.
     pub fn free(&mut self, address: DeviceAddress) -> Option<SmallFreed> {
         let freed = self.live.remove(&address)?;
@@ -232,7 +237,8 @@ impl SmallPool {
             arena.empty_slabs += 1;
             // One is kept, or a request at the edge would make and drop a slab again and again.
             if arena.empty_slabs > 1 {
-                slab = Some(self.drop_slab(merged));
+                let stream = self.extents[merged].arena.stream;
+                slab = Some((self.drop_slab(merged), stream));
             }
         }
         Some(SmallFreed { bytes, slab })

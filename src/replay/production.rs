@@ -95,8 +95,8 @@ impl Production {
             import_seconds: Mutex::new(0.0),
             reserved: Mutex::default(),
         });
-        let config =
-            RuntimeConfig { granule: options.ladder.step_at_least(options.runtime.granule), ..options.runtime };
+        let config = plan.map_or(options.runtime, |plan| options.runtime.beside(plan));
+        let config = config.on(&options.ladder);
         let runtime = Runtime::new(
             device,
             Arc::clone(&source) as Arc<dyn ChunkSource>,

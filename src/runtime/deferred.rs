@@ -4,11 +4,16 @@ use super::{NotLive, Pools, Runtime};
 use crate::driver::Driver;
 use crate::driver::EventId;
 use crate::ids::StreamId;
+use crate::pool::AddressMap;
+use crate::pool::Request;
 use crate::units::DeviceAddress;
 
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
+    /// In the order in which they were freed.
     waiting: Vec<Waiting>,
+    /// Where those are.
+    addresses: AddressMap<()>,
     /// Events that nobody asks about, and that the driver has not taken back.
     spent: Vec<EventId>,
 }
@@ -17,7 +22,7 @@ pub(super) struct Deferred {
 struct Waiting {
     address: DeviceAddress,
     stream: StreamId,
-    events: Vec<EventId>,
+    events: Vec<(StreamId, EventId)>,
     /// Streams of which no event could be had, while the device could not be waited for either. It is tried again.
     unknown: Vec<StreamId>,
 }
@@ -43,7 +48,8 @@ impl Deferred {
     /// Gives every event back, at the end.
     pub(super) fn end(&mut self, driver: &dyn Driver) {
         let waiting = self.waiting.drain(..).flat_map(|waiting| waiting.events);
-        self.spent.extend(waiting);
+        self.spent.extend(waiting.map(|(_, event)| event));
+        self.addresses.clear();
         self.forget_spent(driver);
     }
 
@@ -52,9 +58,14 @@ impl Deferred {
         self.waiting.iter().map(|waiting| waiting.address)
     }
 
+    fn wait(&mut self, waiting: Waiting) {
+        self.addresses.insert(waiting.address, ());
+        self.waiting.push(waiting);
+    }
+
     /// The allocation was freed, and waits.
     pub(super) fn has(&self, address: DeviceAddress) -> bool {
-        self.waiting.iter().any(|waiting| waiting.address == address)
+        self.addresses.contains_key(&address)
     }
 }
 
@@ -74,9 +85,14 @@ impl Runtime {
         if pools.deferred.has(address) {
             return Err(NotLive(address));
         }
-        let Some(streams) = pools.recorded.remove(&address) else {
+        let mut streams = pools.recorded.remove(&address).unwrap_or_default();
+        if pools.may_be_of_another(stream) && pools.is_of_another(address, stream) && pools.is_live(address) {
+            streams.insert(stream);
+            pools.note_recorded(address, stream);
+        }
+        if streams.is_empty() {
             return self.free_at_once(pools, address, stream);
-        };
+        }
         let mut waiting = Waiting {
             address,
             stream,
@@ -85,28 +101,29 @@ impl Runtime {
         };
         // An event of a stream that is captured is a part of the capture, and tells nothing.
         if pools.private.is_open() {
-            self.note_waits(pools, address, stream);
-            pools.deferred.waiting.push(waiting);
+            self.wait(pools, waiting);
             return Ok(false);
         }
         self.record(&mut waiting);
         // Without an event nobody can know when a stream has passed; waiting for all of them is slow and right.
         if !waiting.unknown.is_empty() && self.device.driver().synchronize(self.device.id()).is_ok() {
-            for event in waiting.events {
+            for (_, event) in waiting.events {
                 pools.deferred.forget(self.device.driver(), event);
             }
             return self.free_at_once(pools, address, stream);
         }
-        self.note_waits(pools, address, stream);
-        pools.deferred.waiting.push(waiting);
+        self.wait(pools, waiting);
         Ok(self.finish_deferred(pools))
     }
 
-    /// A free begins to wait, for whoever records: what is private is in no recording.
-    fn note_waits(&self, pools: &mut Pools, address: DeviceAddress, stream: StreamId) {
+    /// A free begins to wait. What is private is in no recording.
+    fn wait(&self, pools: &mut Pools, waiting: Waiting) {
+        let Waiting { address, stream, .. } = waiting;
         if pools.private.len_of(address).is_none() {
             pools.note(|tap| tap.free(address, stream, true));
         }
+        pools.deferred.wait(waiting);
+        pools.expect_frees();
     }
 
     /// True if that was the last of a private pool that is over: its memory is to be given back, outside of the lock.
@@ -129,7 +146,7 @@ impl Runtime {
         let Waiting { events, unknown, .. } = waiting;
         unknown.retain(|stream| match self.device.driver().record_event(self.device.id(), *stream) {
             Ok(event) => {
-                events.push(event);
+                events.push((*stream, event));
                 false
             }
             Err(_) => true,
@@ -145,16 +162,27 @@ impl Runtime {
         let mut is_spent = false;
         pools.deferred.forget_spent(driver);
         let waiting = std::mem::take(&mut pools.deferred.waiting);
+        // A stream passes events in the order in which they came: what comes behind one that it has not passed is not asked about.
+        let mut busy: Vec<StreamId> = Vec::new();
         for mut one in waiting {
             self.record(&mut one);
-            one.events.retain(|event| {
-                let is_complete = driver.query_event(*event).unwrap_or(false);
-                if is_complete {
-                    pools.deferred.forget(driver, *event);
+            one.events.retain(|(stream, event)| {
+                if busy.contains(stream) {
+                    return true;
                 }
-                !is_complete
+                match driver.query_event(*event) {
+                    Ok(true) => {
+                        pools.deferred.forget(driver, *event);
+                        return false;
+                    }
+                    Ok(false) => busy.push(*stream),
+                    // It says nothing of the others.
+                    Err(_) => {}
+                }
+                true
             });
             if one.events.is_empty() && one.unknown.is_empty() {
+                pools.deferred.addresses.remove(&one.address);
                 if pools.free(one.address, one.stream, self.counters).is_ok() {
                     pools.note(|tap| tap.free_completed(one.address, one.stream));
                 } else {
@@ -164,7 +192,22 @@ impl Runtime {
                 pools.deferred.waiting.push(one);
             }
         }
+        pools.expect_frees();
         is_spent
+    }
+
+    /// Serves a request whose place in the plan somebody has who may be freed: if he is, and his streams have passed that, it has its place.
+    #[cold]
+    pub(super) fn alloc_held_up(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
+        pools.is_held_up = false;
+        self.finish_deferred(pools);
+        // Who is in the way now stays there for longer.
+        if let Some(installed) = &mut pools.planned {
+            installed.pool.expect_frees(false);
+        }
+        let served = pools.alloc(request, self.counters);
+        pools.expect_frees();
+        served
     }
 
     /// Asks about other streams that used idle blocks last: what they have passed is for `stream`, too.
@@ -184,5 +227,15 @@ impl Runtime {
             pools.deferred.forget(driver, event);
         }
         any
+    }
+}
+
+impl Pools {
+    /// Tells the planned pool whether frees wait: whoever is in the way of a request may be gone as soon as somebody asks.
+    fn expect_frees(&mut self) {
+        let waits = !self.deferred.is_empty();
+        if let Some(installed) = &mut self.planned {
+            installed.pool.expect_frees(waits);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::{AllocError, Counter, Pools, Runtime, SourceError, Want};
+use super::{AllocError, Counter, OutOfPlan, Pools, Runtime, SourceError, Want};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
 use crate::ladder::Shape;
@@ -278,10 +278,19 @@ impl Runtime {
 
     /// Chunks of at least `len` bytes together, in as many leases as that takes: all of them, or none and why.
     pub(super) fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        self.acquire_in(self.config.granule, len, wait)
+    }
+
+    /// The same in chunks of this size.
+    pub(super) fn acquire_in(
+        &self,
+        granule: Bytes,
+        len: Bytes,
+        wait: Duration,
+    ) -> Result<Vec<Arc<Chunk>>, SourceError> {
         // What is nobody's any more may be what is asked for.
         self.give_back_spent();
         self.check_limit(len)?;
-        let granule = self.config.granule;
         let most = granule.checked_mul(limits::ACQUIRE_CHUNKS_MAX).unwrap_or(Bytes::LARGEST);
         let (mut chunks, mut left) = (Vec::new(), len);
         while left > Bytes::ZERO {
@@ -318,7 +327,10 @@ impl Runtime {
     pub(super) fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {
         let pools = self.lock();
         let live = Bytes::new(self.counters.get(Counter::LiveBytes));
-        let planned = pools.planned.as_ref().map(|installed| installed.pool.counts().deviations());
+        let of_plan = pools.planned.as_ref().map(|installed| OutOfPlan {
+            idle: installed.idle_of_plan(),
+            deviations: pools.planned_counts().deviations(),
+        });
         AllocError::OutOfMemory {
             requested,
             held: pools.held(),
@@ -326,7 +338,7 @@ impl Runtime {
             stitchable: pools.idle_chunks(),
             parked: pools.idle(),
             contiguous: pools.stitching.usage().largest_contiguous.max(pools.packed.usage().largest_contiguous),
-            deviations: planned,
+            of_plan,
             source,
         }
     }

@@ -181,10 +181,21 @@ impl Installed {
         idle.map(|slot| self.mapping.slot_span(slot).len()).sum()
     }
 
+    /// Bytes of its memory that nobody has, but for whole slots behind the plan's. Walks over all that is live.
+    pub(super) fn idle_of_plan(&self) -> Bytes {
+        let live: Bytes = self.pool.live_spans().map(|span| span.len()).sum();
+        self.held().saturating_sub(live).saturating_sub(self.tail_idle())
+    }
+
     /// Takes an allocation back, wherever it was served. Says how many bytes had been asked for; `None` if it was served elsewhere.
     #[inline]
     pub(super) fn free(&mut self, address: DeviceAddress) -> Option<Bytes> {
         self.pool.free(address).or_else(|| self.free_lent(address))
+    }
+
+    /// The stream that a live allocation was made on.
+    pub(super) fn stream_at(&self, address: DeviceAddress) -> Option<StreamId> {
+        self.pool.stream_at(address).or_else(|| self.lent.stream_at(address))
     }
 
     /// Bytes that a live allocation occupies.

@@ -83,6 +83,10 @@ impl LentBlocks {
         self.live_at(address).map(|(block, bytes)| block.span(bytes).len())
     }
 
+    pub(super) fn stream_at(&self, address: DeviceAddress) -> Option<StreamId> {
+        self.live_at(address).map(|(block, _)| block.stream)
+    }
+
     /// The chunks of a live block: where each is, and the chunk.
     pub(super) fn chunks_at(&self, address: DeviceAddress) -> Option<Vec<(DeviceAddress, Arc<Chunk>)>> {
         let (block, _) = self.live_at(address)?;

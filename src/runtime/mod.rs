@@ -40,6 +40,7 @@ use crate::clock::Clock;
 use crate::driver::DriverError;
 use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
+use crate::ladder::Ladder;
 use crate::ladder::Shape;
 use crate::limits;
 use crate::memory::{Chunk, Device, MemoryError};
@@ -61,8 +62,10 @@ use statistics::Watermarks;
 /// How a runtime behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RuntimeConfig {
-    /// Size of the stitching pool's chunks.
+    /// Size of the chunks that the pools grow by.
     pub granule: Bytes,
+    /// The same of the packed pool, where it is another ([`RuntimeConfig::beside`]).
+    pub packed_granule: Option<Bytes>,
     /// Up to this many bytes the runtime rather asks for more than stitches what it has.
     pub soft_budget: Bytes,
     /// Above the soft budget it still does while what is idle is at most so many thousandths of what it holds: stitching costs driver calls, and a
@@ -80,12 +83,40 @@ impl Default for RuntimeConfig {
     fn default() -> RuntimeConfig {
         RuntimeConfig {
             granule: Bytes::mib(2),
+            packed_granule: None,
             soft_budget: Bytes::ZERO,
             slack_per_mille: 20,
             wait: Duration::ZERO,
             stitch: StitchConfig::default(),
             reuses: true,
         }
+    }
+}
+
+/// Beside a plan whose pool has at least so many of them, what the plan does not serve comes in chunks of [`PACKED_GRANULE`].
+const PACKED_SHARE: u64 = 1024;
+const PACKED_GRANULE: Bytes = Bytes::mib(32);
+
+impl RuntimeConfig {
+    /// The same for a runtime that goes by `plan` from the beginning: what that does not serve is packed, whole chunks matter at the edges alone, and each takes calls and a descriptor. Where no more of
+    /// the large ones can be had, what is stitched goes on with small ones.
+    #[must_use]
+    pub fn beside(self, plan: &Plan) -> RuntimeConfig {
+        let is_large = plan.pool_len.get() / PACKED_SHARE >= PACKED_GRANULE.get();
+        RuntimeConfig { packed_granule: self.packed_granule.or(is_large.then_some(PACKED_GRANULE)), ..self }
+    }
+
+    /// The same with sizes of chunks that there are.
+    #[must_use]
+    pub fn on(self, ladder: &Ladder) -> RuntimeConfig {
+        let granule = ladder.step_at_least(self.granule);
+        let packed = self.packed_granule.map(|most| ladder.step_at_most(most).max(granule));
+        RuntimeConfig { granule, packed_granule: packed, ..self }
+    }
+
+    /// Size of the packed pool's chunks.
+    fn packed(&self) -> Bytes {
+        self.packed_granule.unwrap_or(self.granule)
     }
 }
 
@@ -117,9 +148,13 @@ struct Pools {
     small: SmallPool,
     /// Memory for what captured graphs replay.
     private: PrivatePools,
+    /// Something was asked for on another stream than the default one.
+    has_streams: bool,
     /// Live allocations that other streams use, too.
     recorded: AddressMap<BTreeSet<StreamId>>,
     deferred: Deferred,
+    /// The last request has not been served because frees are expected.
+    is_held_up: bool,
     /// What the process has set itself as the most that it holds here.
     limit: Option<Bytes>,
     /// Until then the source is not asked for more: it has just refused.
@@ -148,7 +183,7 @@ pub enum AllocError {
     /// There is no memory left, anywhere.
     #[error(
         "out of memory: {requested} asked for; this process holds {held} of which {live} are live, and {stitchable} idle could be stitched ({parked} idle in all, {contiguous} in one piece{})",
-        plan_words(*deviations)
+        plan_words(*of_plan)
     )]
     OutOfMemory {
         /// Bytes asked for.
@@ -163,8 +198,8 @@ pub enum AllocError {
         parked: Bytes,
         /// The longest idle stretch.
         contiguous: Bytes,
-        /// How often the job has left its plan, if it has one.
-        deviations: Option<u64>,
+        /// Of its plan, if it has one.
+        of_plan: Option<OutOfPlan>,
         /// Why there is no more.
         #[source]
         source: SourceError,
@@ -186,9 +221,20 @@ pub enum AllocError {
     },
 }
 
-fn plan_words(deviations: Option<u64>) -> String {
-    deviations
-        .map_or_else(String::new, |count| format!("; {} from its plan", crate::units::counted(count, "deviation")))
+/// What a job has of its plan that runs out of memory all the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutOfPlan {
+    /// Idle bytes of the static pool: where the plan has requests that are not live, and where it has none.
+    pub idle: Bytes,
+    /// How often the job has left the plan, and those before it.
+    pub deviations: u64,
+}
+
+fn plan_words(of_plan: Option<OutOfPlan>) -> String {
+    let words = |OutOfPlan { idle, deviations }| {
+        format!("; {} from its plan, in whose pool {idle} are idle", crate::units::counted(deviations, "deviation"))
+    };
+    of_plan.map_or_else(String::new, words)
 }
 
 impl AllocError {
@@ -321,12 +367,14 @@ impl Runtime {
             retired: Vec::new(),
             counts_before: PlannedCounts::default(),
             offered: None,
-            packed: PackedPool::new(Arc::clone(&device), config.granule),
+            packed: PackedPool::new(Arc::clone(&device), config.packed()),
             stitching: StitchingPool::new(Arc::clone(&device), config.granule, config.stitch),
             small: SmallPool::default(),
             private: PrivatePools::default(),
+            has_streams: false,
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
+            is_held_up: false,
             limit: None,
             refused_until: Duration::ZERO,
             taps: Vec::new(),
@@ -361,7 +409,8 @@ impl Runtime {
     pub fn alloc(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         let served = self.pools.with(|pools| {
             self.count_down(pools);
-            let served = pools.alloc(request, self.counters)?;
+            pools.has_streams |= request.stream != StreamId::DEFAULT;
+            let served = self.alloc_now(pools, request)?;
             pools.note(|tap| tap.alloc(request, served));
             Some(served)
         });
@@ -371,13 +420,21 @@ impl Runtime {
         }
     }
 
-    /// Takes an allocation back that was made on `stream`.
+    /// Serves a request from what is there, if a pool can.
+    #[inline]
+    fn alloc_now(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
+        match pools.alloc(request, self.counters) {
+            None if pools.is_held_up => self.alloc_held_up(pools, request),
+            served => served,
+        }
+    }
+
+    /// Takes an allocation back that was used last on `stream`. Where that is not the stream that it was made on, its bytes are not reused before that stream has passed the free.
     #[inline]
     pub fn free(&self, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
         let is_freed = self.pools.with(|pools| {
             self.count_down(pools);
-            let waits_for_nobody = pools.recorded.is_empty() && pools.deferred.is_empty();
-            waits_for_nobody && self.free_shared(pools, address, stream)
+            pools.waits_for_nobody(address, stream) && self.free_shared(pools, address, stream)
         });
         if is_freed { Ok(()) } else { self.free_otherwise(address, stream) }
     }
@@ -388,10 +445,7 @@ impl Runtime {
         let mut pools = self.lock();
         if pools.is_live(address) && !pools.deferred.has(address) {
             pools.recorded.entry(address).or_default().insert(stream);
-            // What is private is in no recording.
-            if pools.private.len_of(address).is_none() {
-                pools.note(|tap| tap.record_stream(address, stream));
-            }
+            pools.note_recorded(address, stream);
         }
     }
 
@@ -626,6 +680,13 @@ impl Pools {
         }
     }
 
+    /// What is private is in no recording.
+    fn note_recorded(&mut self, address: DeviceAddress, stream: StreamId) {
+        if self.private.len_of(address).is_none() {
+            self.note(|tap| tap.record_stream(address, stream));
+        }
+    }
+
     #[inline]
     fn alloc(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
         if let Some(installed) = &mut self.planned {
@@ -633,6 +694,10 @@ impl Pools {
                 Served::At(address) => (address, Counter::PLANNED),
                 Served::Reused(address) => (address, Counter::REUSED),
                 Served::Unbacked => return None,
+                Served::HeldUp => {
+                    self.is_held_up = true;
+                    return None;
+                }
                 not_here => match self.packed.alloc(request.bytes, request.stream) {
                     Some(address) => (address, Counter::STITCHED),
                     None if not_here == Served::Unknown => (installed.pool.alloc_anywhere(request)?, Counter::REUSED),
@@ -680,10 +745,31 @@ impl Pools {
         } else if let Some(bytes) = self.stitching.free(address, stream) {
             counters.freed(bytes, self.stitching.block_len(bytes).unwrap_or(bytes));
         } else {
-            let bytes = self.free_small(address, stream).ok_or(NotLive(address))?;
+            let bytes = self.free_small(address).ok_or(NotLive(address))?;
             counters.freed(bytes, limits::occupied_len(bytes));
         }
         Ok(())
+    }
+
+    /// No stream but the one that an allocation was made on has to pass its free, and it is not freed already.
+    #[inline]
+    fn waits_for_nobody(&self, address: DeviceAddress, stream: StreamId) -> bool {
+        (self.recorded.is_empty() || !self.recorded.contains_key(&address))
+            && (self.deferred.is_empty() || !self.deferred.has(address))
+            && !(self.may_be_of_another(stream) && self.is_of_another(address, stream))
+    }
+
+    /// Jobs of one stream, which most are, never look.
+    #[inline]
+    fn may_be_of_another(&self, stream: StreamId) -> bool {
+        self.has_streams || stream != StreamId::DEFAULT
+    }
+
+    /// It lies in memory of another stream than this. The stitching pool knows by itself which stream used a block last.
+    fn is_of_another(&self, address: DeviceAddress, stream: StreamId) -> bool {
+        let of = self.static_pools().find_map(|installed| installed.stream_at(address));
+        let of = of.or_else(|| self.packed.stream_at(address)).or_else(|| self.small.stream_at(address));
+        of.or_else(|| self.private.stream_at(address)).is_some_and(|of| of != stream)
     }
 
     /// Takes an allocation back that a plan served which is there no more.
@@ -692,9 +778,9 @@ impl Pools {
         self.retired.iter_mut().find_map(|installed| installed.free(address))
     }
 
-    fn free_small(&mut self, address: DeviceAddress, stream: StreamId) -> Option<Bytes> {
+    fn free_small(&mut self, address: DeviceAddress) -> Option<Bytes> {
         let freed = self.small.free(address)?;
-        if let Some(slab) = freed.slab {
+        if let Some((slab, stream)) = freed.slab {
             self.stitching.take_back(slab, stream);
         }
         Some(freed.bytes)

@@ -156,7 +156,7 @@ impl Runtime {
                 return Ok(None);
             }
             // Outside the lock: others go on.
-            match self.acquire(lacks, Duration::ZERO) {
+            match self.acquire_in(self.config.packed(), lacks, Duration::ZERO) {
                 Ok(chunks) => self.pack(&mut self.lock(), chunks, request)?,
                 Err(_) => {
                     self.note_refused(&mut self.lock());
@@ -233,7 +233,7 @@ impl Runtime {
     }
 
     fn alloc_backed(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
-        let address = pools.alloc(request, self.counters)?;
+        let address = self.alloc_now(pools, request)?;
         pools.note(|tap| tap.alloc(request, address));
         Some(address)
     }
@@ -253,10 +253,14 @@ impl Runtime {
             return Ok(false);
         }
         pools.empty_small_slabs();
-        let outside = (pools.stitching.idle_bytes() + pools.tail_idle()).get() / self.config.granule.get();
-        let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(outside)).unwrap_or(Bytes::ZERO);
-        let mut chunks = pools.take_outside(lacks);
-        fill_up(&mut chunks, lacks, |rest| pools.take_tail(rest));
+        let mut chunks = Vec::new();
+        // Those of another size are of no use there.
+        if self.config.packed() == self.config.granule {
+            let outside = (pools.stitching.idle_bytes() + pools.tail_idle()).get() / self.config.granule.get();
+            let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(outside)).unwrap_or(Bytes::ZERO);
+            chunks = pools.take_outside(lacks);
+            fill_up(&mut chunks, lacks, |rest| pools.take_tail(rest));
+        }
         let moved = pools.packed.grow_by_moving(chunks, bytes, stream);
         self.note_held(pools);
         moved.map(|count| count > 0).map_err(|(chunks, source)| self.unpacked(chunks, source, bytes))

@@ -107,6 +107,10 @@ impl PrivatePools {
         self.pools.values().map(|pool| &pool.memory).chain(&self.spent)
     }
 
+    pub(super) fn stream_at(&self, address: DeviceAddress) -> Option<StreamId> {
+        self.memories().find_map(|memory| memory.stream_at(address))
+    }
+
     pub(super) fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
         self.memories().find_map(|memory| memory.len_of(address))
     }
@@ -226,6 +230,7 @@ impl Runtime {
         for _ in 0..ROUNDS_MAX {
             let lacks = {
                 let mut pools = self.lock();
+                pools.has_streams |= stream != StreamId::DEFAULT;
                 let Some(pool) = pools.private.pools.get_mut(&id) else { break };
                 if let Some(address) = pool.memory.alloc(bytes, stream) {
                     return Ok(address);

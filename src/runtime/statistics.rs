@@ -75,6 +75,7 @@ struct Sums {
     occupied: u64,
     reserved: u64,
     segments: u64,
+    segments_gone: u64,
     retries: u64,
     out_of_memory: u64,
     small_requests: u64,
@@ -198,6 +199,8 @@ impl Runtime {
         figures.put("num_alloc_retries", since(|sums| sums.retries));
         figures.put("num_ooms", since(|sums| sums.out_of_memory));
         figures.put("num_sync_all_streams", since(|sums| sums.retries));
+        figures.put("num_device_alloc", since(|sums| sums.segments));
+        figures.put("num_device_free", since(|sums| sums.segments_gone));
         figures.0.push(("max_split_size".into(), -1));
         figures
     }
@@ -238,6 +241,7 @@ impl Runtime {
             occupied: self.counters.get(Counter::SumOccupiedBytes),
             reserved: reserved.came,
             segments: segments.came,
+            segments_gone: segments.came - segments.current,
             retries,
             out_of_memory,
             small_requests: self.counters.get(Counter::RequestsSmall),

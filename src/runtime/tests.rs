@@ -259,6 +259,98 @@ fn bytes_recorded_on_a_busy_stream_wait_for_it() {
     });
 }
 
+/// A job that knows one stream more.
+fn bench_with_stream() -> (Bench, StreamId) {
+    let bench = Bench::new(64, RuntimeConfig::default());
+    let stream = bench.host.create_stream(DeviceId(0)).unwrap();
+    (bench, stream)
+}
+
+#[test]
+fn what_is_freed_on_another_stream_than_its_own_waits_for_that_in_every_pool() {
+    let private = PrivatePoolId(7, 1);
+    for (plan_of, bytes) in [(None, Bytes::kib(4)), (Some(plan()), Bytes::mib(3)), (Some(plan()), Bytes::mib(5))] {
+        let (bench, busy) = bench_with_stream();
+        let stall = bench.host.stall(DeviceId(0), busy);
+        plan_of.iter().for_each(|plan| bench.runtime.install_plan(plan).unwrap());
+        let block = bench.alloc(bytes).unwrap();
+        bench.runtime.free(block, busy).unwrap();
+        bench.runtime.invariants().unwrap();
+        assert_eq!(bench.runtime.free(block, STREAM), Err(NotLive(block)), "freed twice");
+        bench.runtime.mark_iteration();
+        let other = bench.alloc(bytes).unwrap();
+        assert_ne!(other, block, "the other stream may still write there");
+        drop(stall);
+        bench.runtime.synchronize().unwrap();
+        assert_eq!(bench.runtime.stats().live_allocations, 1);
+    }
+    let (bench, busy) = bench_with_stream();
+    let stall = bench.host.stall(DeviceId(0), busy);
+    bench.runtime.begin_private(private);
+    let of_private = || bench.runtime.alloc_private(private, &Request::of(Bytes::mib(1))).unwrap();
+    let block = of_private();
+    bench.runtime.end_private(private);
+    bench.runtime.free(block, busy).unwrap();
+    assert_ne!(of_private(), block);
+    drop(stall);
+    bench.runtime.synchronize().unwrap();
+    assert_eq!(of_private(), block);
+}
+
+#[test]
+fn a_slab_that_another_stream_has_emptied_is_still_its_own_streams() {
+    let (bench, busy) = bench_with_stream();
+    // Two slabs of which one allocation each is left.
+    let blocks: Vec<DeviceAddress> = (0..4).map(|_| bench.alloc(Bytes::mib(1)).unwrap()).collect();
+    let stall = bench.host.stall(DeviceId(0), STREAM);
+    blocks[1..].iter().for_each(|block| bench.free(*block));
+    bench.runtime.free(blocks[0], busy).unwrap();
+    let other = bench.alloc_on(Bytes::mib(2), busy).unwrap();
+    assert!(!blocks.contains(&other), "its own stream may still write there");
+    drop(stall);
+    bench.runtime.synchronize().unwrap();
+}
+
+#[test]
+fn beside_a_large_plan_chunks_are_large_while_there_are_such() {
+    let large = Plan { pool_len: Bytes::gib(32), ..Plan::default() };
+    let config = RuntimeConfig::default();
+    assert_eq!(config.beside(&plan()), config);
+    for (steps, expected) in [(vec![2, 32, 256], 32), (vec![2, 256], 2), (vec![64, 256], 64), (vec![2, 8], 8)] {
+        let ladder = Ladder::new(steps.into_iter().map(Bytes::mib).collect()).unwrap();
+        assert_eq!(config.beside(&large).on(&ladder).packed(), Bytes::mib(expected));
+        let chosen = RuntimeConfig { packed_granule: Some(Bytes::mib(2)), ..config };
+        assert_eq!(chosen.beside(&large).on(&ladder).packed(), ladder.steps()[0], "somebody has said otherwise");
+    }
+    // 40 MiB beside the plan of 4: one chunk of 32, and then small ones.
+    let bench = Bench::new(44, RuntimeConfig { packed_granule: Some(Bytes::mib(32)), ..config });
+    bench.runtime.install_plan(&plan()).unwrap();
+    let blocks: Vec<DeviceAddress> = (0..7).map(|_| bench.alloc(Bytes::mib(5)).unwrap()).collect();
+    let stats = bench.runtime.stats();
+    assert_eq!((stats.packed_use.held, stats.stitch_use.held), (Bytes::mib(32), Bytes::mib(6)));
+    blocks.into_iter().for_each(|block| bench.free(block));
+}
+
+#[test]
+fn a_request_whose_place_waits_for_a_stream_has_it_as_soon_as_that_has_passed() {
+    let (bench, busy) = bench_with_stream();
+    let stall = bench.host.stall(DeviceId(0), busy);
+    bench.runtime.install_plan(&plan()).unwrap();
+    let iteration = || [Bytes::mib(3), Bytes::kib(1)].map(|bytes| bench.alloc(bytes).unwrap());
+    let first = iteration();
+    first.iter().for_each(|block| bench.runtime.record_stream(*block, busy));
+    first.iter().for_each(|block| bench.free(*block));
+    let second = iteration();
+    assert!(second.iter().all(|block| !first.contains(block)), "the stream has not passed");
+    assert_eq!(bench.runtime.stats().planned.blocked, 2);
+    second.iter().for_each(|block| bench.free(*block));
+    bench.runtime.mark_iteration();
+    drop(stall);
+    // Nobody has asked whether it has passed, until a request comes that wants to know.
+    assert_eq!(iteration(), first);
+    assert_eq!(bench.runtime.stats().planned.blocked, 2);
+}
+
 #[test]
 fn bytes_of_a_stream_that_cannot_be_asked_nor_waited_for_are_nobodys_until_it_can() {
     let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[Bytes::mib(64)])));

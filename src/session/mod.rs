@@ -118,6 +118,14 @@ pub enum SessionError {
     /// The daemon's driver does not open in this process.
     #[error("the daemon's driver cannot be used by this process")]
     Open(#[from] OpenError),
+    /// A process without a daemon is told to use a driver that there is not, or that is of no use to it.
+    #[error("STITCHD_DRIVER: there is no driver '{0}' for a process without a daemon; there are cuda, hip and host")]
+    PrivateDriver(String),
+    /// The driver of a process without a daemon does not open.
+    #[error(
+        "without a daemon this process takes memory by itself (STITCHD_WITHOUT_DAEMON=private), and cannot; STITCHD_DRIVER=host works on a machine without a GPU"
+    )]
+    PrivateOpen(#[source] OpenError),
     /// This process has no such device.
     #[error(
         "this process has no device {ordinal}: its driver shows it {count} (which ones and in what order is for its environment to say){}",
@@ -183,8 +191,10 @@ impl SessionError {
             | SessionError::DeviceLost(_)
             | SessionError::DaemonGone => ErrorKind::Unavailable,
             SessionError::Refused { kind, .. } => *kind,
-            SessionError::Protocol { .. } | SessionError::Driver(_) => ErrorKind::Unsupported,
-            SessionError::Open(_) => ErrorKind::Unavailable,
+            SessionError::Protocol { .. } | SessionError::Driver(_) | SessionError::PrivateDriver(_) => {
+                ErrorKind::Unsupported
+            }
+            SessionError::Open(_) | SessionError::PrivateOpen(_) => ErrorKind::Unavailable,
             SessionError::NoDevice { .. } | SessionError::NotServed { .. } => ErrorKind::NotFound,
             SessionError::Malformed(_) | SessionError::Ladder(_) => ErrorKind::Broken,
             SessionError::Channel(error) => error.kind(),
@@ -314,7 +324,7 @@ impl Session {
         let counters = if has_counters { self.counters } else { Counters::private() };
         let session = Arc::clone(self);
         let source = DaemonSource { session, device: Arc::clone(&device), uuid: local.uuid, has_counters };
-        let config = RuntimeConfig { granule: self.ladder.step_at_least(config.granule), ..config };
+        let config = config.on(&self.ladder);
         Ok(Runtime::new(device, Arc::new(source), Arc::clone(&self.clock), config, counters))
     }
 

@@ -32,7 +32,7 @@ impl PrivateProcess {
         }
         fork::watch();
         let known: Option<DriverName> = match name {
-            Some(name) => Some(name.parse().map_err(|_| SessionError::Driver(name.to_owned()))?),
+            Some(name) => Some(name.parse().map_err(|_| SessionError::PrivateDriver(name.to_owned()))?),
             None => None,
         };
         let library = library.clone();
@@ -41,8 +41,8 @@ impl PrivateProcess {
             None => driver::open_vendor(&library).map(Some),
         };
         let what = name.unwrap_or("the vendor's");
-        let opened = opening::in_time(what, opening::OPENING_MAX, open)?;
-        let driver = opened.ok_or_else(|| SessionError::Driver(what.to_owned()))?;
+        let opened = opening::in_time(what, opening::OPENING_MAX, open).map_err(SessionError::PrivateOpen)?;
+        let driver = opened.ok_or_else(|| SessionError::PrivateDriver(what.to_owned()))?;
         let devices = driver.devices();
         let devices = devices.iter().map(|device| Device::open(Arc::clone(&driver), device.id));
         let store = Arc::new(Store::new(devices.collect::<Result<_, DriverError>>()?));
@@ -55,7 +55,7 @@ impl PrivateProcess {
         let count = self.driver.devices().len();
         let device = device.ok_or(SessionError::NoDevice { ordinal, count, lost: Vec::new() })?;
         let ladder = Ladder::standard();
-        let config = RuntimeConfig { granule: ladder.step_at_least(config.granule), ..config };
+        let config = config.on(&ladder);
         let source = PrivateSource::new(Arc::clone(&self.store), device.id(), ladder);
         Ok(Runtime::new(Arc::clone(device), Arc::new(source), Arc::clone(&self.clock), config, Counters::private()))
     }

@@ -163,6 +163,7 @@ impl Bench {
                 }
                 self.ask(request)
             }
+            Served::HeldUp => unreachable!("nobody expects frees"),
             Served::Reused(address) => {
                 let (start, len) = (address.get(), request.bytes.get().div_ceil(UNIT) * UNIT);
                 let is_of_stream = |entry: &&Entry| self.streams.get(&entry.lane.stream) == Some(&request.stream);

@@ -20,8 +20,8 @@ use stitchd::pool::stitching::StitchConfig;
 use stitchd::pool::{Found, Request};
 use stitchd::rng::Rng;
 use stitchd::runtime::{
-    AllocError, BlockState, ChunkSource, Counter, Counters, NotLive, Runtime, RuntimeConfig, RuntimeStats, SourceError,
-    Want,
+    AllocError, BlockState, ChunkSource, Counter, Counters, NotLive, Runtime, RuntimeConfig, RuntimeStats, SegmentPool,
+    SourceError, Want,
 };
 use stitchd::trace::Trace;
 use stitchd::units::{Bytes, DeviceAddress};
@@ -157,6 +157,7 @@ const SETUP: Setup = Setup {
     alias: true,
     config: RuntimeConfig {
         granule: Bytes::new(GRANULE),
+        packed_granule: None,
         soft_budget: Bytes::ZERO,
         slack_per_mille: 20,
         wait: Duration::ZERO,
@@ -182,6 +183,8 @@ struct Live {
     pieces: Vec<Piece>,
     /// Other streams that use it.
     recorded: Vec<StreamId>,
+    /// The stream that had it last.
+    last: StreamId,
     /// When it was freed, where it waits for the streams that use it.
     freed: Option<u64>,
 }
@@ -254,7 +257,8 @@ impl Bench {
         let pieces = self.watch.behind(start, len);
         let watch = &self.watch;
         self.physical.take(&pieces, request.stream, |stream| watch.passed(stream));
-        let live = Live { bytes, stream: request.stream, pieces, recorded: Vec::new(), freed: None };
+        let (stream, last) = (request.stream, request.stream);
+        let live = Live { bytes, stream, pieces, recorded: Vec::new(), last, freed: None };
         self.live.insert(start, len, live);
         self.watch.guard(start, len);
         self.watch.queue(request.stream);
@@ -302,9 +306,13 @@ impl Bench {
     }
 
     fn free(&mut self, start: u64, stream: StreamId) {
+        let mut other = None;
         if let Some((_, live)) = self.live.get(start).filter(|(_, live)| live.freed.is_none()) {
             // The streams that use it do so until now.
-            live.recorded.iter().chain([&live.stream]).for_each(|stream| self.watch.queue(*stream));
+            live.recorded.iter().chain([&live.stream, &stream]).for_each(|stream| self.watch.queue(*stream));
+            if live.stream != stream {
+                other = Some(self.pool_of(start));
+            }
         }
         let now = self.watch.tick();
         let freed = self.runtime.free(DeviceAddress::new(start), stream);
@@ -314,6 +322,10 @@ impl Bench {
         };
         assert_eq!(freed, Ok(()));
         assert_eq!(self.watch.behind(start, len), live.pieces, "other bytes than it was given");
+        if let Some(of) = other {
+            self.note_other_stream(start, of, stream);
+        }
+        let live = &self.live.get(start).unwrap().1;
         if live.recorded.is_empty() {
             self.gone(start, now);
             return;
@@ -323,6 +335,30 @@ impl Bench {
         let (len, live) = self.live.remove(start).unwrap();
         self.live.insert(start, len, Live { freed: Some(now), ..live });
         self.end_of_waiting(None);
+    }
+
+    /// It was freed on another stream than its own: it waits for that, or, in the stitching pool, is that stream's from then on.
+    fn note_other_stream(&mut self, start: u64, of: SegmentPool, stream: StreamId) {
+        let (len, mut live) = self.live.remove(start).unwrap();
+        let is_live = self.runtime.len_of(DeviceAddress::new(start)).is_some();
+        // Stitched blocks are of that pool, or lent by a plan, which waits.
+        let is_stitching = match of {
+            SegmentPool::Stitching => true,
+            SegmentPool::Stitched => !is_live || !live.recorded.is_empty(),
+            _ => false,
+        };
+        if is_stitching {
+            live.last = stream;
+        } else {
+            live.recorded.push(stream);
+        }
+        self.live.insert(start, len, live);
+    }
+
+    fn pool_of(&self, start: u64) -> SegmentPool {
+        let segments = self.runtime.segments();
+        let of = segments.iter().find(|segment| segment.span.contains(DeviceAddress::new(start)));
+        of.expect("it is live").pool
     }
 
     /// Frees that waited for streams may have happened: of `reused` certainly, of others when their addresses are live no more. Nothing is
@@ -342,7 +378,7 @@ impl Bench {
 
     fn gone(&mut self, start: u64, at: u64) {
         let (_, live) = self.live.remove(start).unwrap();
-        self.physical.give(&live.pieces, &[live.stream], at);
+        self.physical.give(&live.pieces, &[live.last], at);
         if live.freed.is_none() {
             self.watch.unguard(start);
         }
@@ -525,8 +561,8 @@ fn step(bench: &mut Bench, rng: &mut Rng, gone: &mut Vec<u64>, are_small: bool) 
             bench.alloc(&request);
         }
         480..850 => {
-            if let Some((start, stream)) = nth_live(bench, rng) {
-                bench.free(start, stream);
+            if let Some((start, own)) = nth_live(bench, rng) {
+                bench.free(start, if rng.chance(30) { stream } else { own });
                 gone.push(start);
             }
         }

@@ -89,7 +89,7 @@ impl Bench {
         let is_given_up = self.slabs[&at].live.len() == 0 && self.slabs.values().filter(alike).count() > 1;
         let freed = self.pool.free(DeviceAddress::new(start)).expect("it was live");
         assert_eq!(freed.bytes.get(), bytes);
-        assert_eq!(freed.slab.map(DeviceAddress::get), is_given_up.then_some(at));
+        assert_eq!(freed.slab, is_given_up.then_some((DeviceAddress::new(at), stream)));
         if is_given_up {
             self.slabs.remove(&at);
         }

@@ -23,7 +23,10 @@ const KEYS: [(&str, &str); 11] = [
     ("gmlake.rules", "code or paper; the limit is about requests in the code, and about blocks in the paper (code)"),
     ("gmlake.stitched_max", "bytes of addresses that GMLake's stitched blocks may take (1000GiB)"),
     ("gmlake.stitches_max", "stitched blocks of GMLake before idle ones go (10000)"),
-    ("stitchd.granule", "bytes; the size of chunk that the pools grow by (2MiB), one of the ladder's"),
+    (
+        "stitchd.granule",
+        "bytes; the size of chunk that the pools grow by (2MiB; beside a plan of 32 GiB and more 32MiB), one of the ladder's",
+    ),
     ("stitchd.soft_budget", "bytes; up to which the pools rather ask for more than stitch (0)"),
     ("stitchd.slack_per_mille", "above it they still do while at most so many thousandths are idle (20)"),
     ("stitchd.fragmentation_limit", "bytes; smaller blocks are not stitched, unless memory runs out (8MiB)"),
@@ -87,7 +90,7 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
                 let steps: Vec<String> = steps.iter().map(Bytes::to_string).collect();
                 return Err(wrong(format!("chunks are of {}", steps.join(", "))));
             }
-            setup.runtime.granule = granule;
+            (setup.runtime.granule, setup.runtime.packed_granule) = (granule, Some(granule));
         }
         "stitchd.soft_budget" => setup.runtime.soft_budget = bytes()?,
         "stitchd.slack_per_mille" => setup.runtime.slack_per_mille = number()? as u64,

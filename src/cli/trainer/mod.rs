@@ -142,7 +142,8 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
     let config = SessionConfig { library, ..SessionConfig::new(args.socket.clone(), args.name.clone()) };
     let session = Session::connect(&config)?;
     let wait = Duration::from_secs(args.wait);
-    let runtime = session.runtime(0, RuntimeConfig { wait, ..RuntimeConfig::default() })?;
+    let config = RuntimeConfig { wait, ..RuntimeConfig::default() };
+    let runtime = session.runtime(0, plan.as_ref().map_or(config, |plan| config.beside(plan)))?;
     say(&json!({ "state": WAITING }));
     if let Some(plan) = &plan {
         runtime.install_plan(plan).context("installing the plan").map_err(Failure::Other)?;

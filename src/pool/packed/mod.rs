@@ -147,6 +147,11 @@ impl PackedPool {
         Some(bytes)
     }
 
+    /// The stream that a live allocation was made on.
+    pub fn stream_at(&self, address: DeviceAddress) -> Option<StreamId> {
+        self.live.get(&address).map(|live| self.ranges[live.range as usize].stream)
+    }
+
     /// Bytes that a live allocation occupies.
     pub fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
         self.live.get(&address).map(|live| limits::occupied_len(live.bytes))

@@ -28,6 +28,7 @@ struct Detour {
     /// The first of its requests, and the first behind them.
     first: u32,
     end: u32,
+    lane: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +57,7 @@ const UNFOUND_MAX: u32 = 8;
 
 impl Detour {
     fn begun(&self) -> OnDetour {
-        let Detour { from, to, first, end } = *self;
+        let Detour { from, to, first, end, .. } = *self;
         OnDetour { from, to, first, next: first, end, is_cleared: false, unfound: 0 }
     }
 }
@@ -74,7 +75,7 @@ impl Expected {
 impl Detours {
     pub(super) fn of(lanes: &[LanePlan]) -> Detours {
         let (mut all, mut requests, mut first) = (Vec::new(), Vec::new(), 0);
-        for of in lanes {
+        for (of, lane) in lanes.iter().zip(0..) {
             let count = of.entries.len() as u32;
             // Behind the last entry the cursor stands at the first of the cycle.
             let number = |own: u32| first + if own < count { own } else { of.plan.cycle_start as u32 };
@@ -86,12 +87,20 @@ impl Detours {
                     span: of.span(),
                 }));
                 let end = requests.len() as u32;
-                all.push(Detour { from: number(*from), to: number(*to), first: begin, end });
+                all.push(Detour { from: number(*from), to: number(*to), first: begin, end, lane });
             }
             first += count;
         }
         all.sort_by_key(|detour| detour.from);
         Detours { all: all.into(), requests: requests.into() }
+    }
+
+    /// Every place that a request on a detour has, and whose.
+    pub(super) fn spans(&self) -> impl Iterator<Item = (u32, PlanSpan)> + '_ {
+        self.all.iter().flat_map(|detour| {
+            let requests = &self.requests[detour.first as usize..detour.end as usize];
+            requests.iter().filter_map(|of| Some((detour.lane, of.span?)))
+        })
     }
 
     pub(super) fn is_empty(&self) -> bool {

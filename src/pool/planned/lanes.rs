@@ -184,7 +184,12 @@ impl Lanes {
 
     /// The stream of this process that a lane's memory is used on.
     pub(super) fn stream(&self, lane: usize) -> StreamId {
-        self.bindings[lane].stream.unwrap_or(StreamId::DEFAULT)
+        self.bound_stream(lane).unwrap_or(StreamId::DEFAULT)
+    }
+
+    /// The same, once something has come on it.
+    pub(super) fn bound_stream(&self, lane: usize) -> Option<StreamId> {
+        self.bindings[lane].stream
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Progress> {

@@ -42,6 +42,8 @@ pub(super) struct Matcher {
     passed_before: u64,
     /// Passes of the cycle that the cursor has left behind: how far it has come says nothing of that, as it goes back now and then.
     ended: u64,
+    /// The same at the last mark.
+    ended_at_mark: u64,
     /// The lane's entries are those from here on, and before there.
     first: u32,
     end: u32,
@@ -70,6 +72,7 @@ impl Matcher {
             cursor: of_lane.start,
             passed_before: 0,
             ended: 0,
+            ended_at_mark: 0,
             first: of_lane.start,
             end: of_lane.end,
             cycle_start,
@@ -105,6 +108,17 @@ impl Matcher {
     /// A pass of the cycle has ended, and the cursor stands in one behind it.
     pub(super) fn has_ended_pass(&self) -> bool {
         self.ended > 0
+    }
+
+    /// An iteration ends, and the job has asked for more than the plan's has: a pass has ended since the last mark, and the cursor is nearer to where the next one began than to its end.
+    pub(super) fn is_past_mark(&self) -> bool {
+        let has_ended = self.ended_at_mark < self.ended;
+        has_ended && !self.at_cycle_start() && self.cursor - self.cycle_start < self.end - self.cursor
+    }
+
+    /// An iteration has ended, and the cursor stands where the next begins.
+    pub(super) fn note_mark(&mut self) {
+        self.ended_at_mark = self.ended;
     }
 
     pub(super) fn at_cycle_start(&self) -> bool {
@@ -154,6 +168,7 @@ impl Matcher {
     /// The cursor goes back, perhaps from behind the end of a pass, and has `passed` so many.
     fn go_back_to(&mut self, entry: u32, passed: u64, is_in_pass_before: bool) {
         self.ended = self.ended.saturating_sub(is_in_pass_before.into());
+        self.ended_at_mark = self.ended_at_mark.min(self.ended);
         self.cursor = entry;
         self.passed_before = passed - u64::from(entry - self.first);
     }

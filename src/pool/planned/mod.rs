@@ -29,6 +29,8 @@ mod places;
 mod relocate;
 mod tenants;
 
+use std::ops::Range;
+
 use self::detours::Detours;
 use self::dynamic::Dynamic;
 use self::flags::Flags;
@@ -38,6 +40,7 @@ use self::matcher::{Again, Matcher};
 use self::places::{NO_KEY, NOBODY, Occupant, Places, TENANT};
 use self::tenants::{LENT, Tenants};
 use super::Request;
+use crate::ids::StreamId;
 use crate::limits;
 use crate::plan::validate::{self, Wrong};
 use crate::plan::{self, Expiries, LanePlan, Plan};
@@ -56,6 +59,8 @@ pub struct PlannedPool {
     places: Places,
     tenants: Tenants,
     lanes: Lanes,
+    /// Which bytes of the pool are whose, lane by lane: where its entries lie, and its detours. In order, and none is two lanes'.
+    parts: Box<[(Range<u64>, u32)]>,
     detours: Detours,
     /// Where entries are, once somebody has asked.
     cells: Option<Box<locate::Cells>>,
@@ -65,6 +70,8 @@ pub struct PlannedPool {
     counts: PlannedCounts,
     /// Entries that a cursor went over and that were not served.
     passed_unserved: u64,
+    /// Who is in the way of a request may be freed already and wait for a stream: whoever can ask is told first.
+    expects_frees: bool,
 }
 
 /// What the pool has served and what it has not.
@@ -78,7 +85,7 @@ pub struct PlannedCounts {
     pub blocked: u64,
     /// Requests that agree with no entry near the cursor.
     pub unplanned: u64,
-    /// Entries that the cursor went over without a request.
+    /// Entries that the cursor went over without a request, or back over where an iteration had ended before.
     pub skipped: u64,
     /// Times that the cursor was set anew, far away.
     pub resynchronised: u64,
@@ -129,6 +136,9 @@ pub enum Served {
     /// It is the one at the cursor, and there is no memory behind its place yet ([`PlannedPool::lacks`]). Nothing has changed: it may be asked for again when there is, or
     /// the cursor goes over it ([`PlannedPool::pass_over`]).
     Unbacked,
+    /// It is the one at the cursor, and who has its place may be freed already. Nothing has changed: it may be asked for again
+    /// when that has been seen to, and no more is expected ([`PlannedPool::expect_frees`]).
+    HeldUp,
 }
 
 /// An entry as the matcher and the guard need it: half a cache line, and all of it in that line.
@@ -222,6 +232,9 @@ impl PlannedPool {
         };
         let detours = Detours::of(&of_lanes);
         let lanes = Lanes::new(of_lanes.iter().map(progress));
+        let of_detours = detours.spans().map(|(lane, span)| (span.start().get()..span.end().get(), lane));
+        let parts = lanes.iter().zip(0..).map(|(lane, number)| (lane.part.clone(), number)).chain(of_detours);
+        let parts = merged(parts.collect());
         Ok(PlannedPool {
             span,
             orderly: Flags::new(entries.len() + 1),
@@ -229,12 +242,14 @@ impl PlannedPool {
             places,
             tenants: Tenants::new(span.len()),
             lanes,
+            parts,
             detours,
             entries,
             cells: None,
             plan_end: span.len().get(),
             counts: PlannedCounts::default(),
             passed_unserved: 0,
+            expects_frees: false,
         })
     }
 
@@ -355,6 +370,11 @@ impl PlannedPool {
             self.lanes[lane].matcher.step_back(entry);
             return Served::Unbacked;
         }
+        if self.expects_frees {
+            let lane = self.lane_of(entry);
+            self.lanes[lane].matcher.step_back(entry);
+            return Served::HeldUp;
+        }
         self.counts.blocked += 1;
         self.passed_unserved += 1;
         self.relocate(entry, request)
@@ -370,6 +390,11 @@ impl PlannedPool {
             next.map(|next| self.offsets_of(next))
         };
         place.filter(|span| self.tenants.has_hole(*span))
+    }
+
+    /// Frees wait for streams, or none does any more: as long as they do, a request whose place somebody has is [`Served::HeldUp`].
+    pub fn expect_frees(&mut self, expects: bool) {
+        self.expects_frees = expects;
     }
 
     /// The cursor goes over the entry of this request, at which it stands: for it there is no memory.
@@ -602,6 +627,14 @@ impl PlannedPool {
         self.lanes[lane].matcher.rewind_behind(entry);
     }
 
+    /// The job has asked for more than an iteration has, and what the next one begins with was like that: the cursor goes back to where it begins.
+    fn rewind_to_start(&mut self, lane: usize) {
+        let matcher = &self.lanes[lane].matcher;
+        let last = matcher.entries().end - 1;
+        self.counts.skipped += matcher.since(last).count() as u64;
+        self.rewind_behind(last);
+    }
+
     /// Takes an allocation back, and says how many bytes had been asked for. `None` if it is not one of this pool's.
     #[inline]
     pub fn free(&mut self, address: DeviceAddress) -> Option<Bytes> {
@@ -646,6 +679,14 @@ impl PlannedPool {
         let distance = address.checked_distance(self.span.start())?.get();
         let unit = limits::ALLOCATION_ALIGNMENT.get();
         (distance < self.span.len().get() && distance.is_multiple_of(unit)).then_some((distance / unit) as u32)
+    }
+
+    /// The stream whose part of the pool an address lies in, if anybody has come for it.
+    pub fn stream_at(&self, address: DeviceAddress) -> Option<StreamId> {
+        let offset = address.checked_distance(self.span.start())?.get();
+        let behind = self.parts.partition_point(|(part, _)| part.start <= offset);
+        let (_, lane) = self.parts[..behind].last().filter(|(part, _)| offset < part.end)?;
+        self.lanes.bound_stream(*lane as usize)
     }
 
     /// Bytes that an allocation at `address` has, if it is a live one of this pool's.
@@ -762,9 +803,12 @@ impl PlannedPool {
             }
             if self.detours.lead(cursor, cycle_start) {
                 self.go_over_to(number, cycle_start);
+            } else if lane.matcher.is_past_mark() {
+                self.rewind_to_start(number);
             } else {
                 self.skip_to(cycle_start);
             }
+            self.lanes[number].matcher.note_mark();
         }
     }
 
@@ -798,6 +842,20 @@ impl PlannedPool {
         }
         self.tenants.invariants()
     }
+}
+
+/// The same parts in order, those of one lane that meet put together.
+fn merged(mut parts: Vec<(Range<u64>, u32)>) -> Box<[(Range<u64>, u32)]> {
+    parts.retain(|(part, _)| !part.is_empty());
+    parts.sort_by_key(|(part, _)| (part.start, part.end));
+    parts.dedup_by(|(next, next_lane), (last, lane)| {
+        let meets = lane == next_lane && next.start <= last.end;
+        if meets {
+            last.end = last.end.max(next.end);
+        }
+        meets
+    });
+    parts.into()
 }
 
 #[cfg(test)]

@@ -92,7 +92,7 @@ impl Bench {
         self.pool.invariants().unwrap();
         match served {
             Served::At(address) | Served::Reused(address) => Some((address.get() - BASE) / UNIT),
-            Served::Elsewhere | Served::Unknown | Served::Unbacked => None,
+            Served::Elsewhere | Served::Unknown | Served::Unbacked | Served::HeldUp => None,
         }
     }
 
@@ -808,4 +808,36 @@ fn a_place_on_a_detour_without_memory_is_told_and_comes_again() {
         bench.free(4);
     }
     assert_eq!(bench.surprises(), (1, 0));
+}
+
+#[test]
+fn what_is_asked_for_beyond_an_iteration_costs_itself_and_not_the_next_one() {
+    let entries: Vec<(u64, u64)> = (0..40).map(|at| (10 + at, 100 * at)).collect();
+    let mut bench = Bench::new(&entries, 0);
+    let iteration = |bench: &mut Bench, more: usize| {
+        for (units, offset) in entries.iter().chain(&entries[..more]) {
+            assert_eq!(bench.ask(*units), Some(*offset));
+            assert!(bench.free(*offset));
+        }
+        bench.pool.mark_iteration();
+    };
+    iteration(&mut bench, 0);
+    for more in [1, 3, 10] {
+        let before = bench.pool.counts().deviations();
+        iteration(&mut bench, more);
+        assert!(bench.pool.counts().deviations() - before <= more as u64, "{more}: {:?}", bench.pool.counts());
+    }
+    let before = bench.pool.counts();
+    iteration(&mut bench, 0);
+    assert_eq!(bench.pool.counts(), PlannedCounts { hits: before.hits + 40, ..before });
+    // What an iteration leaves out is counted each time, also where the one before did, too.
+    for _ in 0..4 {
+        let before = bench.pool.counts();
+        for (units, offset) in &entries[..10] {
+            assert_eq!(bench.ask(*units), Some(*offset));
+            assert!(bench.free(*offset));
+        }
+        bench.pool.mark_iteration();
+        assert_eq!(bench.pool.counts().skipped, before.skipped + 30);
+    }
 }
