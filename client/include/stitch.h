@@ -131,7 +131,8 @@ void *stitch_malloc(size_t size,
                     void *stream);
 
 /*
- Gives back what `stitch_malloc` returned, with the same size, device and stream.
+ Gives back what `stitch_malloc` returned, with the same size and device. `stream` is the one that used it last: where that is not the one it was allocated for, its bytes are not reused before that has passed the free, as if it had been
+ recorded by `stitch_record_stream`. Only a stitched block, of a job without a plan, is for `stream` at once, which must be behind all that was queued on the block's own stream.
 
  NULL, and anything that is not a live allocation (freed before, of somebody else, not the first byte of one), changes nothing; for the latter `stitch_last_error` says so.
  */

@@ -73,7 +73,8 @@ fn serve(size: usize, device: c_int, stream: *mut c_void, pool: Option<PrivatePo
     })
 }
 
-/// Gives back what `stitch_malloc` returned, with the same size, device and stream.
+/// Gives back what `stitch_malloc` returned, with the same size and device. `stream` is the one that used it last: where that is not the one it was allocated for, its bytes are not reused before that has passed the free, as if it had been
+/// recorded by `stitch_record_stream`. Only a stitched block, of a job without a plan, is for `stream` at once, which must be behind all that was queued on the block's own stream.
 ///
 /// NULL, and anything that is not a live allocation (freed before, of somebody else, not the first byte of one), changes nothing; for the latter `stitch_last_error` says so.
 #[unsafe(no_mangle)]
@@ -81,9 +82,15 @@ pub extern "C" fn stitch_free(ptr: *mut c_void, size: usize, device: c_int, stre
     let _ = size;
     guarded((), || {
         // In a forked child there is nothing to free: the memory is its parent's.
-        let Some(runtime) = process::existing(device).filter(|_| !ptr.is_null()) else { return Ok(()) };
+        if ptr.is_null() || fork::is_child() {
+            return Ok(());
+        }
         let address = DeviceAddress::new(ptr.expose_provenance() as u64);
-        runtime.free(address, StreamId(stream.addr() as u64)).map_err(|error| error.to_string())
+        let freed = match process::existing(device) {
+            Some(runtime) => runtime.free(address, StreamId(stream.addr() as u64)),
+            None => Err(NotLive(address)),
+        };
+        freed.map_err(|error| error.to_string())
     });
 }
 

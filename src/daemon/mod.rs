@@ -418,10 +418,20 @@ fn with_scrubbers(
     }
 }
 
-/// Says so where not even the largest chunks could cover a device, as each takes descriptors.
+/// Says so where not even the largest chunks could cover a device, as each takes descriptors, or where the smallest, which jobs without a plan take, cannot.
 fn warn_of_few_chunks(device: &NodeDevice, chunks_max: u64, steps: &[Bytes]) {
-    let largest = steps.last().map_or(0, |len| len.get());
-    if chunks_max.saturating_mul(largest) < device.total.get() {
+    let in_chunks_of = |len: Option<&Bytes>| Bytes::new(chunks_max.saturating_mul(len.map_or(0, |len| len.get())));
+    let (all_small, all_large) = (in_chunks_of(steps.first()), in_chunks_of(steps.last()));
+    if all_small < device.total && all_large >= device.total {
+        tracing::info!(
+            device = device.id.0,
+            chunks_max,
+            open_files_max = Daemon::open_fds_max(),
+            "jobs without a plan take the ladder's smallest chunks, and so have {all_small} of {} together at most: raise the limit of open files (LimitNOFILE), or leave the smallest size out of the ladder",
+            device.total
+        );
+    }
+    if all_large < device.total {
         tracing::warn!(
             device = device.id.0,
             chunks_max,

@@ -43,6 +43,11 @@ free(p, 1000)
 why = lib.stitch_last_error().decode()
 assert 'is not a live allocation' in why, why
 free(0x1000, 1)
+q = malloc(2000)
+lib.stitch_free(q, 2000, 5, None)
+why = lib.stitch_last_error().decode()
+assert f'{q:x}' in why and 'is not a live allocation' in why, why
+free(q, 2000)
 free(None, 0)
 assert lib.stitch_malloc(0, 0, None) is None
 assert lib.stitch_malloc(MIB, 77, None) is None

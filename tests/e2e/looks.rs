@@ -61,7 +61,7 @@ parts = ('current', 'peak', 'allocated', 'freed')
 figures = ('allocation', 'segment', 'active', 'inactive_split', 'allocated_bytes', 'reserved_bytes', 'active_bytes', 'inactive_split_bytes', 'requested_bytes')
 names = {f'{f}.{pool}.{part}' for f in figures for pool in ('all', 'small_pool', 'large_pool') for part in parts}
 names |= {f'oversize_{what}.{part}' for what in ('allocations', 'segments') for part in parts}
-assert set(now) == names | {'num_alloc_retries', 'num_ooms', 'num_sync_all_streams', 'max_split_size'}, set(now) ^ names
+assert set(now) == names | {'num_alloc_retries', 'num_ooms', 'num_sync_all_streams', 'num_device_alloc', 'num_device_free', 'max_split_size'}, set(now) ^ names
 for f in figures:
     assert now[f'{f}.all.current'] == now[f'{f}.small_pool.current'] + now[f'{f}.large_pool.current'], (f, now)
 free(q, 3 * MIB)

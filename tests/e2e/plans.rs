@@ -67,7 +67,9 @@ fn a_reserved_pool_waits_for_its_job_and_serves_it_from_the_plan() {
     let trace = small_trace(daemon.path());
     let plan_file = daemon.path().join("small.plan");
     run_json(&["plan", text(&trace), "-o", text(&plan_file), "--json"]);
+    daemon.cli_json(&["plans", "put", text(&plan_file), "--name", "of my own"]);
     let reserved = daemon.cli_json(&["reserve", "--plan", text(&plan_file)]);
+    assert_eq!(daemon.cli_json(&["plans"])["plans"][0]["name"], "of my own");
     assert_eq!((reserved["reserved_bytes"].as_u64(), reserved["chunks"].as_u64()), (Some(24 * MIB), Some(12)));
     assert_eq!(daemon.device("reserved_bytes"), 24 * MIB);
     // Nobody else gets it.

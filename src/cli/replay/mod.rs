@@ -199,22 +199,22 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
 }
 
 fn pools(names: &[String]) -> std::result::Result<Vec<PoolName>, Failure> {
-    if names.iter().any(|name| name.trim() == "all") {
-        return Ok(PoolName::ALL.into_iter().map(|(_, pool)| pool).collect());
-    }
+    let all = || PoolName::ALL.into_iter().map(|(_, pool)| pool);
     let known = |name: &String| {
         let name = name.trim();
         let found = PoolName::ALL.into_iter().find(|(known, _)| *known == name);
         let names = PoolName::ALL.map(|(name, _)| name).join(", ");
         found
             .map(|(_, pool)| pool)
-            .ok_or_else(|| Failure::Usage(format!("there is no pool '{name}'; there are {names}")))
+            .ok_or_else(|| Failure::Usage(format!("there is no pool '{name}'; there are {names}, or all")))
     };
     let mut pools = Vec::new();
     for name in names {
-        let pool = known(name)?;
-        if !pools.contains(&pool) {
-            pools.push(pool);
+        let of_name = if name.trim() == "all" { all().collect() } else { vec![known(name)?] };
+        for pool in of_name {
+            if !pools.contains(&pool) {
+                pools.push(pool);
+            }
         }
     }
     Ok(pools)
