@@ -547,6 +547,13 @@ impl DriverName {
         DriverName::ALL.iter().find(|(_, driver)| *driver == self).map_or("", |(name, _)| name)
     }
 
+    /// The names of those whose memory a process can have, for error texts.
+    pub fn of_processes() -> String {
+        let names: Vec<_> =
+            DriverName::ALL.iter().filter(|(_, driver)| *driver != DriverName::Sim).map(|(name, _)| *name).collect();
+        names.join(", ")
+    }
+
     /// Its devices are as large as somebody says.
     pub fn is_pretended(self) -> bool {
         !matches!(self, DriverName::Cuda | DriverName::Hip)

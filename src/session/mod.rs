@@ -119,7 +119,7 @@ pub enum SessionError {
     #[error("the daemon's driver cannot be used by this process")]
     Open(#[from] OpenError),
     /// A process without a daemon is told to use a driver that there is not, or that is of no use to it.
-    #[error("STITCHD_DRIVER: there is no driver '{0}' for a process without a daemon; there are cuda, hip and host")]
+    #[error("STITCHD_DRIVER: there is no driver '{0}' for a process without a daemon; there are {names}", names = DriverName::of_processes())]
     PrivateDriver(String),
     /// The driver of a process without a daemon does not open.
     #[error(

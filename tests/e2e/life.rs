@@ -105,7 +105,7 @@ fn without_a_daemon_a_process_refuses_unless_it_is_told_to_go_on_alone() {
         (&[("STITCHD_WITHOUT_DAEMON", "refuse")], "STITCHD_WITHOUT_DAEMON=private goes on without one"),
         (&[("STITCHD_WITHOUT_DAEMON", "maybe")], "'maybe', and can be refuse or private"),
         (&[("STITCHD_WITHOUT_DAEMON", "private"), ("STITCHD_DRIVER", "sim")], "and not without one"),
-        (&[("STITCHD_WITHOUT_DAEMON", "private"), ("STITCHD_DRIVER", "foo")], "there are cuda, hip and host"),
+        (&[("STITCHD_WITHOUT_DAEMON", "private"), ("STITCHD_DRIVER", "foo")], "there are auto, cuda, hip, host"),
     ] {
         let output = alone(&daemon, environment).unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
