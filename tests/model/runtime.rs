@@ -685,7 +685,8 @@ fn run(setup: Setup, seed: u64, steps: u64) {
         let count = |counter| bench.runtime.counters().get(counter);
         let (installed, refused) = (count(Counter::PlansInstalled), count(Counter::PlansRefused));
         // A short run of a driver that fails may come to no plan.
-        let is_enough = installed >= steps / 5_000 && refused > 0 && served.planned > 20;
+        // A job may be so short that its plan has a request or two.
+        let is_enough = installed >= steps / 5_000 && refused > 0 && served.planned > 0;
         assert!(setup.faults || is_enough, "{installed} plans installed, {refused} refused, {served:?}");
     }
     bench.end();

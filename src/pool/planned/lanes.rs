@@ -22,6 +22,8 @@ pub(super) struct Lanes {
     /// By number, apart from the rest: every request looks here.
     bindings: Box<[Binding]>,
     all: Box<[Progress]>,
+    /// Requests of which no lane is since a thread was last refused the one that it had.
+    turned_away: u32,
 }
 
 /// Who a lane is in this process.
@@ -113,7 +115,7 @@ impl Lanes {
             unlike: None,
         };
         let (bindings, all): (Vec<Binding>, Vec<Progress>) = lanes.map(|(of_plan, of)| (binding(of_plan), of)).unzip();
-        Lanes { bindings: bindings.into(), all: all.into() }
+        Lanes { bindings: bindings.into(), all: all.into(), turned_away: 0 }
     }
 
     /// The lane of a request, if that is known.
@@ -155,9 +157,19 @@ impl Lanes {
         let passed = progress.matcher.passed();
         progress.unfound = if passed > progress.passed_at_unfound { 1 } else { progress.unfound + 1 };
         progress.passed_at_unfound = passed + u64::from(goes_over);
-        if progress.unfound >= UNFOUND_MAX && binding.thread.is_some() {
+        if progress.unfound >= UNFOUND_MAX && binding.thread.is_some() && !progress.matcher.expects_mark() {
             binding.unlike = binding.thread.take();
             progress.unfound = 0;
+            self.turned_away = 0;
+        }
+    }
+
+    /// Nobody's lane has what was asked for. After as many of these as lose a lane whoever had one may have it again: others could have come for it, and a job that marks no iterations would never say so.
+    pub(super) fn note_turned_away(&mut self) {
+        self.turned_away += 1;
+        if self.turned_away >= UNFOUND_MAX {
+            self.turned_away = 0;
+            self.bindings.iter_mut().for_each(|binding| binding.unlike = None);
         }
     }
 

@@ -42,8 +42,9 @@ pub(super) struct Matcher {
     passed_before: u64,
     /// Passes of the cycle that the cursor has left behind: how far it has come says nothing of that, as it goes back now and then.
     ended: u64,
-    /// The same at the last mark.
+    /// The same at the last mark, if there was one.
     ended_at_mark: u64,
+    is_marked: bool,
     /// The lane's entries are those from here on, and before there.
     first: u32,
     end: u32,
@@ -53,6 +54,8 @@ pub(super) struct Matcher {
     last_late: Option<u32>,
     /// The last requests that did not agree with the cursor, in a row.
     strays: VecDeque<Request>,
+    /// How many there were.
+    strayed: u32,
     /// One of the two is something: the one look at every request.
     is_astray: bool,
     /// Where each run of sizes ends, by its hash.
@@ -73,12 +76,14 @@ impl Matcher {
             passed_before: 0,
             ended: 0,
             ended_at_mark: 0,
+            is_marked: false,
             first: of_lane.start,
             end: of_lane.end,
             cycle_start,
             missed: VecDeque::new(),
             last_late: None,
             strays: VecDeque::new(),
+            strayed: 0,
             is_astray: false,
             grams,
         }
@@ -112,13 +117,26 @@ impl Matcher {
 
     /// An iteration ends, and the job has asked for more than the plan's has: a pass has ended since the last mark, and the cursor is nearer to where the next one began than to its end.
     pub(super) fn is_past_mark(&self) -> bool {
-        let has_ended = self.ended_at_mark < self.ended;
-        has_ended && !self.at_cycle_start() && self.cursor - self.cycle_start < self.end - self.cursor
+        self.has_ended_since_mark() && !self.at_cycle_start() && self.cursor - self.cycle_start < self.end - self.cursor
+    }
+
+    fn has_ended_since_mark(&self) -> bool {
+        self.ended_at_mark < self.ended
+    }
+
+    /// A mark is due, and what comes is more of the iteration that has ended: most of the next one is not left out for it. But a job that marks no more is found again in the end.
+    pub(super) fn expects_mark(&self) -> bool {
+        self.is_marked && self.has_ended_since_mark() && self.strayed < self.half_cycle()
+    }
+
+    fn half_cycle(&self) -> u32 {
+        (self.end - self.cycle_start) / 2
     }
 
     /// An iteration has ended, and the cursor stands where the next begins.
     pub(super) fn note_mark(&mut self) {
         self.ended_at_mark = self.ended;
+        self.is_marked = true;
     }
 
     pub(super) fn at_cycle_start(&self) -> bool {
@@ -177,6 +195,7 @@ impl Matcher {
         self.is_astray = false;
         self.last_late = None;
         self.strays.clear();
+        self.strayed = 0;
     }
 
     /// The entry at the cursor was not asked for.
@@ -194,6 +213,7 @@ impl Matcher {
             self.strays.pop_front();
         }
         self.strays.push_back(*request);
+        self.strayed = self.strayed.saturating_add(1);
         self.is_astray = true;
     }
 
@@ -244,6 +264,7 @@ impl Matcher {
         let around = ends[..behind].iter().filter(|end| **end >= self.cycle_start && **end != self.cursor);
         let ahead = ends[behind..].iter().chain(around).find(fits).copied();
         let ahead = ahead.and_then(|end| Some((self.distance(self.cursor, end)?, Again::Ahead(end))));
+        let ahead = ahead.filter(|(distance, _)| !self.expects_mark() || *distance < self.half_cycle());
         let back = ends[..behind].iter().rev().filter(|end| **end != self.cursor).take_while(|end| **end > first);
         let back = { back }.find(fits).map(|end| (self.cursor - end, Again::Back(*end)));
         ahead.into_iter().chain(back).min_by_key(|(distance, _)| *distance).map(|(_, again)| again)

@@ -811,6 +811,25 @@ fn a_place_on_a_detour_without_memory_is_told_and_comes_again() {
 }
 
 #[test]
+fn what_an_iteration_repeats_of_its_end_is_not_taken_for_the_end_of_the_next() {
+    let entries: Vec<(u64, u64)> = (0..200).map(|at| (10 + at, 300 * at)).collect();
+    let mut bench = Bench::new(&entries, 0);
+    let mut deviations = Vec::new();
+    for more in [0, 10, 0] {
+        let before = bench.pool.counts().deviations();
+        let again = &entries[150..150 + more];
+        for (at, (units, offset)) in entries.iter().chain(again).enumerate() {
+            let served = bench.ask(*units);
+            assert!(served == Some(*offset) || at >= entries.len(), "{units} at {served:?}");
+            assert!(served.is_none_or(|offset| bench.free(offset)));
+        }
+        bench.pool.mark_iteration();
+        deviations.push(bench.pool.counts().deviations() - before);
+    }
+    assert_eq!(deviations, [0, 10, 0]);
+}
+
+#[test]
 fn what_is_asked_for_beyond_an_iteration_costs_itself_and_not_the_next_one() {
     let entries: Vec<(u64, u64)> = (0..40).map(|at| (10 + at, 100 * at)).collect();
     let mut bench = Bench::new(&entries, 0);
