@@ -9,11 +9,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
 use tokio::sync::mpsc as tokio_mpsc;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::link::Link;
+use super::quiet_stream::QuietStream;
 use super::{RemoteDevice, SessionConfig, SessionError};
 use crate::driver::layers::metered::Metered;
 use crate::error::root;
@@ -300,7 +303,7 @@ pub async fn dial(socket: &Path) -> Result<Channel, SessionError> {
     let path = socket.to_owned();
     let connector = tower::service_fn(move |_: Uri| {
         let path = path.clone();
-        async move { tokio::net::UnixStream::connect(path).await.map(hyper_util::rt::TokioIo::new) }
+        async move { UnixStream::connect(path).await.map(|stream| TokioIo::new(QuietStream(stream))) }
     });
     // The host is not used: the connector knows the socket. It must be one that every server accepts.
     let endpoint = Endpoint::from_static("http://localhost");

@@ -17,6 +17,7 @@ mod link;
 pub mod locate;
 pub mod opening;
 mod private;
+mod quiet_stream;
 pub mod recording;
 mod stats_page;
 

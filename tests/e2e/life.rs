@@ -64,6 +64,23 @@ fn a_process_ends_at_once_while_one_of_its_threads_waits_for_a_lease() {
     daemon.wait_for_device("leased_bytes", 0);
 }
 
+/// A program in C that has said nothing of SIGPIPE, which ends it: the connection's last words are written to a daemon that is gone, often enough.
+#[test]
+fn a_daemon_that_is_stopped_takes_no_program_with_it() {
+    for _ in 0..3 {
+        let mut daemon = TestDaemon::start(64);
+        let Some(program) = life(&daemon) else { return };
+        let mut client = command(&program, &daemon);
+        let mut client = client.arg("outlives").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+        assert_eq!(hear(&mut lines), "ready");
+        daemon.terminate();
+        writeln!(client.stdin.take().unwrap(), "go").unwrap();
+        assert_eq!(hear(&mut lines), "fine");
+        assert!(client.wait().unwrap().success());
+    }
+}
+
 #[test]
 fn want_of_memory_says_who_holds_what() {
     let daemon = TestDaemon::start(64);
