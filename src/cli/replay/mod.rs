@@ -69,10 +69,10 @@ pub(super) struct ReplayArgs {
     /// Measure nanoseconds per operation: pools one after another, the median of five; and the floor, a lock and a look at a table by address
     #[arg(long, conflicts_with_all = ["sweep", "report"])]
     timing: bool,
-    /// Change a setting (several times if need be; `--set help` lists them)
+    /// Change a setting (several times if need be; `replay FILE --set help` lists them)
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// Replay once for each value of a setting (`--sweep help` lists them)
+    /// Replay once for each value of a setting (`replay FILE --sweep help` lists them)
     #[arg(long, value_name = "KEY=A,B,C")]
     sweep: Option<String>,
     /// Write a picture of it all: one HTML file that needs nothing else
@@ -182,7 +182,7 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
     }
     let results = all(args, &pools, job, &setup, &mut notes)?;
     let replayed = Replayed {
-        has_plan: profiled(args, plan.as_ref()).is_some(),
+        has_plan: profiled(plan.as_ref()).is_some(),
         trace,
         script: &script,
         recorded,
@@ -295,9 +295,9 @@ fn plan(args: &ReplayArgs, trace: &Trace) -> std::result::Result<Option<Plan>, F
     }
 }
 
-/// The iterations up to this one are what plans are made of. While a job runs two are recorded, and it is in the third when the plan is made.
-fn profiled(args: &ReplayArgs, plan: Option<&Plan>) -> Option<u32> {
-    plan.map(|plan| plan.provenance.iteration).or((args.auto && !args.disables("plan")).then_some(2))
+/// The iterations up to this one are what the plan is made of. One that is made while the job runs comes too late for a figure of its own: what the daemon got back counts as reserved to the end.
+fn profiled(plan: Option<&Plan>) -> Option<u32> {
+    plan.map(|plan| plan.provenance.iteration)
 }
 
 /// A plan that leaves more than this share of its pool idle at its peak is said to.
@@ -495,7 +495,7 @@ fn one(
     bar: &ProgressBar,
 ) -> std::result::Result<Result, PlanError> {
     let clock = SystemClock::new();
-    let watch = Watch { after_iteration: profiled(args, job.plan), records: args.report.is_some() };
+    let watch = Watch { after_iteration: profiled(job.plan), records: args.report.is_some() };
     let last = AtomicUsize::new(0);
     let progress = |steps: usize| {
         bar.inc(steps.saturating_sub(last.swap(steps, Ordering::Relaxed)) as u64);
