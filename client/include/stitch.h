@@ -142,6 +142,21 @@ void stitch_free(void *ptr,
                  void *stream);
 
 /*
+ Does now what the first allocation would: opens the session with the daemon and reads the plan that STITCHD_PLAN names, and sets `device` up unless that is negative. For whoever has to know before the job begins whether there is a
+ daemon, and may go another way.
+
+ Returns 0, or -1 when it fails: then `stitch_last_error` says why. It may be called again; what is there already stays.
+ */
+int stitch_open(int device);
+
+/*
+ Whose memory this process has: the name of the driver of its daemon, or of its own without one; empty as long as there is no session. Memory of the driver `host` is the machine's and not a GPU's.
+
+ Never NULL, and good for ever.
+ */
+const char *stitch_driver(void);
+
+/*
  `stream` uses the allocation at `ptr`, too: once it is freed its bytes are not reused before `stream` has passed the free. To be called before the free, by whoever queues work on a stream other than the one it
  was allocated for.
 
@@ -226,6 +241,20 @@ const char *stitch_last_error(void);
 size_t stitch_memory_stats(int device,
                            char *text,
                            size_t capacity);
+
+/*
+ What the runtime of a device counts as one JSON object: the names and meanings that `stitchd sessions --json` has under `counters`, of this device alone. Among them what served requests (`requests_planned` and so on), `deviations_` from the
+ plan by kind, `peak_live_bytes` and `peak_held_bytes`.
+
+ `text` and the result are as for `stitch_memory_stats`.
+
+ # Safety
+
+ `text` has room for `capacity` bytes.
+ */
+size_t stitch_counters(int device,
+                       char *text,
+                       size_t capacity);
 
 /*
  One of the statistics of a device by its name, as in `stitch_memory_stats`: -1 where there is no such name, and 0 where nothing was allocated yet.

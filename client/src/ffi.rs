@@ -94,6 +94,25 @@ pub extern "C" fn stitch_free(ptr: *mut c_void, size: usize, device: c_int, stre
     });
 }
 
+/// Does now what the first allocation would: opens the session with the daemon and reads the plan that STITCHD_PLAN names, and sets `device` up unless that is negative. For whoever has to know before the job begins whether there is a
+/// daemon, and may go another way.
+///
+/// Returns 0, or -1 when it fails: then `stitch_last_error` says why. It may be called again; what is there already stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_open(device: c_int) -> c_int {
+    guarded(-1, || process::open(device).map(|()| 0))
+}
+
+/// Whose memory this process has: the name of the driver of its daemon, or of its own without one; empty as long as there is no session. Memory of the driver `host` is the machine's and not a GPU's.
+///
+/// Never NULL, and good for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_driver() -> *const c_char {
+    static NAME: std::sync::OnceLock<CString> = std::sync::OnceLock::new();
+    let name = guarded(None, || Ok(process::driver_name()));
+    name.map_or(c"".as_ptr(), |name| NAME.get_or_init(|| CString::new(name).unwrap_or_default()).as_ptr())
+}
+
 /// `stream` uses the allocation at `ptr`, too: once it is freed its bytes are not reused before `stream` has passed the free. To be called before the free, by whoever queues work on a stream other than the one it
 /// was allocated for.
 ///

@@ -86,6 +86,29 @@ pub(crate) fn runtime(device: i32) -> Result<&'static Runtime, String> {
     }
 }
 
+/// Sets up what the first allocation would: the session, and with a number that is not negative a device, too. A plan file that cannot be read is told of here, whatever the device.
+pub(crate) fn open(device: i32) -> Result<(), String> {
+    if fork::is_child() {
+        return Err(SessionError::Forked.to_string());
+    }
+    if device >= 0 {
+        return runtime(device).map(drop);
+    }
+    fork::watch();
+    session()?;
+    let environment = Environment::read();
+    environment.plan_file().map_or(Ok(()), |path| read_plan(path).map(drop).map_err(|why| of_plan(path, &why)))
+}
+
+/// The driver that the process has its memory from, once there is a session.
+pub(crate) fn driver_name() -> Option<&'static str> {
+    let opened = if fork::is_child() { None } else { lock(&SESSION).0.clone() };
+    opened.map(|origin| match &*origin {
+        Origin::Daemon(session) => session.driver().name(),
+        Origin::Private(process) => process.driver_name(),
+    })
+}
+
 /// The runtime of a device, if there is one already.
 #[inline]
 pub(crate) fn existing(device: i32) -> Option<&'static Runtime> {
@@ -168,13 +191,9 @@ fn look_after(origin: &Origin, planner: AutoPlanner, runtime: &'static Runtime) 
     }
 }
 
-/// What `STITCHD_PLAN` is where plans are made while the job runs.
-const AUTO: &str = "auto";
-
 fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), String> {
     let environment = Environment::read();
-    let is_auto = environment.plan.as_ref().is_some_and(|plan| plan == AUTO);
-    let path = environment.plan.as_ref().filter(|_| !is_auto).map(Path::new);
+    let path = environment.plan_file();
     let plan = path.map(|path| read_plan(path).map_err(|why| of_plan(path, &why))).transpose()?;
     let config = plan.as_ref().map_or_else(RuntimeConfig::default, |plan| RuntimeConfig::default().beside(plan));
     let made = match origin {
@@ -183,13 +202,17 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
     };
     let runtime = made.map_err(|error| chain(&error))?;
     limit(&runtime, device)?;
-    let planner = is_auto.then(|| AutoPlanner::begin(&runtime));
+    let planner = environment.plans_itself().then(|| AutoPlanner::begin(&runtime));
     if let Some((path, plan)) = path.zip(plan) {
         runtime.install_plan(&plan).map_err(|error| of_plan(path, &chain(&error)))?;
     }
     if let Some(name) = &environment.record {
+        let is_directory = name.as_encoded_bytes().ends_with(b"/") || Path::new(name).is_dir();
+        if is_directory {
+            return Err(format!("STITCHD_RECORD: {} is a directory; name a file in it", Path::new(name).display()));
+        }
         let path = locate::recording_path(name, std::process::id(), device);
-        let recording = Recording::to_file(&runtime, &path);
+        let recording = Recording::to_file(&runtime, &path, environment.record_len_max());
         let recording = recording.map_err(|error| format!("STITCHD_RECORD: {}: {error}", path.display()))?;
         lock(&RECORDINGS).push(recording);
         exit::before(end_threads);

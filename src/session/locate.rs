@@ -5,12 +5,16 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::driver::LibraryPlace;
+use crate::limits;
 use crate::plan::Position;
 
 /// The name of the gRPC socket in a runtime directory.
 pub const SOCKET_NAME: &str = "stitchd.sock";
 /// The runtime directory when nobody names another.
 pub const RUNTIME_DIR: &str = "/run/stitchd";
+
+/// What `STITCHD_PLAN` is where plans are made while the job runs.
+pub const AUTO: &str = "auto";
 
 /// What a process does that finds no daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +38,10 @@ pub struct Environment {
     pub plan: Option<OsString>,
     /// `STITCHD_RECORD`: where what the process does is recorded; [`recording_path`] says in which file.
     pub record: Option<OsString>,
+    /// `STITCHD_RECORD_LIMIT`: at how many bytes of a file the recording stops.
+    pub record_limit: Option<OsString>,
+    /// `PYTHONPATH`: where Python programs look for packages.
+    pub python_path: Option<OsString>,
     /// `RANK`, as launchers of jobs of several processes set it: which of them this is.
     pub rank: Option<OsString>,
     /// `WORLD_SIZE`: of how many.
@@ -57,6 +65,8 @@ impl Environment {
             runtime_dir: read("STITCHD_RUNTIME_DIR"),
             plan: read("STITCHD_PLAN"),
             record: read("STITCHD_RECORD"),
+            record_limit: read("STITCHD_RECORD_LIMIT"),
+            python_path: read("PYTHONPATH"),
             rank: read("RANK"),
             world_size: read("WORLD_SIZE"),
             without_daemon: read("STITCHD_WITHOUT_DAEMON"),
@@ -78,6 +88,22 @@ impl Environment {
                 Err(format!("STITCHD_WITHOUT_DAEMON is '{shown}', and can be refuse or private"))
             }
         }
+    }
+
+    /// The most bytes that a recording's file has: what is said, if it is a number and less than the usual.
+    pub fn record_len_max(&self) -> u64 {
+        let said = self.record_limit.as_ref().and_then(|text| text.to_str()?.parse::<u64>().ok());
+        said.map_or(limits::RECORD_FILE_LEN_MAX, |said| said.min(limits::RECORD_FILE_LEN_MAX))
+    }
+
+    /// Plans are made while the job runs.
+    pub fn plans_itself(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| plan == AUTO)
+    }
+
+    /// The plan file to serve from.
+    pub fn plan_file(&self) -> Option<&Path> {
+        self.plan.as_ref().filter(|_| !self.plans_itself()).map(Path::new)
     }
 
     /// The daemon's gRPC socket.

@@ -25,6 +25,11 @@ pub struct PrivateProcess {
 }
 
 impl PrivateProcess {
+    /// Whose memory it takes.
+    pub fn driver_name(&self) -> &'static str {
+        self.driver.name()
+    }
+
     /// Opens the driver of this name, or that of the vendor whose devices the machine has. Where devices are pretended there is one, of [`limits::PRIVATE_HOST_LEN`].
     pub fn open(name: Option<&str>, library: &LibraryPlace) -> Result<PrivateProcess, SessionError> {
         if fork::is_child() {

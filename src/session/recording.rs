@@ -30,13 +30,13 @@ pub struct Recording<S>(Background<(S, Option<Stop>)>);
 pub type FileRecording = Recording<Written<BufWriter<File>>>;
 
 impl FileRecording {
-    /// Records what `runtime` does from now on into a file, as a binary trace. A file that is there is written anew.
+    /// Records what `runtime` does from now on into a file, as a binary trace of so many bytes at most. A file that is there is written anew.
     ///
     /// # Errors
     ///
     /// What the system says of the file, or of one more thread.
-    pub fn to_file(runtime: &Runtime, path: &Path) -> std::io::Result<FileRecording> {
-        Recording::begin(runtime, Written::new(BufWriter::new(File::create(path)?))?)
+    pub fn to_file(runtime: &Runtime, path: &Path, len_max: u64) -> std::io::Result<FileRecording> {
+        Recording::begin(runtime, Written::up_to(len_max, BufWriter::new(File::create(path)?))?)
     }
 }
 

@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write as _;
 
-use stitchd::runtime::{Block, BlockState, PrivatePoolId, Runtime, Segment, SegmentPool};
+use stitchd::runtime::{Block, BlockState, Counter, PrivatePoolId, Runtime, Segment, SegmentPool};
 use stitchd::units::Bytes;
 
 use super::guarded;
@@ -30,6 +30,29 @@ pub unsafe extern "C" fn stitch_memory_stats(device: c_int, text: *mut c_char, c
         unsafe { put(&written, text, capacity) };
         Ok(written.len())
     })
+}
+
+/// What the runtime of a device counts as one JSON object: the names and meanings that `stitchd sessions --json` has under `counters`, of this device alone. Among them what served requests (`requests_planned` and so on), `deviations_` from the
+/// plan by kind, `peak_live_bytes` and `peak_held_bytes`.
+///
+/// `text` and the result are as for `stitch_memory_stats`.
+///
+/// # Safety
+///
+/// `text` has room for `capacity` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stitch_counters(device: c_int, text: *mut c_char, capacity: usize) -> usize {
+    guarded(0, || {
+        let written = process::existing(device).map_or_else(|| "{}".to_owned(), counters_of);
+        // SAFETY: as the caller says.
+        unsafe { put(&written, text, capacity) };
+        Ok(written.len())
+    })
+}
+
+fn counters_of(runtime: &Runtime) -> String {
+    let values = Counter::ALL.iter().map(|(name, counter)| format!("\"{name}\":{}", runtime.counters().get(*counter)));
+    format!("{{{}}}", values.collect::<Vec<_>>().join(","))
 }
 
 /// One of the statistics of a device by its name, as in `stitch_memory_stats`: -1 where there is no such name, and 0 where nothing was allocated yet.
