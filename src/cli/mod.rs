@@ -18,6 +18,8 @@ mod plan;
 mod plans;
 mod replay;
 mod reserve;
+mod run;
+mod scratch;
 mod scrub;
 mod selftest;
 mod serve;
@@ -63,6 +65,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Runs the daemon
     Serve(serve::ServeArgs),
+    /// Runs a training command with its GPU memory from the daemon, without a change of the program
+    Run(run::RunArgs),
     /// Makes a plan from a trace, checks or shows one
     Plan(plan::PlanArgs),
     /// Runs a trace through these pools and models of others, and says what each needs
@@ -222,6 +226,7 @@ impl Command {
         match self {
             Command::Demo(args) => demo::run(&args),
             Command::Serve(args) => serve::run(&args),
+            Command::Run(args) => run::run(&args),
             Command::Plan(args) => plan::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Trace(args) => trace::run(&args),

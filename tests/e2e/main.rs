@@ -24,6 +24,7 @@ mod looks;
 mod memcheck;
 mod metrics;
 mod plans;
+mod python;
 mod raw;
 mod recorder;
 mod replay_cli;

@@ -13,8 +13,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::cast::{Act, DEVICE};
 use super::show::Show;
-use crate::cli::ask;
 use crate::cli::trainer::WAITING;
+use crate::cli::{ask, scratch};
 use crate::clock::{Clock as _, SystemClock};
 use crate::driver::DriverName;
 use crate::limits;
@@ -87,7 +87,7 @@ fn this_binary() -> anyhow::Result<PathBuf> {
 impl Node {
     pub(super) fn start(driver: DriverName, keep: bool, show: &Show) -> anyhow::Result<Node> {
         let chunk_len = chunk_len_for(rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum)?;
-        let directory = scratch_directory()?;
+        let directory = scratch::directory("stitchd-demo")?;
         let config = directory.join("stitchd.toml");
         std::fs::write(&config, format!("ladder = ['{chunk_len}', '32 MiB', '256 MiB']\n"))
             .context("writing a file")?;
@@ -279,21 +279,6 @@ fn chunk_len_for(files_max: Option<u64>) -> anyhow::Result<Bytes> {
         Some(max) if max < FEW => Ok(Bytes::mib(8)),
         _ => Ok(limits::CHUNK_LEN_MIN),
     }
-}
-
-fn scratch_directory() -> anyhow::Result<PathBuf> {
-    let base = std::env::temp_dir();
-    for n in 0..1000 {
-        let directory = base.join(format!("stitchd-demo-{}-{n}", std::process::id()));
-        match std::fs::create_dir(&directory) {
-            Ok(()) => return Ok(directory),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => {
-                return Err(error).with_context(|| format!("creating {} (TMPDIR says where)", directory.display()));
-            }
-        }
-    }
-    bail!("no free name for a scratch directory in {}", base.display())
 }
 
 /// What a trainer said, or that it says nothing more.

@@ -1,0 +1,57 @@
+"""stitchd for Python: GPU memory from the daemon of the node, under PyTorch, CuPy or RMM, or by itself.
+
+Importing it imports nothing else: not torch, not the client library. :mod:`stitchd.torch` puts it under PyTorch; ``stitchd run -- python train.py`` does that
+without a change of the program.
+
+>>> import stitchd
+>>> library = stitchd.library()          # opens nothing yet
+>>> address = library.malloc(64 << 20)   # a session with the daemon, and 64 MiB
+>>> library.free(address, 64 << 20)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Iterator, Optional
+
+from ._config import Config
+from ._library import PHASES, Library, StitchdError, find_library
+
+__all__ = ["Library", "StitchdError", "context", "library", "mark_iteration", "__version__"]
+
+__version__ = "0.1.0"
+
+_lock = threading.Lock()
+_library: Optional[Library] = None
+
+
+def library() -> Library:
+    """The client library of this process, loaded if it is not yet. Raises :class:`StitchdError` where there is none."""
+    global _library
+    with _lock:
+        if _library is None:
+            _library = Library(find_library(Config.read().library))
+        return _library
+
+
+@contextlib.contextmanager
+def context(
+    phase: str = "other", module: Optional[str] = None, microbatch: int = -1, chunk: int = -1, dynamic: bool = False
+) -> Iterator[None]:
+    """What this thread allocates inside is from there, for plans and recordings.
+
+    ``phase`` is one of ``init``, ``forward``, ``backward``, ``recompute``, ``optimizer`` and ``other``; ``microbatch`` and ``chunk`` (of a model in a virtual pipeline)
+    count from 0, and -1 is none; ``dynamic`` says that sizes vary from iteration to iteration. Raises ``KeyError`` for another phase.
+    """
+    loaded = library()
+    loaded.context_push(PHASES[phase], microbatch, chunk, None if module is None else module.encode(), int(dynamic))
+    try:
+        yield
+    finally:
+        loaded.context_pop()
+
+
+def mark_iteration(device: int = -1) -> None:
+    """An iteration of the job ends, on one device or on all that the process uses."""
+    library().mark_iteration(device)

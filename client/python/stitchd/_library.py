@@ -1,0 +1,160 @@
+"""The client library, ``libstitchd_client.so``, by ctypes: where it is, and its functions with their types.
+
+Independent of the Python ABI and of torch. Functions that may wait for the daemon or the device let other Python threads run meanwhile; the
+two that only write down where a thread is (``stitch_context_push`` and ``_pop``) do not, which makes them three times as fast.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from ctypes import c_char_p, c_double, c_int, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+__all__ = ["Library", "StitchdError", "find_library", "PHASES"]
+
+NAME = "libstitchd_client.so"
+
+#: Phases of an iteration by the names that traces have for them, and their numbers in ``stitch.h``.
+PHASES: Dict[str, int] = {"init": 0, "forward": 1, "backward": 2, "recompute": 3, "optimizer": 4, "other": 5}
+
+
+class StitchdError(RuntimeError):
+    """What was asked of the library failed; the text says what happened and what to do."""
+
+
+def find_library(named: Optional[str] = None) -> Path:
+    """The library's path: the one that is named, else the one inside the package, else the newest that was built in the checkout that the package lies in.
+
+    Raises :class:`StitchdError` where there is none.
+    """
+    if named is not None:
+        path = Path(named)
+        if not path.is_file():
+            raise StitchdError(f"STITCHD_LIBRARY: there is no file {path}")
+        return path.resolve()
+    package = Path(__file__).resolve().parent
+    installed = package / "lib" / NAME
+    if installed.is_file():
+        return installed
+    built = [package.parents[2] / "target" / kind / NAME for kind in ("release", "debug")] if len(package.parents) > 2 else []
+    there = [path for path in built if path.is_file()]
+    if not there:
+        raise StitchdError(f"{NAME} is not beside the package; build it with `cargo build --release`, or name it by STITCHD_LIBRARY")
+    return max(there, key=lambda path: path.stat().st_mtime)
+
+
+class Library:
+    """The loaded library. One for a process: :func:`stitchd.library`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._waiting = ctypes.CDLL(str(path))
+            self._quick = ctypes.PyDLL(str(path))
+            self._declare()
+        except (OSError, AttributeError) as error:
+            raise StitchdError(f"{path} is no client library of this version: {error}") from error
+
+    def _declare(self) -> None:
+        def function(of: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+            found = getattr(of, name)
+            found.restype, found.argtypes = result, list(arguments)
+            return found  # type: ignore[no-any-return]
+
+        text = (c_int, c_void_p, c_size_t)
+        self._malloc = function(self._waiting, "stitch_malloc", c_void_p, c_size_t, c_int, c_void_p)
+        self._free = function(self._waiting, "stitch_free", None, c_void_p, c_size_t, c_int, c_void_p)
+        self._open = function(self._waiting, "stitch_open", c_int, c_int)
+        self._driver = function(self._waiting, "stitch_driver", c_char_p)
+        self._last_error = function(self._waiting, "stitch_last_error", c_char_p)
+        self._mark = function(self._waiting, "stitch_iteration_mark", None, c_int)
+        self._stats = function(self._waiting, "stitch_memory_stats", c_size_t, *text)
+        self._counters = function(self._waiting, "stitch_counters", c_size_t, *text)
+        self._snapshot = function(self._waiting, "stitch_memory_snapshot", c_size_t, *text)
+        self._reset_peaks = function(self._waiting, "stitch_reset_peak_memory_stats", None, c_int)
+        self._reset_sums = function(self._waiting, "stitch_reset_accumulated_memory_stats", None, c_int)
+        self._trim = function(self._waiting, "stitch_torch_reset", None)
+        self._fraction = function(self._waiting, "stitch_torch_memory_fraction", None, c_double, c_int)
+        self.context_push = function(self._quick, "stitch_context_push", None, c_int, c_int, c_int, c_char_p, c_int)
+        self.context_pop = function(self._quick, "stitch_context_pop", None)
+
+    def address(self, name: str) -> int:
+        """Where a function of the library lies, for whoever wants to be given its address."""
+        found = ctypes.cast(getattr(self._waiting, name), c_void_p).value
+        if found is None:
+            raise StitchdError(f"{self.path} has no {name}")
+        return found
+
+    def last_error(self) -> str:
+        """Why the last call of this thread failed; empty if none has."""
+        return bytes(self._last_error() or b"").decode("utf-8", "replace")
+
+    def open(self, device: int = -1) -> None:
+        """Opens the session with the daemon now, and sets a device up unless that is -1. Raises :class:`StitchdError`, which says why."""
+        if self._open(device) != 0:
+            raise StitchdError(self.last_error())
+
+    def driver(self) -> str:
+        """Whose memory the process has: the daemon's driver; empty without a session."""
+        return bytes(self._driver() or b"").decode("utf-8", "replace")
+
+    def malloc(self, size: int, device: int = 0, stream: int = 0) -> int:
+        """The address of ``size`` new bytes; 0 for none. Raises :class:`StitchdError` when it fails."""
+        address = self._malloc(size, device, stream)
+        if address is None and size > 0:
+            raise StitchdError(self.last_error())
+        return address or 0
+
+    def free(self, address: int, size: int, device: int = 0, stream: int = 0) -> None:
+        """Gives an allocation back."""
+        self._free(address, size, device, stream)
+
+    def mark_iteration(self, device: int = -1) -> None:
+        """An iteration of the job ends, on one device or on all."""
+        self._mark(device)
+
+    def memory_stats(self, device: int) -> Dict[str, int]:
+        """Statistics of a device in bytes and numbers, under the names of ``torch.cuda.memory_stats``; empty where nothing was allocated."""
+        found = self._text(self._stats, device, "{}")
+        return {name: int(value) for name, value in found.items()}
+
+    def counters(self, device: int) -> Dict[str, int]:
+        """What the runtime of a device counts, under the names of ``stitchd sessions --json``; empty where nothing was allocated."""
+        found = self._text(self._counters, device, "{}")
+        return {name: int(value) for name, value in found.items()}
+
+    def memory_snapshot(self, device: int) -> List[Dict[str, Any]]:
+        """What lies where, in the shape of ``torch.cuda.memory_snapshot()``."""
+        found = self._text(self._snapshot, device, "[]")
+        return list(found)
+
+    def reset_peak_memory_stats(self, device: int) -> None:
+        """Peaks are counted anew from now on."""
+        self._reset_peaks(device)
+
+    def reset_accumulated_memory_stats(self, device: int) -> None:
+        """Sums are counted anew from now on."""
+        self._reset_sums(device)
+
+    def trim(self) -> None:
+        """Gives all idle memory back to the daemon, once the devices have done what is queued."""
+        self._trim()
+
+    def set_memory_fraction(self, fraction: float, device: int) -> None:
+        """The process holds at most this part of a device's memory from now on."""
+        self._fraction(fraction, device)
+
+    @staticmethod
+    def _text(function: Callable[..., int], device: int, nothing: str) -> Any:
+        # What other threads do between two calls may make it longer.
+        room = 1 << 14
+        while True:
+            text = ctypes.create_string_buffer(room)
+            length = function(device, text, room)
+            if length < room:
+                return json.loads(text.value.decode("utf-8", "replace") or nothing)
+            room = length + (length >> 2) + 1
+
+

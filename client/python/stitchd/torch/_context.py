@@ -1,0 +1,297 @@
+"""Where the job is, told to the library as it goes: phase, micro-batch, module and iteration, by hooks that leave the graph as it is.
+
+=============  ======================================================================================================
+forward        global hooks around every module's ``forward``; within a backward pass that is *recompute*
+backward       a hook on the outputs of the root module and of its layers (what stands in a ``ModuleList`` or ``Sequential``): it runs in the thread that
+               goes backward, when the gradient of that output is there; and a proxy of the autograd engine for the thread that asks for it
+optimizer      the global hooks around ``step``
+micro-batch    one for each forward pass of a root module with gradients; its backward pass has the same number, however late it comes
+iteration      ends where a forward pass begins after every optimizer that the job has used has stepped
+=============  ======================================================================================================
+
+Hooks on modules' gradients (``register_full_backward_hook``) are not used: they make views of outputs, which some training programs refuse.
+
+Everything is per thread but the iteration; what is written into the library is per thread there, too. Nothing here raises into the program.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from .._library import PHASES, Library
+
+__all__ = ["Hooks", "install"]
+
+_FORWARD = PHASES["forward"]
+_BACKWARD = PHASES["backward"]
+_RECOMPUTE = PHASES["recompute"]
+_OPTIMIZER = PHASES["optimizer"]
+
+#: Names of classes whose modules ask for other sizes in every iteration: experts get as many tokens as were sent to them. By a part of the name, as each framework has its own.
+_DYNAMIC_PARTS = ("expert", "switchmlp", "groupedmlp", "sequentialmlp", "moemlp", "moelayer", "sparsemoeblock")
+
+#: So many steps may go by without one of the known optimizers before it counts as gone.
+_STEPS_WITHOUT = 64
+
+#: As deep as outputs are searched for tensors.
+_DEPTH_MAX = 4
+
+
+#: A module, its name, whether it is a layer, and whether its sizes vary.
+_Known = Tuple["weakref.ref[Any]", bytes, bool, bool]
+
+
+class _Thread(threading.local):
+    """Of each thread: the modules that it is in, whether a backward context is open, and of which micro-batch the last was."""
+
+    def __init__(self) -> None:
+        self.inside: List[Any] = []
+        self.is_backward_open = False
+        self.backward_of = 0
+
+
+class Hooks:
+    """All that is registered; :meth:`remove` takes it back."""
+
+    def __init__(self, torch: Any, library: Library, on_iteration: Optional[Callable[[int], None]] = None) -> None:
+        self._torch = torch
+        self._push = library.context_push
+        self._pop = library.context_pop
+        self._mark = library.mark_iteration
+        self._on_iteration = on_iteration
+        self._thread = _Thread()
+        # By identity, with the module itself: a number may come again when that is gone.
+        self._names: Dict[int, _Known] = {}
+        self._task = torch._C._current_graph_task_id
+        self._grad = torch.is_grad_enabled
+        self._lock = threading.Lock()
+        self._known: "weakref.WeakSet[Any]" = weakref.WeakSet()
+        self._stepped: "weakref.WeakSet[Any]" = weakref.WeakSet()
+        self._steps_without = 0
+        self._is_due = False
+        self._removers: List[Callable[[], None]] = []
+        self.iteration = 0
+        self.microbatch = 0
+        """The number that the next forward pass of a root module has."""
+        self.marks_itself = True
+        """A framework that knows better when iterations end sets this to false, and calls :meth:`end_iteration`."""
+        self.counts_microbatches = True
+        """The same of micro-batches."""
+
+    def install(self) -> "Hooks":
+        """Registers everything."""
+        from torch.nn.modules import module as modules
+        from torch.optim import optimizer as optimizers
+
+        handles = [
+            modules.register_module_forward_pre_hook(self._enter),
+            # A forward pass that raises is left, too: so end the recomputed ones of checkpoints that have all that they need.
+            modules.register_module_forward_hook(self._leave, always_call=True),
+            optimizers.register_optimizer_step_pre_hook(self._before_step),
+            optimizers.register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._removers += [handle.remove for handle in handles]
+        variable = self._torch.autograd.Variable
+        engine = variable._execution_engine
+        variable._execution_engine = _Engine(engine, self)
+
+        def put_back() -> None:
+            variable._execution_engine = engine
+
+        self._removers.append(put_back)
+        return self
+
+    def remove(self) -> None:
+        """Takes all of it back."""
+        while self._removers:
+            self._removers.pop()()
+
+    # Forward
+
+    def _enter(self, module: Any, _inputs: Any) -> None:
+        thread = self._thread
+        is_root = not thread.inside
+        is_recompute = self._task() != -1
+        if is_root and not is_recompute:
+            if self._is_due and self.marks_itself:
+                self.end_iteration()
+            if self._known_as(module) is None:
+                self._learn(module)
+        known = self._known_as(module) or self._learn_one(module, None, False)
+        _, name, _, is_dynamic = known
+        if is_recompute:
+            self._push(_RECOMPUTE, thread.backward_of, -1, name, is_dynamic)
+        else:
+            self._push(_FORWARD, self.microbatch, -1, name, is_dynamic)
+        thread.inside.append(module)
+
+    def _leave(self, module: Any, _inputs: Any, output: Any) -> None:
+        thread = self._thread
+        inside = thread.inside
+        if not inside or inside[-1] is not module and not any(one is module for one in inside):
+            return
+        # What was called without hooks behind it is left with it.
+        while inside:
+            self._pop()
+            if inside.pop() is module:
+                break
+        if not self._grad() or self._task() != -1:
+            return
+        is_root = not inside
+        _, name, is_layer, _ = self._known_as(module) or self._learn_one(module, None, False)
+        if is_root or is_layer:
+            self._watch(output, self.microbatch, name, _DEPTH_MAX)
+        if is_root and self.counts_microbatches and output is not None:
+            self.microbatch += 1
+
+    def _known_as(self, module: Any) -> Optional[_Known]:
+        known = self._names.get(id(module))
+        return known if known is not None and known[0]() is module else None
+
+    def _learn(self, root: Any) -> None:
+        """Names of all modules below a root, when it is first called, and which are layers."""
+        containers = (self._torch.nn.ModuleList, self._torch.nn.Sequential)
+        layers = {id(child) for part in root.modules() if isinstance(part, containers) for child in part.children()}
+        # Roots come and go; what is known of those that are gone need not be.
+        self._names = {at: known for at, known in self._names.items() if known[0]() is not None}
+        for name, module in root.named_modules():
+            if self._known_as(module) is None:
+                self._learn_one(module, name, id(module) in layers)
+
+    def _learn_one(self, module: Any, name: Optional[str], is_layer: bool) -> _Known:
+        """A module by its name in its root, or by its class where it lies in no root that was seen."""
+        known = (weakref.ref(module), (name or type(module).__name__).encode(), is_layer, _is_dynamic(module))
+        self._names[id(module)] = known
+        return known
+
+    # Backward
+
+    def _watch(self, output: Any, microbatch: int, name: bytes, depth: int) -> None:
+        """The gradient of the first tensor of an output says that the backward pass is there."""
+        tensor = _first_tensor(self._torch, output, depth)
+        if tensor is not None:
+            tensor.register_hook(lambda _gradient: self._go_backward(microbatch, name))
+
+    def _go_backward(self, microbatch: int, name: bytes) -> None:
+        thread = self._thread
+        if thread.inside:
+            # A recomputed forward pass of this thread is not left by that.
+            return
+        if thread.is_backward_open:
+            self._pop()
+        self._push(_BACKWARD, microbatch, -1, name, 0)
+        thread.is_backward_open, thread.backward_of = True, microbatch
+
+    def begin_backward(self) -> None:
+        """This thread asks for a backward pass, which may run in it or in others."""
+        self._thread.backward_of = max(self.microbatch - 1, 0)
+        self._push(_BACKWARD, self._thread.backward_of, -1, None, 0)
+
+    def end_backward(self, was_open: bool) -> None:
+        """It is over."""
+        thread = self._thread
+        if thread.is_backward_open and not was_open:
+            self._pop()
+            thread.is_backward_open = False
+        self._pop()
+
+    def is_backward_open(self) -> bool:
+        """Whether this thread has a backward context of its own open."""
+        return self._thread.is_backward_open
+
+    # Optimizer
+
+    def _before_step(self, *_: Any) -> None:
+        self._push(_OPTIMIZER, -1, -1, None, 0)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        self._pop()
+        with self._lock:
+            comes_again = optimizer in self._stepped
+            self._known.add(optimizer)
+            self._stepped.add(optimizer)
+            if len(self._stepped) >= len(self._known):
+                self._is_due = True
+            elif comes_again:
+                self._steps_without += 1
+                if self._steps_without >= _STEPS_WITHOUT:
+                    self._known = weakref.WeakSet(self._stepped)
+                    self._is_due = True
+
+    def end_iteration(self) -> None:
+        """An iteration of the job has ended."""
+        with self._lock:
+            self._is_due = False
+            self._stepped = weakref.WeakSet()
+            self._steps_without = 0
+            self.microbatch = 0
+            self.iteration += 1
+            iteration = self.iteration
+        self._mark(-1)
+        if self._on_iteration is not None:
+            self._on_iteration(iteration)
+
+
+class _Engine:
+    """The autograd engine, with a word before and after each pass. Everything else is the engine's own."""
+
+    def __init__(self, engine: Any, hooks: Hooks) -> None:
+        self._stitchd_engine = engine
+        self._stitchd_hooks = hooks
+
+    def run_backward(self, *arguments: Any, **named: Any) -> Any:
+        hooks = self._stitchd_hooks
+        was_open = hooks.is_backward_open()
+        hooks.begin_backward()
+        try:
+            return self._stitchd_engine.run_backward(*arguments, **named)
+        finally:
+            hooks.end_backward(was_open)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stitchd_engine, name)
+
+
+def _is_dynamic(module: Any) -> bool:
+    name = type(module).__name__.lower()
+    return any(part in name for part in _DYNAMIC_PARTS)
+
+
+def _first_tensor(torch: Any, output: Any, depth: int) -> Any:
+    """The first tensor in an output that a gradient goes back through."""
+    if isinstance(output, torch.Tensor):
+        return output if output.requires_grad and output.grad_fn is not None else None
+    if depth == 0:
+        return None
+    if isinstance(output, dict):
+        parts: Any = output.values()
+    elif isinstance(output, (list, tuple)):
+        parts = output
+    else:
+        fields: Optional[Dict[str, Any]] = getattr(output, "__dict__", None)
+        parts = fields.values() if fields else ()
+    for part in parts:
+        found = _first_tensor(torch, part, depth - 1)
+        if found is not None:
+            return found
+    return None
+
+
+_installed: Optional[Hooks] = None
+
+
+def install(torch: Any, library: Library) -> Hooks:
+    """Registers the hooks of this process, once."""
+    global _installed
+    if _installed is None:
+        from . import _report
+
+        _installed = Hooks(torch, library, _report.at_iteration).install()
+    return _installed
+
+
+def installed() -> Optional[Hooks]:
+    """Those of this process."""
+    return _installed

@@ -1,0 +1,74 @@
+//! What PyTorch's own allocator would have reserved for a command's processes: their recordings, replayed through the model of it.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use super::reports::{Report, Reports};
+use crate::cli::trace::read;
+use crate::clock::SystemClock;
+use crate::driver::cost_table::CostTable;
+use crate::ladder::Ladder;
+use crate::limits;
+use crate::replay::models::caching::{Conf, Version};
+use crate::replay::models::gmlake::GmlakeOptions;
+use crate::replay::script::Script;
+use crate::replay::{Job, PoolName, Setup, Watch, replay};
+use crate::runtime::RuntimeConfig;
+use crate::session::locate::recording_path;
+use crate::units::Bytes;
+
+/// The name of a recording that is made for the comparison alone, and the most bytes that it takes of the disk, for each process and device.
+pub(super) const RECORDING: &str = "{pid}.{device}.stitchtrace";
+pub(super) const COMPARED_LEN_MAX: u64 = 64 << 20;
+
+/// What it would have reserved on one device of one process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Compared {
+    pub(super) pid: u32,
+    pub(super) device: u32,
+    pub(super) reserved: Bytes,
+    /// The recording ends before the job does.
+    pub(super) is_cut: bool,
+}
+
+impl Compared {
+    /// For a table.
+    pub(super) fn shown(&self) -> String {
+        format!("{}{}", self.reserved, if self.is_cut { " *" } else { "" })
+    }
+}
+
+/// Replays the recordings of all processes that have reported. One that is not there, or cannot be read, is left out.
+pub(super) fn with_pytorch(reports: &Reports, directory: &Path, record: Option<&Path>) -> Vec<Compared> {
+    let name = record.map_or_else(|| directory.join(RECORDING).into_os_string(), |path| path.as_os_str().to_owned());
+    let len_max = if record.is_some() { limits::RECORD_FILE_LEN_MAX } else { COMPARED_LEN_MAX };
+    let each = |report: &Report| {
+        let version = report.torch.as_deref().and_then(|text| text.parse().ok());
+        let devices = report.devices.iter();
+        devices.filter_map(|of| compared(&name, len_max, version, report.pid, of.device)).collect::<Vec<_>>()
+    };
+    reports.iter().flat_map(each).collect()
+}
+
+fn compared(name: &OsStr, len_max: u64, version: Option<Version>, pid: u32, device: u32) -> Option<Compared> {
+    let path = recording_path(name, pid, device);
+    let is_cut = path.metadata().is_ok_and(|about| about.len() >= len_max);
+    let imported = read(&path).ok()?;
+    let script = Script::of(&imported.trace, device);
+    if script.requests == 0 {
+        return None;
+    }
+    let job = Job { trace: &imported.trace, profile: &imported.trace, script: &script, plan: None };
+    let setup = Setup {
+        capacity: None,
+        costs: (*CostTable::ALL.first()?).clone(),
+        conf: Conf::parse("", version.unwrap_or(Version::NEWEST)).ok()?,
+        gmlake: GmlakeOptions::default(),
+        planned_iteration: None,
+        ladder: Ladder::standard(),
+        runtime: RuntimeConfig::default(),
+        is_auto: false,
+    };
+    let done = replay(PoolName::Caching, job, &setup, Watch::default(), &SystemClock::new(), &|_| ()).ok()?;
+    Some(Compared { pid, device, reserved: done.run.peak_reserved, is_cut })
+}

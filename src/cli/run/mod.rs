@@ -1,0 +1,257 @@
+//! `stitchd run`: a training command with its GPU memory from the daemon, and its program as it is.
+//!
+//! The command's environment says what is to be done; the Python package does it, in the processes that use a GPU ([`reports`] hears from them). What runs between is the
+//! command itself: its input, output, signals and exit code are its own.
+
+mod compare;
+mod reports;
+
+use std::ffi::OsString;
+use std::os::fd::AsFd as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::reports::Reports;
+use super::{Common, Failure, Outcome, ask, print_json, read_plan, scratch};
+use crate::session::SessionError;
+use crate::session::locate::{AUTO, Environment};
+
+/// How often the command is looked at, and how often what its processes report.
+const LOOK: Duration = Duration::from_millis(20);
+const LOOKS_PER_REPORT: u32 = 25;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  stitchd run -- python train.py\n  stitchd run --plan auto -- torchrun --nproc-per-node 8 train.py    # plans are made while the job runs\n  stitchd run --record run.stitchtrace -- python train.py            # then: stitchd plan run.PID.DEVICE.stitchtrace -o job.plan\n  stitchd run --plan job.plan --without-daemon stop -- python train.py"
+)]
+pub(super) struct RunArgs {
+    /// Serve from a plan: `auto` makes it while the job runs, anything else is a plan file
+    #[arg(long, value_name = "auto|FILE")]
+    plan: Option<PathBuf>,
+    /// Record what each process allocates on each device; PID and device are put into the name
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// What happens where memory cannot come from a daemon
+    #[arg(long, value_name = "WAY", default_value = "pytorch")]
+    without_daemon: WithoutDaemon,
+    /// Do not replay the job's beginning through a model of PyTorch's allocator at the end, and record nothing for that
+    #[arg(long)]
+    no_compare: bool,
+    /// Say nothing but what goes wrong
+    #[arg(long, short)]
+    quiet: bool,
+    #[command(flatten)]
+    common: Common,
+    /// The command
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum WithoutDaemon {
+    /// The program goes on with PyTorch's own allocator
+    Pytorch,
+    /// Each process takes its memory from the GPU's driver by itself
+    Private,
+    /// The program does not run
+    Stop,
+}
+
+pub(super) fn run(args: &RunArgs) -> Outcome {
+    // Before anything begins that takes long.
+    if let Some(path) = args.plan.as_ref().filter(|plan| plan.as_os_str() != AUTO) {
+        read_plan(path)?;
+    }
+    let socket = args.common.socket();
+    if let Err(failure) = ask::status(&socket) {
+        go_without(args, failure)?;
+    }
+    let scratch = Scratch::new()?;
+    let mut reports = Reports::new(&scratch.0, args.quiet);
+    let status = with_command(command(args, &socket, &scratch.0), &mut reports)?;
+    reports.look();
+    let compared = match args.no_compare {
+        true => Vec::new(),
+        false => compare::with_pytorch(&reports, &scratch.0, args.record.as_deref()),
+    };
+    if args.common.json {
+        print_json(&reports.to_json(code(status), &compared));
+    } else if !args.quiet {
+        eprint!("{}", reports.summary(&compared));
+    }
+    Ok(code(status))
+}
+
+/// Where the command's processes report, until this command ends.
+#[derive(Debug)]
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Scratch, Failure> {
+        scratch::directory("stitchd-run").map(Scratch).map_err(|error| Failure::Other(error.into()))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be removed is some KiB of temporary files.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// There is no daemon, or none that answers: says what happens, unless that is the end.
+fn go_without(args: &RunArgs, failure: Failure) -> Result<(), Failure> {
+    let goes_on = match (&failure, args.without_daemon) {
+        (Failure::Session(SessionError::NoDaemon { .. }), WithoutDaemon::Pytorch) => {
+            "the program keeps PyTorch's own allocator"
+        }
+        (Failure::Session(SessionError::NoDaemon { .. }), WithoutDaemon::Private) => {
+            "each process takes its memory itself"
+        }
+        _ => return Err(failure),
+    };
+    if !args.quiet {
+        eprintln!("stitchd: {failure}; until one does {goes_on}");
+    }
+    Ok(())
+}
+
+/// The command with what its processes are to know.
+fn command(args: &RunArgs, socket: &Path, directory: &Path) -> Command {
+    let (program, arguments) = args.command.split_first().expect("there is a command: clap asks for it");
+    let mut command = Command::new(program);
+    command.args(arguments).env("STITCHD_REPORTS", directory).env("STITCHD_SOCKET", absolute(socket));
+    command.env("STITCHD_TORCH", if args.without_daemon == WithoutDaemon::Stop { "require" } else { "1" });
+    if args.without_daemon == WithoutDaemon::Private {
+        command.env("STITCHD_WITHOUT_DAEMON", "private");
+    }
+    if let Some(plan) = &args.plan {
+        command.env("STITCHD_PLAN", if plan.as_os_str() == AUTO { plan.clone() } else { absolute(plan) });
+    }
+    if let Some(record) = &args.record {
+        command.env("STITCHD_RECORD", absolute(record));
+    } else if !args.no_compare {
+        command.env("STITCHD_RECORD", directory.join(compare::RECORDING));
+        command.env("STITCHD_RECORD_LIMIT", compare::COMPARED_LEN_MAX.to_string());
+    }
+    let own = std::env::current_exe().ok();
+    if let Some(library) = own.as_deref().and_then(library_beside) {
+        command.env("STITCHD_LIBRARY", library);
+    }
+    if let Some(boot) = own.as_deref().and_then(boot_beside) {
+        // At the end: nothing of it hides what is the program's.
+        let mut places: Vec<PathBuf> = Environment::read().python_path.iter().flat_map(std::env::split_paths).collect();
+        places.push(boot);
+        if let Ok(joined) = std::env::join_paths(places) {
+            command.env("PYTHONPATH", joined);
+        }
+    }
+    if args.common.json {
+        // Standard output is for one JSON object.
+        let errors = std::io::stderr().as_fd().try_clone_to_owned();
+        command.stdout(errors.map_or_else(|_| Stdio::null(), Stdio::from));
+    }
+    command
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The client library of the same build, if it lies beside the program or where a package of the system has it.
+fn library_beside(own: &Path) -> Option<PathBuf> {
+    const NAME: &str = "libstitchd_client.so";
+    let beside = own.parent()?;
+    [beside.join(NAME), beside.join("../lib").join(NAME)].into_iter().find(|path| path.is_file())
+}
+
+/// The directory that lets `import torch` find the package where that is not installed: of the checkout that the program was built in, or of the installation that it belongs to.
+fn boot_beside(own: &Path) -> Option<PathBuf> {
+    let beside = own.parent()?;
+    let checkout = beside.join("../../client/python");
+    let installed = std::fs::read_dir(beside.join("../lib")).into_iter().flatten().flatten();
+    let installed = installed.map(|entry| entry.path().join("site-packages"));
+    let boot = |package: PathBuf| package.join("stitchd/boot");
+    std::iter::once(checkout)
+        .chain(installed)
+        .map(boot)
+        .find(|boot| boot.is_dir())
+        .map(|boot| boot.canonicalize().unwrap_or(boot))
+}
+
+/// Runs the command to its end, and listens to its processes meanwhile.
+fn with_command(mut command: Command, reports: &mut Reports) -> Result<ExitStatus, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
+    runtime.block_on(async {
+        let watch = |kind| signal(kind).map_err(|error| Failure::Other(error.into()));
+        let mut ends = [watch(SignalKind::terminate())?, watch(SignalKind::hangup())?];
+        // A terminal sends this to the command, too, which may have its own answer; this program waits for that.
+        let _interrupts = watch(SignalKind::interrupt())?;
+        let mut child = start(&mut command)?;
+        let mut looks = 0;
+        loop {
+            if let Some(status) = child.try_wait().map_err(|error| Failure::Other(error.into()))? {
+                return Ok(status);
+            }
+            let [terminate, hang_up] = &mut ends;
+            tokio::select! {
+                _ = terminate.recv() => pass_on(&child, Signal::TERM),
+                _ = hang_up.recv() => pass_on(&child, Signal::HUP),
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            looks += 1;
+            if looks % LOOKS_PER_REPORT == 0 {
+                reports.look();
+            }
+        }
+    })
+}
+
+fn start(command: &mut Command) -> Result<Child, Failure> {
+    let started = command.spawn();
+    started.map_err(|source| Failure::Usage(format!("{}: {source}", Path::new(command.get_program()).display())))
+}
+
+fn pass_on(child: &Child, signal: Signal) {
+    if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        // It may have ended just now.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// What a shell would say.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    u8::try_from(code).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_package_is_found_beside_a_build_and_in_an_installation() {
+        let place = tempfile::tempdir().unwrap();
+        let made = |path: &str| {
+            std::fs::create_dir_all(place.path().join(path)).unwrap();
+            place.path().join(path)
+        };
+        let own = made("checkout/target/release").join("stitchd");
+        assert_eq!(boot_beside(&own), None);
+        assert_eq!(boot_beside(&own).or_else(|| library_beside(&own)), None);
+        let boot = made("checkout/client/python/stitchd/boot");
+        assert_eq!(boot_beside(&own), Some(boot.canonicalize().unwrap()));
+        std::fs::write(own.with_file_name("libstitchd_client.so"), "").unwrap();
+        assert_eq!(library_beside(&own), Some(own.with_file_name("libstitchd_client.so")));
+        let own = made("venv/bin").join("stitchd");
+        let boot = made("venv/lib/python3.12/site-packages/stitchd/boot");
+        assert_eq!(boot_beside(&own), Some(boot.canonicalize().unwrap()));
+    }
+}
