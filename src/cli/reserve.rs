@@ -57,13 +57,15 @@ pub(super) fn run(args: &ReserveArgs) -> Outcome {
     let device_uuid = device.ok_or_else(no_device)?.uuid.clone();
     let list = v1::ListPlansRequest::default();
     let listed = ask::ask(&socket, Duration::ZERO, async |channel| PlansClient::new(channel).list(list).await)?;
-    // One that is stored keeps its name.
-    if !listed.plans.iter().any(|stored| stored.plan_id == id.0) {
-        let put = v1::PutPlanRequest { plan: format::write(&plan), name: name_of(&args.plan) };
-        ask::ask(&socket, Duration::ZERO, async |channel| {
-            PlansClient::new(channel).max_encoding_message_size(crate::limits::GRPC_MESSAGE_LEN_MAX).put(put).await
-        })?;
-    }
+    // One that is stored keeps its name, and is the newest of its job from now on: that is the one whose memory is there.
+    let stored = listed.plans.into_iter().find(|stored| stored.plan_id == id.0);
+    let put = v1::PutPlanRequest {
+        plan: format::write(&plan),
+        name: stored.map_or_else(|| name_of(&args.plan), |stored| stored.name),
+    };
+    ask::ask(&socket, Duration::ZERO, async |channel| {
+        PlansClient::new(channel).max_encoding_message_size(crate::limits::GRPC_MESSAGE_LEN_MAX).put(put).await
+    })?;
     let wait = Duration::from_secs(args.wait);
     let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
     let reserve = v1::ReservePlanRequest { plan_id: id.0, device_uuid, wait_ms };

@@ -250,8 +250,12 @@ impl Installed {
         Span::new(start, self.mapping.slot_span(slot).len()).expect("a slot lies in the pool")
     }
 
-    /// Fills holes, `first` before the others. Gives back what it has no hole for.
-    pub(super) fn fill(&mut self, first: &[usize], mut chunks: Vec<Arc<Chunk>>) -> Result<Vec<Arc<Chunk>>, Unmapped> {
+    /// Fills holes, `first` before the others. Gives back what it has no hole for, as chunks of another size than its slots'.
+    pub(super) fn fill(&mut self, first: &[usize], chunks: Vec<Arc<Chunk>>) -> Result<Vec<Arc<Chunk>>, Unmapped> {
+        let fits = |chunk: &Arc<Chunk>| {
+            self.holes.first().is_some_and(|slot| self.mapping.slot_span(*slot).len() == chunk.len())
+        };
+        let (mut chunks, other): (Vec<_>, Vec<_>) = chunks.into_iter().partition(fits);
         // To the end, where those are that are needed first.
         self.holes.sort_by_key(|slot| first.contains(slot));
         let count = chunks.len().min(self.holes.len());
@@ -264,11 +268,13 @@ impl Installed {
             if let Err(error) = self.mapping.put(run[0], &here) {
                 self.holes.extend(runs.flatten().chain(run));
                 chunks.extend(here);
+                chunks.extend(other);
                 return Err((chunks, error));
             }
             self.held += here.iter().map(|chunk| chunk.len()).sum();
             run.into_iter().for_each(|slot| self.pool.set_hole(self.offsets_of(slot), false));
         }
+        chunks.extend(other);
         Ok(chunks)
     }
 

@@ -93,7 +93,7 @@ impl Default for RuntimeConfig {
     }
 }
 
-/// Beside a plan whose pool has at least so many of them, what the plan does not serve comes in chunks of [`PACKED_GRANULE`].
+/// Beside a plan whose pool has at least so many of them for each of its streams, what the plan does not serve comes in chunks of [`PACKED_GRANULE`]: each stream has some of its own.
 const PACKED_SHARE: u64 = 1024;
 const PACKED_GRANULE: Bytes = Bytes::mib(32);
 
@@ -102,7 +102,9 @@ impl RuntimeConfig {
     /// the large ones can be had, what is stitched goes on with small ones.
     #[must_use]
     pub fn beside(self, plan: &Plan) -> RuntimeConfig {
-        let is_large = plan.pool_len.get() / PACKED_SHARE >= PACKED_GRANULE.get();
+        let streams: BTreeSet<StreamId> = plan.entries.iter().map(|entry| entry.lane.stream).collect();
+        let share = plan.pool_len.get() / PACKED_SHARE / (streams.len() as u64).max(1);
+        let is_large = share >= PACKED_GRANULE.get();
         RuntimeConfig { packed_granule: self.packed_granule.or(is_large.then_some(PACKED_GRANULE)), ..self }
     }
 

@@ -136,6 +136,10 @@ impl Runtime {
                     Ok(address) => return Ok(Some(address)),
                     Err(pools) => pools,
                 };
+                // Of large chunks there are none left: small ones serve, elsewhere, and nobody is asked again for a moment.
+                if self.config.packed() != self.config.granule && self.was_refused(&pools) {
+                    return Ok(None);
+                }
                 let too_large = || AllocError::TooLarge { requested: bytes };
                 let lacks = pools.packed.lacks(bytes, stream, Prefer::FewChunks).ok_or_else(too_large)?;
                 if refused.is_none() && self.may_grow(&pools, lacks) {

@@ -666,3 +666,46 @@ fn where_nothing_is_left_a_request_has_what_the_plan_has_idle_whoever_it_is_in_t
     assert!(matches!(error, AllocError::OutOfMemory { .. }), "{error}");
     bench.free(planned);
 }
+
+#[test]
+fn a_late_plan_takes_chunks_of_its_own_size_only() {
+    let bench = Bench::new(400, RuntimeConfig { packed_granule: Some(Bytes::mib(32)), ..RuntimeConfig::default() });
+    let large = |mib: u64| {
+        let mut plan = plan();
+        plan.entries[0].bytes = Bytes::mib(mib);
+        plan.entries[1].offset = PlanOffset::new(mib << 20);
+        plan.pool_len = Bytes::mib(mib) + Bytes::kib(1);
+        plan
+    };
+    let offer = |plan: &Plan| {
+        bench.runtime.offer(Some(bench.runtime.prepare(plan, Bytes::ZERO).unwrap()));
+        bench.runtime.mark_iteration();
+    };
+    let block = bench.alloc(Bytes::mib(100)).unwrap();
+    bench.free(block);
+    bench.runtime.trim(Bytes::mib(96));
+    offer(&plan());
+    // What is beside the plan lies in large chunks, which are idle then.
+    let blocks: Vec<_> = (0..5).map(|_| bench.alloc(Bytes::mib(7)).unwrap()).collect();
+    blocks.into_iter().for_each(|block| bench.free(block));
+    offer(&large(41));
+    bench.runtime.invariants().unwrap();
+    let block = bench.alloc(Bytes::mib(41)).unwrap();
+    bench.runtime.invariants().unwrap();
+    bench.free(block);
+}
+
+#[test]
+fn where_no_large_chunks_are_left_nobody_is_asked_for_one_with_each_request() {
+    let bench = Bench::new(4 + 20, RuntimeConfig { packed_granule: Some(Bytes::mib(32)), ..RuntimeConfig::default() });
+    bench.runtime.install_plan(&plan()).unwrap();
+    let mut acquires = Vec::new();
+    for _ in 0..3 {
+        let before = bench.acquires();
+        let blocks: Vec<_> = (0..100).map(|n| bench.alloc(Bytes::kib(40 + n)).unwrap()).collect();
+        blocks.into_iter().for_each(|block| bench.free(block));
+        bench.runtime.mark_iteration();
+        acquires.push(bench.acquires() - before);
+    }
+    assert!(acquires[0] <= 10 && acquires[1..] == [0, 0], "{acquires:?}");
+}

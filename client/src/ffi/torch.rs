@@ -122,7 +122,7 @@ pub extern "C" fn stitch_torch_record_stream(ptr: *mut c_void, stream: *mut c_vo
 /// `filter` is a `std::function<bool(cudaStream_t)>` of libstdc++, by value as C++ passes it, which is a pointer; NULL accepts every stream. It is copied. From `stitch_malloc` it is called without a way to raise;
 /// from `stitch_torch_malloc` what it raises is passed on.
 ///
-/// While any pool is open nothing of the process waits for the device or asks about events, as a capture would break: frees that wait for other streams (`stitch_record_stream`) wait until the last pool is ended.
+/// While any pool is open nothing of the process waits for the device or asks about events, as a capture would break: frees that wait for other streams (`stitch_record_stream`, and frees on another stream than the allocation's) wait until the last pool is ended.
 ///
 /// # Safety
 ///

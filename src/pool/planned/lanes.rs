@@ -22,7 +22,7 @@ pub(super) struct Lanes {
     /// By number, apart from the rest: every request looks here.
     bindings: Box<[Binding]>,
     all: Box<[Progress]>,
-    /// Requests of which no lane is since a thread was last refused the one that it had.
+    /// Requests in a row of which no lane is, of a thread that is refused the one that it had.
     turned_away: u32,
 }
 
@@ -164,9 +164,10 @@ impl Lanes {
         }
     }
 
-    /// Nobody's lane has what was asked for. After as many of these as lose a lane whoever had one may have it again: others could have come for it, and a job that marks no iterations would never say so.
-    pub(super) fn note_turned_away(&mut self) {
-        self.turned_away += 1;
+    /// Nobody's lane has what was asked for. After as many of these as lose a lane whoever had one may have it again: a job that marks no iterations would never say so. But not while others come for it.
+    pub(super) fn note_turned_away(&mut self, request: &Request) {
+        let is_refused = self.bindings.iter().any(|binding| binding.unlike == Some(request.thread));
+        self.turned_away = if is_refused { self.turned_away + 1 } else { 0 };
         if self.turned_away >= UNFOUND_MAX {
             self.turned_away = 0;
             self.bindings.iter_mut().for_each(|binding| binding.unlike = None);
@@ -181,6 +182,7 @@ impl Lanes {
                 binding.thread = None;
             }
             progress.passed_at_mark = passed;
+            progress.unfound = 0;
             binding.unlike = None;
         }
     }

@@ -54,7 +54,7 @@ pub(super) struct Matcher {
     last_late: Option<u32>,
     /// The last requests that did not agree with the cursor, in a row.
     strays: VecDeque<Request>,
-    /// How many there were.
+    /// How many there were in a row.
     strayed: u32,
     /// One of the two is something: the one look at every request.
     is_astray: bool,
@@ -124,9 +124,11 @@ impl Matcher {
         self.ended_at_mark < self.ended
     }
 
-    /// A mark is due, and what comes is more of the iteration that has ended: most of the next one is not left out for it. But a job that marks no more is found again in the end.
+    /// A mark is due, as the cursor has hardly begun another pass, and what comes is more of the iteration that has ended: most of the next one is not left out for it. A job that marks no more comes by there with each iteration, or
+    /// has asked for a whole one in vain.
     pub(super) fn expects_mark(&self) -> bool {
-        self.is_marked && self.has_ended_since_mark() && self.strayed < self.half_cycle()
+        let is_due = self.is_marked && self.has_ended_since_mark();
+        is_due && self.cursor - self.cycle_start < NEAR as u32 && self.strayed < self.end - self.cycle_start
     }
 
     fn half_cycle(&self) -> u32 {
@@ -186,7 +188,6 @@ impl Matcher {
     /// The cursor goes back, perhaps from behind the end of a pass, and has `passed` so many.
     fn go_back_to(&mut self, entry: u32, passed: u64, is_in_pass_before: bool) {
         self.ended = self.ended.saturating_sub(is_in_pass_before.into());
-        self.ended_at_mark = self.ended_at_mark.min(self.ended);
         self.cursor = entry;
         self.passed_before = passed - u64::from(entry - self.first);
     }

@@ -320,7 +320,7 @@ impl PlannedPool {
                 return self.serve_astray(lane, request);
             }
         }
-        self.lanes.note_turned_away();
+        self.lanes.note_turned_away(request);
         self.counts.unplanned += 1;
         Served::Unknown
     }

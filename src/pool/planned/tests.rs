@@ -829,6 +829,87 @@ fn what_an_iteration_repeats_of_its_end_is_not_taken_for_the_end_of_the_next() {
     assert_eq!(deviations, [0, 10, 0]);
 }
 
+/// Of 200 requests of different sizes, iterations as lists of which of them come. Each is marked as many requests before its end, while `marks` last. What the plan serves of each iteration.
+fn served_of(iterations: &[Vec<u64>], early: usize, marks: usize) -> Vec<usize> {
+    let entries: Vec<(u64, u64)> = (0..200).map(|at| (10 + at, 4000 * at)).collect();
+    let mut bench = Bench::new(&entries, 0);
+    let mut all = Vec::new();
+    for (number, iteration) in iterations.iter().enumerate() {
+        let mut served = 0;
+        for (at, one) in iteration.iter().enumerate() {
+            if number < marks && early > 0 && at + early == iteration.len() {
+                bench.pool.mark_iteration();
+            }
+            let offset = bench.ask(10 + one);
+            served += usize::from(offset.is_some());
+            offset.into_iter().for_each(|offset| assert!(bench.free(offset)));
+        }
+        if number < marks && early == 0 {
+            bench.pool.mark_iteration();
+        }
+        all.push(served);
+    }
+    all
+}
+
+#[test]
+fn an_iteration_that_leaves_out_most_is_followed_whenever_marks_come_and_when_none_do() {
+    let (whole, short): (Vec<u64>, Vec<u64>) = ((0..200).collect(), (0..20).chain(140..200).collect());
+    let iterations = [vec![whole; 2], vec![short; 5]].concat();
+    for (early, marks) in [(0, 99), (1, 99), (3, 99), (8, 99), (0, 2), (0, 0)] {
+        let served = served_of(&iterations, early, marks);
+        // Four in a row say where the job is.
+        assert!(served[2..].iter().all(|served| *served >= 75), "marks {early} early, {marks} of them: {served:?}");
+    }
+}
+
+#[test]
+fn a_thread_that_no_plan_knows_costs_the_others_no_lane_for_good() {
+    for renewed_every in [1, 100] {
+        let mut race = Race::new(|at| at % 10 == 0);
+        let mut all = Vec::new();
+        for iteration in 0..12_u32 {
+            let threads = [1, if iteration < 3 { 0 } else { 50 + iteration / renewed_every }];
+            let mut served = 0;
+            for at in 0..50 {
+                for (thread, list) in threads.into_iter().zip([1, 0]) {
+                    served += usize::from(race.ask(thread, race.lists[list][at]));
+                    race.ask(90, 17);
+                    race.ask(90, 777);
+                }
+            }
+            race.bench.pool.mark_iteration();
+            all.push(served);
+        }
+        // One that is made anew in each iteration may lose every other.
+        let sum: usize = all[4..].iter().sum();
+        assert!(sum >= 8 * 70 && all[4..].windows(2).all(|pair| pair[0] + pair[1] >= 140), "{all:?}");
+    }
+}
+
+#[test]
+fn what_a_thread_asks_for_beyond_its_iteration_and_behind_it_is_not_counted_together() {
+    let mut race = Race::new(|at| at == 0);
+    let mut all = Vec::new();
+    for iteration in 0..8 {
+        if iteration == 5 {
+            race.ask(40, 3000);
+        }
+        let mut served = 0;
+        for at in 0..50 {
+            for (thread, list) in [40, 41].into_iter().zip([1, 0]) {
+                served += usize::from(race.ask(thread, race.lists[list][at]));
+            }
+        }
+        if iteration == 4 {
+            (0..10).for_each(|one| drop(race.ask(40, 4000 + one)));
+        }
+        race.bench.pool.mark_iteration();
+        all.push(served);
+    }
+    assert_eq!(all[5..], [100, 100, 100]);
+}
+
 #[test]
 fn what_is_asked_for_beyond_an_iteration_costs_itself_and_not_the_next_one() {
     let entries: Vec<(u64, u64)> = (0..40).map(|at| (10 + at, 100 * at)).collect();
