@@ -40,6 +40,8 @@ pub struct Environment {
     pub record: Option<OsString>,
     /// `STITCHD_RECORD_LIMIT`: at how many bytes of a file the recording stops.
     pub record_limit: Option<OsString>,
+    /// `STITCHD_LIBRARY`: the client library that Python programs are to load.
+    pub client_library: Option<OsString>,
     /// `PYTHONPATH`: where Python programs look for packages.
     pub python_path: Option<OsString>,
     /// `RANK`, as launchers of jobs of several processes set it: which of them this is.
@@ -66,6 +68,7 @@ impl Environment {
             plan: read("STITCHD_PLAN"),
             record: read("STITCHD_RECORD"),
             record_limit: read("STITCHD_RECORD_LIMIT"),
+            client_library: read("STITCHD_LIBRARY"),
             python_path: read("PYTHONPATH"),
             rank: read("RANK"),
             world_size: read("WORLD_SIZE"),

@@ -140,13 +140,15 @@ fn command(args: &RunArgs, socket: &Path, directory: &Path) -> Command {
         command.env("STITCHD_RECORD", directory.join(compare::RECORDING));
         command.env("STITCHD_RECORD_LIMIT", compare::COMPARED_LEN_MAX.to_string());
     }
+    let environment = Environment::read();
     let own = std::env::current_exe().ok();
-    if let Some(library) = own.as_deref().and_then(library_beside) {
+    // Whoever names one means it.
+    if let Some(library) = own.as_deref().filter(|_| environment.client_library.is_none()).and_then(library_beside) {
         command.env("STITCHD_LIBRARY", library);
     }
     if let Some(boot) = own.as_deref().and_then(boot_beside) {
         // At the end: nothing of it hides what is the program's.
-        let mut places: Vec<PathBuf> = Environment::read().python_path.iter().flat_map(std::env::split_paths).collect();
+        let mut places: Vec<PathBuf> = environment.python_path.iter().flat_map(std::env::split_paths).collect();
         places.push(boot);
         if let Ok(joined) = std::env::join_paths(places) {
             command.env("PYTHONPATH", joined);

@@ -17,6 +17,7 @@ Everything is per thread but the iteration; what is written into the library is 
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -85,12 +86,33 @@ class Hooks:
         from torch.nn.modules import module as modules
         from torch.optim import optimizer as optimizers
 
+        # Of what is compiled the modules are no more than a part of a graph, and hooks would break it: the compiler knows this question and its answer.
+        is_compiling = self._torch.compiler.is_compiling
+
+        def enter(module: Any, inputs: Any) -> None:
+            if not is_compiling():
+                self._enter(module, inputs)
+
+        def leave(module: Any, inputs: Any, output: Any) -> None:
+            if not is_compiling():
+                self._leave(module, inputs, output)
+
+        def before_step(*_: Any) -> None:
+            if not is_compiling():
+                self._before_step()
+
+        def after_step(optimizer: Any, *_: Any) -> None:
+            if not is_compiling():
+                self._after_step(optimizer)
+
+        # PyTorch warns that hooks for all modules also run for the compiled whole: these are made for that.
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks", category=UserWarning)
         handles = [
-            modules.register_module_forward_pre_hook(self._enter),
+            modules.register_module_forward_pre_hook(enter),
             # A forward pass that raises is left, too: so end the recomputed ones of checkpoints that have all that they need.
-            modules.register_module_forward_hook(self._leave, always_call=True),
-            optimizers.register_optimizer_step_pre_hook(self._before_step),
-            optimizers.register_optimizer_step_post_hook(self._after_step),
+            modules.register_module_forward_hook(leave, always_call=True),
+            optimizers.register_optimizer_step_pre_hook(before_step),
+            optimizers.register_optimizer_step_post_hook(after_step),
         ]
         self._removers += [handle.remove for handle in handles]
         variable = self._torch.autograd.Variable
@@ -203,10 +225,10 @@ class Hooks:
 
     # Optimizer
 
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self) -> None:
         self._push(_OPTIMIZER, -1, -1, None, 0)
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: Any) -> None:
         self._pop()
         with self._lock:
             comes_again = optimizer in self._stepped

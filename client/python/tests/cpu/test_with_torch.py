@@ -123,6 +123,25 @@ print(log.lines.count('mark') > 100, log.depth)
         )
         self.assertEqual(said, ["True 0"])
 
+    def test_what_is_compiled_is_one_graph_and_nobody_is_warned(self):
+        said = self.said(
+            """
+import warnings
+warnings.simplefilter('error', UserWarning)
+hooks.remove(); hooks.install()
+model = nn.Sequential(Block(), Block())
+optimizer = torch.optim.SGD(model.parameters(), lr=.1)
+for compiled in (torch.compile(model, backend='eager', fullgraph=True), torch.compile(lambda x: model(x), backend='eager', fullgraph=True)):
+    for _ in range(3):
+        compiled(torch.ones(2, 4)).sum().backward(); optimizer.step()
+step = torch.compile(optimizer.step, backend='eager')
+step()
+print(log.lines.count('mark') >= 2, log.depth, len(torch._dynamo.utils.counters['graph_break']))
+"""
+        )
+        # That one is PyTorch's own, around an optimizer's step.
+        self.assertEqual(said, ["True 0 1"])
+
     def test_the_graph_is_as_it_was_and_everything_can_be_taken_back(self):
         said = self.said(
             """
