@@ -204,7 +204,15 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
     limit(&runtime, device)?;
     let planner = environment.plans_itself().then(|| AutoPlanner::begin(&runtime));
     if let Some((path, plan)) = path.zip(plan) {
-        runtime.install_plan(&plan).map_err(|error| of_plan(path, &chain(&error)))?;
+        match runtime.install_plan(&plan) {
+            Ok(()) => {}
+            // There is no memory for it now, as where it is another device's: the job is served as without it.
+            Err(error) if error.kind().is_lack() => {
+                runtime.note_plan_refused();
+                ffi::note(&of_plan(path, &chain(&error)));
+            }
+            Err(error) => return Err(of_plan(path, &chain(&error))),
+        }
     }
     if let Some(name) = &environment.record {
         let is_directory = name.as_encoded_bytes().ends_with(b"/") || Path::new(name).is_dir();
@@ -213,9 +221,15 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
         }
         let path = locate::recording_path(name, std::process::id(), device);
         let recording = Recording::to_file(&runtime, &path, environment.record_len_max());
-        let recording = recording.map_err(|error| format!("STITCHD_RECORD: {}: {error}", path.display()))?;
-        lock(&RECORDINGS).push(recording);
-        exit::before(end_threads);
+        match recording.map_err(|error| format!("STITCHD_RECORD: {}: {error}", path.display())) {
+            Ok(recording) => {
+                lock(&RECORDINGS).push(recording);
+                exit::before(end_threads);
+            }
+            // One that is made by the way is missed by nobody.
+            Err(why) if environment.record_limit.is_some() => ffi::note(&why),
+            Err(why) => return Err(why),
+        }
     }
     Ok((runtime, planner))
 }

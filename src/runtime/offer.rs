@@ -47,6 +47,12 @@ impl Runtime {
         drop(before);
     }
 
+    /// A plan that was to be there before the job could not be had, and the job goes on without.
+    pub fn note_plan_refused(&self) {
+        let _pools = self.lock();
+        self.counters.add(Counter::PlansRefused, 1);
+    }
+
     /// Bytes of the plan's pool that its entries have and that have no memory behind them yet.
     pub fn lacks_behind_plan(&self) -> Bytes {
         self.lock().planned.as_ref().map_or(Bytes::ZERO, Installed::lacks)

@@ -38,7 +38,7 @@ pub struct Environment {
     pub plan: Option<OsString>,
     /// `STITCHD_RECORD`: where what the process does is recorded; [`recording_path`] says in which file.
     pub record: Option<OsString>,
-    /// `STITCHD_RECORD_LIMIT`: at how many bytes of a file the recording stops.
+    /// `STITCHD_RECORD_LIMIT`: at how many bytes of a file the recording stops. One that has a limit is made by the way: where its file cannot be made the job goes on without.
     pub record_limit: Option<OsString>,
     /// `STITCHD_LIBRARY`: the client library that Python programs are to load.
     pub client_library: Option<OsString>,

@@ -118,7 +118,7 @@ fn people_see_what_happens_and_a_table_at_the_end() {
     let output = run(&daemon, &library, &["--record", "run.stitchtrace"], &[&python, &job, "4"]);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "served True\n", "{errors}");
-    assert!(errors.contains("device 0 is served by the daemon"), "{errors}");
+    assert!(errors.contains("device 0 is served by stitchd"), "{errors}");
     let table: Vec<&str> = errors.lines().skip_while(|line| !line.starts_with("process")).collect();
     assert!(
         table.len() >= 2 && table[0].contains("PyTorch would reserve") && table[1].contains("37.0 MiB"),
@@ -169,4 +169,36 @@ fn without_a_daemon_or_with_a_wrong_plan_one_line_says_what_happens() {
     let output = run(&daemon, &library, &["--without-daemon", "private"], &[&python, &job, "2"]);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "served True\n", "{errors}");
+}
+
+#[test]
+fn what_goes_wrong_beside_the_job_does_not_go_wrong_in_it() {
+    let Some(library) = library() else { return };
+    let daemon = on_gpus();
+    let (python, job) = (interpreter().display().to_string(), job());
+    let output = run(&daemon, &library, &["--record", "run.stitchtrace", "--no-compare"], &[&python, &job, "3"]);
+    assert!(output.status.success(), "{output:?}");
+    let mut recorded = std::fs::read_dir(daemon.path()).unwrap().flatten().map(|entry| entry.path());
+    let recorded = recorded.find(|path| path.extension().is_some_and(|ending| ending == "stitchtrace")).unwrap();
+    let plan = daemon.path().join("job.plan").display().to_string();
+    assert!(crate::support::run(&["plan", recorded.to_str().unwrap(), "-o", &plan]).status.success());
+    let small = TestDaemon::on(Machine::new(GpuKind::Cuda, "devices = 1073741824"), &["--device=0=38MiB"]);
+    let holder = small.runtime("holder");
+    let held = holder.alloc(&stitchd::pool::Request::of(stitchd::units::Bytes::mib(2))).unwrap();
+    // The plan's pool cannot be had, and the job is served without it as far as memory goes.
+    let script =
+        "import torch; torch.cuda.init(); s = torch.cuda.Storage(1 << 20); print('served' if s.address else 'not')";
+    let output = run(&small, &library, &["--plan", &plan], &[&python, "-c", script]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "served\n", "{output:?}");
+    holder.free(held, stitchd::ids::StreamId::DEFAULT).unwrap();
+    // The command's code is its own where nobody can hear what there is to say, and processes that outlive it are served.
+    let mut deaf = stitchd();
+    deaf.args(["run", "--", "sh", "-c", "exit 3"]).envs(daemon.environment());
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    assert_eq!(deaf.stderr(full).stdin(Stdio::null()).status().unwrap().code(), Some(3));
+    let said = daemon.path().join("said").display().to_string();
+    let outlives = format!("(sleep 1; {python} {job} 1 > {said}.new; mv {said}.new {said}) > /dev/null 2>&1 &");
+    assert!(run(&daemon, &library, &[], &["sh", "-c", &outlives]).status.success());
+    let heard = crate::support::eventually("the process that was left behind", || std::fs::read_to_string(&said).ok());
+    assert_eq!(heard, "served True\n");
 }

@@ -21,6 +21,9 @@ def autoload() -> None:
 
         _arm.arm(config)
     except Exception as error:  # noqa: BLE001 - the program must go on, whatever this is
-        import sys
+        try:
+            from .torch._say import say
 
-        print(f"stitchd: PyTorch keeps its own allocator: {error!r}", file=sys.stderr, flush=True)
+            say(f"PyTorch keeps its own allocator: {error!r}")
+        except Exception:  # noqa: BLE001
+            pass

@@ -1,6 +1,6 @@
 //! What PyTorch's own allocator would have reserved for a command's processes: their recordings, replayed through the model of it.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use super::reports::{Report, Reports};
@@ -38,16 +38,32 @@ impl Compared {
     }
 }
 
-/// Replays the recordings of all processes that have reported. One that is not there, or cannot be read, is left out.
-pub(super) fn with_pytorch(reports: &Reports, directory: &Path, record: Option<&Path>) -> Vec<Compared> {
-    let name = record.map_or_else(|| directory.join(RECORDING).into_os_string(), |path| path.as_os_str().to_owned());
-    let len_max = if record.is_some() { limits::RECORD_FILE_LEN_MAX } else { COMPARED_LEN_MAX };
-    let each = |report: &Report| {
-        let version = report.torch.as_deref().and_then(|text| text.parse().ok());
-        let devices = report.devices.iter();
-        devices.filter_map(|of| compared(&name, len_max, version, report.pid, of.device)).collect::<Vec<_>>()
-    };
-    reports.iter().flat_map(each).collect()
+/// The recordings of all processes that have reported: each with what is known of it.
+#[derive(Debug)]
+pub(super) struct Work {
+    name: OsString,
+    len_max: u64,
+    of: Vec<(u32, u32, Option<Version>)>,
+}
+
+impl Work {
+    pub(super) fn of(reports: &Reports, directory: &Path, record: Option<&Path>) -> Work {
+        let name = record.map_or_else(|| directory.join(RECORDING), Path::to_path_buf).into_os_string();
+        let len_max = if record.is_some() { limits::RECORD_FILE_LEN_MAX } else { COMPARED_LEN_MAX };
+        let each = |report: &Report| {
+            let version = report.torch.as_deref().and_then(|text| text.parse().ok());
+            report.devices.iter().map(|of| (report.pid, of.device, version)).collect::<Vec<_>>()
+        };
+        Work { name, len_max, of: reports.iter().flat_map(each).collect() }
+    }
+
+    /// Replays them. One that is not there, or cannot be read, is left out.
+    pub(super) fn done(&self) -> Vec<Compared> {
+        let one = |(pid, device, version): &(u32, u32, Option<Version>)| {
+            compared(&self.name, self.len_max, *version, *pid, *device)
+        };
+        self.of.iter().filter_map(one).collect()
+    }
 }
 
 fn compared(name: &OsStr, len_max: u64, version: Option<Version>, pid: u32, device: u32) -> Option<Compared> {

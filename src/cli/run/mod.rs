@@ -26,6 +26,9 @@ use crate::session::locate::{AUTO, Environment};
 const LOOK: Duration = Duration::from_millis(20);
 const LOOKS_PER_REPORT: u32 = 25;
 
+/// The comparison takes no longer than so.
+const COMPARED_FOR: Duration = Duration::from_secs(20);
+
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  stitchd run -- python train.py\n  stitchd run --plan auto -- torchrun --nproc-per-node 8 train.py    # plans are made while the job runs\n  stitchd run --record run.stitchtrace -- python train.py            # then: stitchd plan run.PID.DEVICE.stitchtrace -o job.plan\n  stitchd run --plan job.plan --without-daemon stop -- python train.py"
@@ -76,16 +79,39 @@ pub(super) fn run(args: &RunArgs) -> Outcome {
     let mut reports = Reports::new(&scratch.0, args.quiet);
     let status = with_command(command(args, &socket, &scratch.0), &mut reports)?;
     reports.look();
-    let compared = match args.no_compare {
-        true => Vec::new(),
-        false => compare::with_pytorch(&reports, &scratch.0, args.record.as_deref()),
-    };
+    let compared = if args.no_compare { Vec::new() } else { compared(args, &reports, &scratch.0)? };
     if args.common.json {
         print_json(&reports.to_json(code(status), &compared));
     } else if !args.quiet {
-        eprint!("{}", reports.summary(&compared));
+        say(&reports.summary(&compared));
     }
     Ok(code(status))
+}
+
+/// Says something to people, and lives on if nobody can hear it: the command's exit code is what counts.
+fn say(text: &str) {
+    use std::io::Write as _;
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// What PyTorch's allocator would have reserved, as far as that is known in [`COMPARED_FOR`], or until somebody wants this command to end.
+fn compared(args: &RunArgs, reports: &Reports, directory: &Path) -> Result<Vec<compare::Compared>, Failure> {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let work = compare::Work::of(reports, directory, args.record.as_deref());
+    // It is left behind if it takes too long, and ends with the process.
+    std::thread::spawn(move || tell.send(work.done()));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
+    runtime.block_on(async {
+        let watch = |kind| signal(kind).map_err(|error| Failure::Other(error.into()));
+        let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
+        tokio::select! {
+            compared = told => Ok(compared.unwrap_or_default()),
+            _ = interrupt.recv() => Ok(Vec::new()),
+            _ = terminate.recv() => Ok(Vec::new()),
+            () = tokio::time::sleep(COMPARED_FOR) => Ok(Vec::new()),
+        }
+    })
 }
 
 /// Where the command's processes report, until this command ends.
@@ -117,7 +143,7 @@ fn go_without(args: &RunArgs, failure: Failure) -> Result<(), Failure> {
         _ => return Err(failure),
     };
     if !args.quiet {
-        eprintln!("stitchd: {failure}; until one does {goes_on}");
+        say(&format!("stitchd: {failure}; until one does {goes_on}\n"));
     }
     Ok(())
 }
@@ -125,22 +151,21 @@ fn go_without(args: &RunArgs, failure: Failure) -> Result<(), Failure> {
 /// The command with what its processes are to know.
 fn command(args: &RunArgs, socket: &Path, directory: &Path) -> Command {
     let (program, arguments) = args.command.split_first().expect("there is a command: clap asks for it");
+    let environment = Environment::read();
     let mut command = Command::new(program);
     command.args(arguments).env("STITCHD_REPORTS", directory).env("STITCHD_SOCKET", absolute(socket));
     command.env("STITCHD_TORCH", if args.without_daemon == WithoutDaemon::Stop { "require" } else { "1" });
-    if args.without_daemon == WithoutDaemon::Private {
-        command.env("STITCHD_WITHOUT_DAEMON", "private");
-    }
+    let alone = if args.without_daemon == WithoutDaemon::Private { "private" } else { "refuse" };
+    command.env("STITCHD_WITHOUT_DAEMON", alone);
     if let Some(plan) = &args.plan {
         command.env("STITCHD_PLAN", if plan.as_os_str() == AUTO { plan.clone() } else { absolute(plan) });
     }
     if let Some(record) = &args.record {
-        command.env("STITCHD_RECORD", absolute(record));
-    } else if !args.no_compare {
+        command.env("STITCHD_RECORD", absolute(record)).env_remove("STITCHD_RECORD_LIMIT");
+    } else if !args.no_compare && environment.record.is_none() {
         command.env("STITCHD_RECORD", directory.join(compare::RECORDING));
         command.env("STITCHD_RECORD_LIMIT", compare::COMPARED_LEN_MAX.to_string());
     }
-    let environment = Environment::read();
     let own = std::env::current_exe().ok();
     // Whoever names one means it.
     if let Some(library) = own.as_deref().filter(|_| environment.client_library.is_none()).and_then(library_beside) {
@@ -193,7 +218,9 @@ fn with_command(mut command: Command, reports: &mut Reports) -> Result<ExitStatu
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
     runtime.block_on(async {
         let watch = |kind| signal(kind).map_err(|error| Failure::Other(error.into()));
-        let mut ends = [watch(SignalKind::terminate())?, watch(SignalKind::hangup())?];
+        let [mut terminate, mut hang_up] = [watch(SignalKind::terminate())?, watch(SignalKind::hangup())?];
+        // Schedulers of clusters announce an end by these.
+        let [mut user1, mut user2] = [watch(SignalKind::user_defined1())?, watch(SignalKind::user_defined2())?];
         // A terminal sends this to the command, too, which may have its own answer; this program waits for that.
         let _interrupts = watch(SignalKind::interrupt())?;
         let mut child = start(&mut command)?;
@@ -202,10 +229,11 @@ fn with_command(mut command: Command, reports: &mut Reports) -> Result<ExitStatu
             if let Some(status) = child.try_wait().map_err(|error| Failure::Other(error.into()))? {
                 return Ok(status);
             }
-            let [terminate, hang_up] = &mut ends;
             tokio::select! {
                 _ = terminate.recv() => pass_on(&child, Signal::TERM),
                 _ = hang_up.recv() => pass_on(&child, Signal::HUP),
+                _ = user1.recv() => pass_on(&child, Signal::USR1),
+                _ = user2.recv() => pass_on(&child, Signal::USR2),
                 () = tokio::time::sleep(LOOK) => {}
             }
             looks += 1;

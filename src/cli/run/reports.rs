@@ -102,7 +102,9 @@ impl Reports {
             let Some(report) = read(&entry.path()) else { continue };
             let before = self.by_pid.get(&report.pid).cloned().unwrap_or_default();
             if !self.is_quiet {
-                news(&before, &report).iter().for_each(|line| eprintln!("stitchd: {}: {line}", name(&report)));
+                news(&before, &report)
+                    .iter()
+                    .for_each(|line| super::say(&format!("stitchd: {}: {line}\n", name(&report))));
             }
             self.by_pid.insert(report.pid, report);
         }
@@ -190,7 +192,8 @@ impl Reports {
 
 fn read(path: &Path) -> Option<Report> {
     let is_report = path.extension().is_some_and(|ending| ending == "json");
-    let is_small = || path.metadata().is_ok_and(|about| about.len() <= REPORT_LEN_MAX);
+    // A pipe would never end.
+    let is_small = || path.metadata().is_ok_and(|about| about.is_file() && about.len() <= REPORT_LEN_MAX);
     let text = (is_report && is_small()).then(|| std::fs::read(path).ok())??;
     serde_json::from_slice(&text).ok()
 }
@@ -200,7 +203,9 @@ fn name(report: &Report) -> String {
     match report.rank {
         Some(rank) => format!("rank {rank}"),
         None => {
-            format!("{} {}", report.program.chars().take(40).collect::<String>(), report.pid).trim_start().to_owned()
+            // It is somebody else's text.
+            let program: String = report.program.chars().filter(|c| !c.is_control()).take(40).collect();
+            format!("{program} {}", report.pid).trim_start().to_owned()
         }
     }
 }
@@ -213,7 +218,7 @@ fn news(before: &Report, now: &Report) -> Vec<String> {
         let rises = |name: &str| of.counter(name) > was.map_or(0, |was| was.counter(name));
         let device = of.device;
         if was.is_none() {
-            lines.push(format!("device {device} is served by the daemon"));
+            lines.push(format!("device {device} is served by stitchd"));
         }
         if rises("plans_installed") {
             lines.push(format!(
@@ -225,7 +230,7 @@ fn news(before: &Report, now: &Report) -> Vec<String> {
         }
         if rises("plans_refused") {
             lines.push(format!(
-                "device {device} could not take its plan at iteration {}: it would have held more",
+                "device {device} could not take its plan at iteration {}: there was no memory for it",
                 now.iterations
             ));
         }
@@ -251,7 +256,7 @@ mod tests {
     #[test]
     fn people_are_told_what_is_new_and_once() {
         let first = report(r#"{"pid": 7, "rank": 3, "devices": [{"device": 0, "counters": {"peak_live_bytes": 5}}]}"#);
-        assert_eq!(news(&Report::default(), &first), ["device 0 is served by the daemon"]);
+        assert_eq!(news(&Report::default(), &first), ["device 0 is served by stitchd"]);
         let second = report(
             r#"{"pid": 7, "iterations": 3, "devices": [{"device": 0, "counters": {"plans_installed": 1, "failures": 2, "peak_live_bytes": 1048576, "peak_held_bytes": 2097152}}]}"#,
         );

@@ -3,13 +3,14 @@
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def autoload() -> None:
     """What the package does, from the package that this directory is of unless another is installed. Never raises."""
     try:
-        if "stitchd" not in sys.modules and importlib.util.find_spec("stitchd") is None:
-            package = Path(__file__).resolve().parents[1]
+        package = Path(__file__).resolve().parents[1]
+        if "stitchd" not in sys.modules and not _is_package(importlib.util.find_spec("stitchd")):
             spec = importlib.util.spec_from_file_location(
                 "stitchd", package / "__init__.py", submodule_search_locations=[str(package)]
             )
@@ -22,4 +23,12 @@ def autoload() -> None:
 
         of_package()
     except Exception as error:  # noqa: BLE001 - an exception here would make `import torch` fail
-        print(f"stitchd: PyTorch keeps its own allocator: {error!r}", file=sys.stderr, flush=True)
+        try:
+            print(f"stitchd: PyTorch keeps its own allocator: {error!r}", file=sys.stderr, flush=True)
+        except Exception:  # noqa: BLE001
+            pass
+
+
+def _is_package(spec: Any) -> bool:
+    """Whether it is the package that is installed, and not just a directory of that name."""
+    return spec is not None and spec.origin is not None and Path(spec.origin).with_name("_autoload.py").is_file()

@@ -33,13 +33,14 @@ def arm(config: Config) -> None:
 
 def _installing(config: Config, begin: Callable[[], Any]) -> Callable[[], Any]:
     def cuda_init() -> Any:
-        setattr(_core(), _BEGIN, begin)
         try:
             install()
         except Unavailable as why:
             _stop_or_go_on(config, str(why))
         except Exception as error:  # noqa: BLE001 - the program must go on, whatever this is
             _stop_or_go_on(config, f"this is a bug in stitchd: {error!r}")
+        # Not before: where it is required, the next try is not to go on without it.
+        setattr(_core(), _BEGIN, begin)
         return begin()
 
     cuda_init._is_stitchd = True  # type: ignore[attr-defined]

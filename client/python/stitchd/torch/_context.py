@@ -11,17 +11,19 @@ iteration      ends where a forward pass begins after every optimizer that the j
 
 Hooks on modules' gradients (``register_full_backward_hook``) are not used: they make views of outputs, which some training programs refuse.
 
-Everything is per thread but the iteration; what is written into the library is per thread there, too. Nothing here raises into the program.
+Everything is per thread but the iteration; what is written into the library is per thread there, too. Nothing here raises into the program: a hook that fails is told of once, and the job goes on.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .._library import PHASES, Library
+from ._say import once
 
 __all__ = ["Hooks", "install"]
 
@@ -43,6 +45,9 @@ _DEPTH_MAX = 4
 #: A module, its name, whether it is a layer, and whether its sizes vary.
 _Known = Tuple["weakref.ref[Any]", bytes, bool, bool]
 
+#: So many parts of an output are looked at for a tensor.
+_PARTS_MAX = 64
+
 
 class _Thread(threading.local):
     """Of each thread: the modules that it is in, whether a backward context is open, and of which micro-batch the last was."""
@@ -50,6 +55,7 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.inside: List[Any] = []
         self.is_backward_open = False
+        self.is_step_open = False
         self.backward_of = 0
 
 
@@ -68,8 +74,12 @@ class Hooks:
         self._task = torch._C._current_graph_task_id
         self._grad = torch.is_grad_enabled
         self._lock = threading.Lock()
-        self._known: "weakref.WeakSet[Any]" = weakref.WeakSet()
-        self._stepped: "weakref.WeakSet[Any]" = weakref.WeakSet()
+        # By identity, as some compare by other things.
+        self._known: Dict[int, "weakref.ref[Any]"] = {}
+        self._stepped: Dict[int, "weakref.ref[Any]"] = {}
+        # Roots that have been learned from, and whether they have parameters: a loss function has none, and is no pass of its own.
+        self._roots: Dict[int, Tuple["weakref.ref[Any]", bool]] = {}
+        self._names_before = 0
         self._steps_without = 0
         self._is_due = False
         self._removers: List[Callable[[], None]] = []
@@ -91,19 +101,19 @@ class Hooks:
 
         def enter(module: Any, inputs: Any) -> None:
             if not is_compiling():
-                self._enter(module, inputs)
+                _quietly(self._enter, module)
 
         def leave(module: Any, inputs: Any, output: Any) -> None:
             if not is_compiling():
-                self._leave(module, inputs, output)
+                _quietly(self._leave, module, output)
 
         def before_step(*_: Any) -> None:
             if not is_compiling():
-                self._before_step()
+                _quietly(self._before_step)
 
         def after_step(optimizer: Any, *_: Any) -> None:
             if not is_compiling():
-                self._after_step(optimizer)
+                _quietly(self._after_step, optimizer)
 
         # PyTorch warns that hooks for all modules also run for the compiled whole: these are made for that.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks", category=UserWarning)
@@ -132,14 +142,15 @@ class Hooks:
 
     # Forward
 
-    def _enter(self, module: Any, _inputs: Any) -> None:
+    def _enter(self, module: Any) -> None:
         thread = self._thread
         is_root = not thread.inside
         is_recompute = self._task() != -1
         if is_root and not is_recompute:
+            self._close_step()
             if self._is_due and self.marks_itself:
-                self.end_iteration()
-            if self._known_as(module) is None:
+                self.end_iteration(is_wanted=lambda: self._is_due)
+            if self._root(module) is None:
                 self._learn(module)
         known = self._known_as(module) or self._learn_one(module, None, False)
         _, name, _, is_dynamic = known
@@ -149,7 +160,7 @@ class Hooks:
             self._push(_FORWARD, self.microbatch, -1, name, is_dynamic)
         thread.inside.append(module)
 
-    def _leave(self, module: Any, _inputs: Any, output: Any) -> None:
+    def _leave(self, module: Any, output: Any) -> None:
         thread = self._thread
         inside = thread.inside
         if not inside or inside[-1] is not module and not any(one is module for one in inside):
@@ -165,26 +176,37 @@ class Hooks:
         _, name, is_layer, _ = self._known_as(module) or self._learn_one(module, None, False)
         if is_root or is_layer:
             self._watch(output, self.microbatch, name, _DEPTH_MAX)
-        if is_root and self.counts_microbatches and output is not None:
+        root = self._root(module) if is_root else None
+        if root is not None and root[1] and self.counts_microbatches and output is not None:
             self.microbatch += 1
 
     def _known_as(self, module: Any) -> Optional[_Known]:
         known = self._names.get(id(module))
         return known if known is not None and known[0]() is module else None
 
+    def _root(self, module: Any) -> Optional[Tuple["weakref.ref[Any]", bool]]:
+        root = self._roots.get(id(module))
+        return root if root is not None and root[0]() is module else None
+
     def _learn(self, root: Any) -> None:
-        """Names of all modules below a root, when it is first called, and which are layers."""
+        """Names of all modules below a root, when it is first called as one, and which are layers. What was known from a smaller one has its longer name from then on."""
         containers = (self._torch.nn.ModuleList, self._torch.nn.Sequential)
-        layers = {id(child) for part in root.modules() if isinstance(part, containers) for child in part.children()}
-        # Roots come and go; what is known of those that are gone need not be.
-        self._names = {at: known for at, known in self._names.items() if known[0]() is not None}
-        for name, module in root.named_modules():
-            if self._known_as(module) is None:
-                self._learn_one(module, name, id(module) in layers)
+        with self._lock:
+            self._roots[id(root)] = (weakref.ref(root), next(iter(root.parameters()), None) is not None)
+            layers = {id(child) for part in root.modules() if isinstance(part, containers) for child in part.children()}
+            for name, module in root.named_modules():
+                known = self._known_as(module)
+                if known is None or len(known[1]) < len(name):
+                    self._learn_one(module, name, id(module) in layers)
+            if len(self._names) > 2 * self._names_before + 1024:
+                # Roots come and go; what is known of those that are gone need not be.
+                self._names = {at: known for at, known in list(self._names.items()) if known[0]() is not None}
+                self._roots = {at: known for at, known in list(self._roots.items()) if known[0]() is not None}
+                self._names_before = len(self._names)
 
     def _learn_one(self, module: Any, name: Optional[str], is_layer: bool) -> _Known:
         """A module by its name in its root, or by its class where it lies in no root that was seen."""
-        known = (weakref.ref(module), (name or type(module).__name__).encode(), is_layer, _is_dynamic(module))
+        known = (weakref.ref(module), (name or type(module).__name__).encode("utf-8", "replace"), is_layer, _is_dynamic(module))
         self._names[id(module)] = known
         return known
 
@@ -192,9 +214,16 @@ class Hooks:
 
     def _watch(self, output: Any, microbatch: int, name: bytes, depth: int) -> None:
         """The gradient of the first tensor of an output says that the backward pass is there."""
-        tensor = _first_tensor(self._torch, output, depth)
-        if tensor is not None:
-            tensor.register_hook(lambda _gradient: self._go_backward(microbatch, name))
+        tensor = _first_tensor(self._torch, output, depth, [_PARTS_MAX])
+        if tensor is None:
+            return
+
+        def reached(_gradient: Any) -> None:
+            _quietly(self._go_backward, microbatch, name)
+
+        # Who saves the tensor is not warned of it.
+        reached.__torch_unserializable__ = True  # type: ignore[attr-defined]
+        tensor.register_hook(reached)
 
     def _go_backward(self, microbatch: int, name: bytes) -> None:
         thread = self._thread
@@ -208,8 +237,11 @@ class Hooks:
 
     def begin_backward(self) -> None:
         """This thread asks for a backward pass, which may run in it or in others."""
-        self._thread.backward_of = max(self.microbatch - 1, 0)
-        self._push(_BACKWARD, self._thread.backward_of, -1, None, 0)
+        thread = self._thread
+        # Within another pass, as a checkpoint's own, it is of the same.
+        if self._task() == -1:
+            thread.backward_of = max(self.microbatch - 1, 0) if self.counts_microbatches else self.microbatch
+        self._push(_BACKWARD, thread.backward_of, -1, None, 0)
 
     def end_backward(self, was_open: bool) -> None:
         """It is over."""
@@ -226,27 +258,42 @@ class Hooks:
     # Optimizer
 
     def _before_step(self) -> None:
+        thread = self._thread
+        self._close_step()
+        # Nobody steps within a forward pass: what is open there was left by an interrupt.
+        while thread.inside:
+            thread.inside.pop()
+            self._pop()
         self._push(_OPTIMIZER, -1, -1, None, 0)
+        thread.is_step_open = True
+
+    def _close_step(self) -> None:
+        """A step that raised has no hook behind it."""
+        if self._thread.is_step_open:
+            self._thread.is_step_open = False
+            self._pop()
 
     def _after_step(self, optimizer: Any) -> None:
-        self._pop()
+        self._close_step()
         with self._lock:
-            comes_again = optimizer in self._stepped
-            self._known.add(optimizer)
-            self._stepped.add(optimizer)
-            if len(self._stepped) >= len(self._known):
+            comes_again = id(optimizer) in self._stepped
+            self._known = {at: one for at, one in self._known.items() if one() is not None}
+            self._known[id(optimizer)] = self._stepped[id(optimizer)] = weakref.ref(optimizer)
+            if all(at in self._stepped for at in self._known):
                 self._is_due = True
             elif comes_again:
                 self._steps_without += 1
                 if self._steps_without >= _STEPS_WITHOUT:
-                    self._known = weakref.WeakSet(self._stepped)
+                    self._known = dict(self._stepped)
                     self._is_due = True
 
-    def end_iteration(self) -> None:
-        """An iteration of the job has ended."""
+    def end_iteration(self, is_wanted: Optional[Callable[[], bool]] = None) -> None:
+        """An iteration of the job has ended; or it has if that is still so when no other thread says it."""
         with self._lock:
+            if is_wanted is not None and not is_wanted():
+                return
             self._is_due = False
-            self._stepped = weakref.WeakSet()
+            self._stepped = {}
             self._steps_without = 0
             self.microbatch = 0
             self.iteration += 1
@@ -266,13 +313,15 @@ class _Engine:
     def run_backward(self, *arguments: Any, **named: Any) -> Any:
         hooks = self._stitchd_hooks
         was_open = hooks.is_backward_open()
-        hooks.begin_backward()
+        _quietly(hooks.begin_backward)
         try:
             return self._stitchd_engine.run_backward(*arguments, **named)
         finally:
-            hooks.end_backward(was_open)
+            _quietly(hooks.end_backward, was_open)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_stitchd"):
+            raise AttributeError(name)
         return getattr(self._stitchd_engine, name)
 
 
@@ -281,24 +330,34 @@ def _is_dynamic(module: Any) -> bool:
     return any(part in name for part in _DYNAMIC_PARTS)
 
 
-def _first_tensor(torch: Any, output: Any, depth: int) -> Any:
-    """The first tensor in an output that a gradient goes back through."""
+def _first_tensor(torch: Any, output: Any, depth: int, left: List[int]) -> Any:
+    """The first tensor in an output that a gradient goes back through, among so many parts."""
+    left[0] -= 1
     if isinstance(output, torch.Tensor):
         return output if output.requires_grad and output.grad_fn is not None else None
-    if depth == 0:
+    if depth == 0 or left[0] <= 0:
         return None
     if isinstance(output, dict):
         parts: Any = output.values()
     elif isinstance(output, (list, tuple)):
         parts = output
     else:
-        fields: Optional[Dict[str, Any]] = getattr(output, "__dict__", None)
-        parts = fields.values() if fields else ()
+        parts = vars(output).values() if dataclasses.is_dataclass(output) and not isinstance(output, type) else ()
     for part in parts:
-        found = _first_tensor(torch, part, depth - 1)
+        if left[0] <= 0:
+            return None
+        found = _first_tensor(torch, part, depth - 1, left)
         if found is not None:
             return found
     return None
+
+
+def _quietly(hook: Callable[..., None], *arguments: Any) -> None:
+    """The program is not to suffer for what plans would like to know."""
+    try:
+        hook(*arguments)
+    except Exception as error:  # noqa: BLE001
+        once(f"a hook failed, and plans know less of this job for it: {type(error).__name__}")
 
 
 _installed: Optional[Hooks] = None

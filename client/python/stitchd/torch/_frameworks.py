@@ -6,7 +6,10 @@ general rule in place where that is not there.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import sys
+import threading
 from typing import Any, Callable, Dict
 
 from . import _context
@@ -19,15 +22,25 @@ def _transformers(trainer_module: Any) -> None:
     callback_type, trainer = trainer_module.TrainerCallback, trainer_module.Trainer
 
     class StitchdCallback(callback_type):  # type: ignore[misc, valid-type]
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            _leave_marks_to_framework(True)
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
             _end_iteration()
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            _leave_marks_to_framework(False)
+
+        def __reduce__(self) -> Any:
+            # A trainer that is pickled has one of its base in its place, which does nothing.
+            return (callback_type, ())
 
     original = trainer.__init__
 
+    @functools.wraps(original)
     def begin(self: Any, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
         self.add_callback(StitchdCallback())
-        _leave_marks_to_framework()
 
     trainer.__init__ = begin
 
@@ -37,11 +50,12 @@ def _deepspeed(engine_module: Any) -> None:
     engine = engine_module.DeepSpeedEngine
     original = engine.step
 
+    @functools.wraps(original)
     def step(self: Any, *arguments: Any, **named: Any) -> Any:
         is_boundary = bool(self.is_gradient_accumulation_boundary())
         answer = original(self, *arguments, **named)
         if is_boundary:
-            _leave_marks_to_framework()
+            _leave_marks_to_framework(True)
             _end_iteration()
         return answer
 
@@ -52,6 +66,7 @@ def _megatron(schedules: Any) -> None:
     """Megatron-LM: which micro-batch a forward step is of."""
     original = schedules.forward_step
 
+    @functools.wraps(original)
     def forward_step(*arguments: Any, **named: Any) -> Any:
         hooks = _context.installed()
         microbatch = named.get("current_microbatch")
@@ -69,10 +84,10 @@ def _end_iteration() -> None:
         hooks.end_iteration()
 
 
-def _leave_marks_to_framework() -> None:
+def _leave_marks_to_framework(does: bool) -> None:
     hooks = _context.installed()
     if hooks is not None:
-        hooks.marks_itself = False
+        hooks.marks_itself = not does
 
 
 #: Module by whose import a framework is known, and what is done with it then.
@@ -102,27 +117,43 @@ def _try(refine: Callable[[Any], None], module: Any) -> None:
 
 
 class _Finder:
-    """Sees the modules that are waited for when they are imported, and lets others find them."""
+    """Sees the modules that are waited for when they are imported, and lets others find them. What goes wrong here is as if it were not there."""
 
     def __init__(self, waiting: "set[str]") -> None:
         self._waiting = waiting
+        self._is_inside = threading.local()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in self._waiting:
+        if name not in self._waiting or getattr(self._is_inside, "name", None) == name:
             return None
-        self._waiting.discard(name)
-        if not self._waiting and self in sys.meta_path:
-            sys.meta_path.remove(self)
-        import importlib.util
-
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
+        self._is_inside.name = name
+        try:
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.loader is not None:
+                loader: Any = _Loader(spec.loader, REFINEMENTS[name])
+                spec.loader = loader
             return spec
-        load = spec.loader.exec_module
+        except Exception:  # noqa: BLE001 - whoever is next finds it, or says why not
+            return None
+        finally:
+            self._is_inside.name = None
 
-        def exec_module(module: Any) -> None:
-            load(module)
-            _try(REFINEMENTS[name], module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+class _Loader:
+    """A loader, with something done behind it."""
+
+    def __init__(self, loader: Any, refine: Callable[[Any], None]) -> None:
+        self._stitchd_loader, self._stitchd_refine = loader, refine
+
+    def create_module(self, spec: Any) -> Any:
+        create = getattr(self._stitchd_loader, "create_module", None)
+        return create(spec) if create is not None else None
+
+    def exec_module(self, module: Any) -> None:
+        self._stitchd_loader.exec_module(module)
+        _try(self._stitchd_refine, module)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_stitchd"):
+            raise AttributeError(name)
+        return getattr(self._stitchd_loader, name)

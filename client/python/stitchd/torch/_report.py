@@ -21,6 +21,7 @@ __all__ = ["at_iteration", "begin", "end", "note_reason"]
 EVERY = 2.0
 
 _library: Optional[Library] = None
+_pid = 0
 _reason: Optional[str] = None
 _written = 0.0
 _iteration = 0
@@ -28,8 +29,8 @@ _iteration = 0
 
 def begin(library: Library) -> None:
     """The allocator is in."""
-    global _library
-    _library = library
+    global _library, _pid
+    _library, _pid = library, os.getpid()
     _write()
 
 
@@ -50,8 +51,8 @@ def at_iteration(iteration: int) -> None:
 
 
 def end() -> None:
-    """The process ends."""
-    if _library is not None:
+    """The process ends: the one that began, and no child of it."""
+    if _library is not None and os.getpid() == _pid:
         _write(is_over=True)
 
 
@@ -63,6 +64,13 @@ def _devices(library: Library) -> List[Dict[str, Any]]:
 
 
 def _write(is_over: bool = False) -> None:
+    try:
+        _write_down(is_over)
+    except Exception:  # noqa: BLE001 - whoever wanted it sees that it is missing; the program is not to suffer for it
+        pass
+
+
+def _write_down(is_over: bool) -> None:
     global _written
     config = Config.read()
     if config.reports is None:
@@ -71,7 +79,7 @@ def _write(is_over: bool = False) -> None:
     report = {
         "pid": os.getpid(),
         "rank": config.rank,
-        "program": os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else "",
+        "program": os.path.basename(str(sys.argv[0])) if getattr(sys, "argv", None) else "",
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")) or None,
         "reason": _reason,
         "iterations": _iteration,
@@ -81,9 +89,5 @@ def _write(is_over: bool = False) -> None:
     }
     path = Path(config.reports) / f"{os.getpid()}.json"
     beside = path.with_suffix(".new")
-    try:
-        beside.write_text(json.dumps(report), encoding="utf-8")
-        beside.replace(path)
-    except OSError:
-        # Whoever wanted it sees that it is missing; the program is not to suffer for it.
-        pass
+    beside.write_text(json.dumps(report), encoding="utf-8")
+    beside.replace(path)

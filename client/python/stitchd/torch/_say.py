@@ -14,8 +14,11 @@ _said: Set[str] = set()
 
 def say(text: str) -> None:
     """Says it, unless another process of this node's job does."""
-    if not Config.read().local_rank:
-        print(f"stitchd: {text}", file=sys.stderr, flush=True)
+    try:
+        if not Config.read().local_rank and sys.stderr is not None:
+            print(f"stitchd: {text}", file=sys.stderr, flush=True)
+    except Exception:  # noqa: BLE001 - where nobody can be told, nobody is
+        pass
 
 
 def once(text: str) -> None:

@@ -58,7 +58,7 @@ def install(torch: Any, library: Library) -> None:
     def stats(device: int) -> Dict[str, Any]:
         return nested({**_zero(), **library.memory_stats(device)})
 
-    def snapshot(*_: Any) -> Dict[str, Any]:
+    def snapshot(*_: Any, **__: Any) -> Dict[str, Any]:
         count = torch._C._cuda_getDeviceCount()
         segments = [segment for device in range(count) for segment in library.memory_snapshot(device)]
         return {
@@ -83,6 +83,7 @@ def install(torch: Any, library: Library) -> None:
         "_accelerator_getDeviceStats": stats,
         "_accelerator_resetPeakStats": library.reset_peak_memory_stats,
         "_accelerator_resetAccumulatedStats": library.reset_accumulated_memory_stats,
+        "_cuda_isHistoryEnabled": lambda: False,
         "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
     }
     for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):

@@ -35,6 +35,7 @@ for name in ("_cuda_memoryStats", "_cuda_resetPeakMemoryStats", "_cuda_memorySna
     setattr(_C, name, _refuse)
 sys.modules["torch._C"] = _C
 
+compiler = types.SimpleNamespace(is_compiling=lambda: False)
 autograd = types.SimpleNamespace(Variable=types.SimpleNamespace(_execution_engine=object()))
 
 

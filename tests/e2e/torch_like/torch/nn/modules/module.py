@@ -36,6 +36,9 @@ class Module:
     def modules(self):
         return (module for _, module in self.named_modules())
 
+    def parameters(self):
+        return iter([self])
+
     def __call__(self, *inputs):
         for hook in _before:
             hook(self, inputs)
