@@ -159,6 +159,8 @@ fn without_a_daemon_or_with_a_wrong_plan_one_line_says_what_happens() {
     let (python, job) = (interpreter().display().to_string(), job());
     let output = run(&daemon, &library, &["--plan", &job], &[&python, &job, "2"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let output = run(&daemon, &library, &["--record", "/nowhere/run.stitchtrace"], &[&python, &job, "2"]);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{output:?}");
     daemon.terminate();
     let output = run(&daemon, &library, &[], &[&python, &job, "2"]);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();

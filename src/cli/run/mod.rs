@@ -71,6 +71,13 @@ pub(super) fn run(args: &RunArgs) -> Outcome {
     if let Some(path) = args.plan.as_ref().filter(|plan| plan.as_os_str() != AUTO) {
         read_plan(path)?;
     }
+    if let Some(record) = &args.record {
+        let directory = absolute(record).parent().map(Path::to_path_buf).unwrap_or_default();
+        // One of a name that is filled in for each process may come later.
+        if !directory.is_dir() && !directory.to_string_lossy().contains('{') {
+            return Err(Failure::Usage(format!("--record: there is no directory {}", directory.display())));
+        }
+    }
     let socket = args.common.socket();
     if let Err(failure) = ask::status(&socket) {
         go_without(args, failure)?;
