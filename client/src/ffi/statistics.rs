@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "exports C symbols")]
 
 use std::ffi::{CStr, c_char, c_int};
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
 use stitchd::runtime::{Block, BlockState, Counter, PrivatePoolId, Runtime, Segment, SegmentPool};
 use stitchd::units::Bytes;
@@ -51,8 +51,13 @@ pub unsafe extern "C" fn stitch_counters(device: c_int, text: *mut c_char, capac
 }
 
 fn counters_of(runtime: &Runtime) -> String {
-    let values = Counter::ALL.iter().map(|(name, counter)| format!("\"{name}\":{}", runtime.counters().get(*counter)));
-    format!("{{{}}}", values.collect::<Vec<_>>().join(","))
+    object_of(Counter::ALL.iter().map(|(name, counter)| (*name, runtime.counters().get(*counter))))
+}
+
+/// Figures by their names as a flat JSON object.
+fn object_of<N: Display, V: Display>(figures: impl Iterator<Item = (N, V)>) -> String {
+    let figures: Vec<String> = figures.map(|(name, value)| format!("\"{name}\":{value}")).collect();
+    format!("{{{}}}", figures.join(","))
 }
 
 /// One of the statistics of a device by its name, as in `stitch_memory_stats`: -1 where there is no such name, and 0 where nothing was allocated yet.
@@ -116,9 +121,7 @@ pub unsafe extern "C" fn stitch_memory_snapshot(device: c_int, text: *mut c_char
 }
 
 fn stats_of(runtime: &Runtime) -> String {
-    let figures = runtime.memory_statistics();
-    let figures: Vec<String> = figures.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
-    format!("{{{}}}", figures.join(","))
+    object_of(runtime.memory_statistics().iter())
 }
 
 fn segment_of(device: c_int, segment: &Segment) -> String {

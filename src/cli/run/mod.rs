@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::reports::Reports;
@@ -84,9 +85,11 @@ pub(super) fn run(args: &RunArgs) -> Outcome {
     }
     let scratch = Scratch::new()?;
     let mut reports = Reports::new(&scratch.0, args.quiet);
-    let status = with_command(command(args, &socket, &scratch.0), &mut reports)?;
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| Failure::Other(error.into()))?;
+    let status = runtime.block_on(with_command(command(args, &socket, &scratch.0), &mut reports))?;
     reports.look();
-    let compared = if args.no_compare { Vec::new() } else { compared(args, &reports, &scratch.0)? };
+    let work = (!args.no_compare).then(|| compare::Work::of(&reports, &scratch.0, args.record.as_deref()));
+    let compared = work.map_or_else(|| Ok(Vec::new()), |work| runtime.block_on(compared(work)))?;
     if args.common.json {
         print_json(&reports.to_json(code(status), &compared));
     } else if !args.quiet {
@@ -102,23 +105,21 @@ fn say(text: &str) {
 }
 
 /// What PyTorch's allocator would have reserved, as far as that is known in [`COMPARED_FOR`], or until somebody wants this command to end.
-fn compared(args: &RunArgs, reports: &Reports, directory: &Path) -> Result<Vec<compare::Compared>, Failure> {
+async fn compared(work: compare::Work) -> Result<Vec<compare::Compared>, Failure> {
     let (tell, told) = tokio::sync::oneshot::channel();
-    let work = compare::Work::of(reports, directory, args.record.as_deref());
     // It is left behind if it takes too long, and ends with the process.
     std::thread::spawn(move || tell.send(work.done()));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
-    runtime.block_on(async {
-        let watch = |kind| signal(kind).map_err(|error| Failure::Other(error.into()));
-        let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
-        tokio::select! {
-            compared = told => Ok(compared.unwrap_or_default()),
-            _ = interrupt.recv() => Ok(Vec::new()),
-            _ = terminate.recv() => Ok(Vec::new()),
-            () = tokio::time::sleep(COMPARED_FOR) => Ok(Vec::new()),
-        }
-    })
+    let (mut interrupt, mut terminate) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
+    tokio::select! {
+        compared = told => Ok(compared.unwrap_or_default()),
+        _ = interrupt.recv() => Ok(Vec::new()),
+        _ = terminate.recv() => Ok(Vec::new()),
+        () = tokio::time::sleep(COMPARED_FOR) => Ok(Vec::new()),
+    }
+}
+
+fn watch(kind: SignalKind) -> Result<tokio::signal::unix::Signal, Failure> {
+    signal(kind).map_err(|error| Failure::Other(error.into()))
 }
 
 /// Where the command's processes report, until this command ends.
@@ -220,35 +221,30 @@ fn boot_beside(own: &Path) -> Option<PathBuf> {
 }
 
 /// Runs the command to its end, and listens to its processes meanwhile.
-fn with_command(mut command: Command, reports: &mut Reports) -> Result<ExitStatus, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
-    runtime.block_on(async {
-        let watch = |kind| signal(kind).map_err(|error| Failure::Other(error.into()));
-        let [mut terminate, mut hang_up] = [watch(SignalKind::terminate())?, watch(SignalKind::hangup())?];
-        // Schedulers of clusters announce an end by these.
-        let [mut user1, mut user2] = [watch(SignalKind::user_defined1())?, watch(SignalKind::user_defined2())?];
-        // A terminal sends this to the command, too, which may have its own answer; this program waits for that.
-        let _interrupts = watch(SignalKind::interrupt())?;
-        let mut child = start(&mut command)?;
-        let mut looks = 0;
-        loop {
-            if let Some(status) = child.try_wait().map_err(|error| Failure::Other(error.into()))? {
-                return Ok(status);
-            }
-            tokio::select! {
-                _ = terminate.recv() => pass_on(&child, Signal::TERM),
-                _ = hang_up.recv() => pass_on(&child, Signal::HUP),
-                _ = user1.recv() => pass_on(&child, Signal::USR1),
-                _ = user2.recv() => pass_on(&child, Signal::USR2),
-                () = tokio::time::sleep(LOOK) => {}
-            }
-            looks += 1;
-            if looks % LOOKS_PER_REPORT == 0 {
-                reports.look();
-            }
+async fn with_command(mut command: Command, reports: &mut Reports) -> Result<ExitStatus, Failure> {
+    let [mut terminate, mut hang_up] = [watch(SignalKind::terminate())?, watch(SignalKind::hangup())?];
+    // Schedulers of clusters announce an end by these.
+    let [mut user1, mut user2] = [watch(SignalKind::user_defined1())?, watch(SignalKind::user_defined2())?];
+    // A terminal sends this to the command, too, which may have its own answer; this program waits for that.
+    let _interrupts = watch(SignalKind::interrupt())?;
+    let mut child = start(&mut command)?;
+    let mut looks = 0;
+    loop {
+        if let Some(status) = child.try_wait().map_err(|error| Failure::Other(error.into()))? {
+            return Ok(status);
         }
-    })
+        tokio::select! {
+            _ = terminate.recv() => pass_on(&child, Signal::TERM),
+            _ = hang_up.recv() => pass_on(&child, Signal::HUP),
+            _ = user1.recv() => pass_on(&child, Signal::USR1),
+            _ = user2.recv() => pass_on(&child, Signal::USR2),
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        looks += 1;
+        if looks % LOOKS_PER_REPORT == 0 {
+            reports.look();
+        }
+    }
 }
 
 fn start(command: &mut Command) -> Result<Child, Failure> {

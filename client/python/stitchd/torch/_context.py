@@ -175,7 +175,7 @@ class Hooks:
         is_root = not inside
         _, name, is_layer, _ = self._known_as(module) or self._learn_one(module, None, False)
         if is_root or is_layer:
-            self._watch(output, self.microbatch, name, _DEPTH_MAX)
+            self._watch(output, self.microbatch, name)
         root = self._root(module) if is_root else None
         if root is not None and root[1] and self.counts_microbatches and output is not None:
             self.microbatch += 1
@@ -212,9 +212,9 @@ class Hooks:
 
     # Backward
 
-    def _watch(self, output: Any, microbatch: int, name: bytes, depth: int) -> None:
+    def _watch(self, output: Any, microbatch: int, name: bytes) -> None:
         """The gradient of the first tensor of an output says that the backward pass is there."""
-        tensor = _first_tensor(self._torch, output, depth, [_PARTS_MAX])
+        tensor = _first_tensor(self._torch, output, _DEPTH_MAX, [_PARTS_MAX])
         if tensor is None:
             return
 
