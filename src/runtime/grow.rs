@@ -47,9 +47,14 @@ impl Runtime {
         }
     }
 
-    /// With a plan what it does not serve is packed; where there is no memory for that, or no plan, blocks are stitched.
+    /// With a plan what it does not serve is packed, and without one what is too small to be stitched; where there is no memory for that, and for all else, blocks are stitched.
     fn serve_beside_plan(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        let has_plan = self.lock().planned.is_some();
+        let is_small = SmallPool::serves(request.bytes);
+        let (has_plan, is_packed) = {
+            let pools = self.lock();
+            let has_plan = pools.planned.is_some();
+            (has_plan, has_plan || !is_small && pools.stitching.leaves_to_packing(request.bytes))
+        };
         if has_plan {
             if let Some(address) = self.serve_unbacked(request)? {
                 return Ok(address);
@@ -57,14 +62,13 @@ impl Runtime {
             if let Some(address) = self.serve_lent(request)? {
                 return Ok(address);
             }
-            if let Some(address) = self.serve_packed(request)? {
-                return Ok(address);
-            }
         }
-        let served =
-            if SmallPool::serves(request.bytes) { self.serve_small(request) } else { self.serve_block(request) };
+        if is_packed && let Some(address) = self.serve_packed(request)? {
+            return Ok(address);
+        }
+        let served = if is_small { self.serve_small(request) } else { self.serve_block(request) };
         // Streams were waited for: what they have passed may be enough.
-        if has_plan
+        if is_packed
             && served.is_err()
             && let Some(address) = self.serve_packed(request)?
         {
@@ -151,7 +155,13 @@ impl Runtime {
                             pressure = Pressure::Last;
                             continue;
                         }
-                        Stitched::Lacks(missing) => missing,
+                        Stitched::Lacks(missing) => {
+                            let unpacked = self.unpack_idle(&mut pools, missing, stream);
+                            if unpacked.map_err(|source| AllocError::Memory { requested: bytes, source })? {
+                                continue;
+                            }
+                            missing
+                        }
                     }
                 }
             };

@@ -10,7 +10,9 @@
 //!   pools under the lock, and the request tries again: another thread may have been faster.
 //! * Counters are written under the lock, one writer each, and read by anybody.
 
+mod back_and_forth;
 mod blocks;
+mod config;
 mod counters;
 mod deferred;
 mod grow;
@@ -21,6 +23,7 @@ mod manifest;
 mod offer;
 mod overflow;
 mod private_pools;
+mod room;
 mod source;
 mod statistics;
 
@@ -29,18 +32,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use blocks::{Block, BlockState, Candidate, Segment, SegmentPool};
+pub use config::RuntimeConfig;
 pub use counters::{Counter, Counters};
 pub use manifest::{ManifestError, Piece};
 pub use offer::Offer;
 pub use private_pools::{PrivatePoolId, PrivateUse};
-pub use source::{ChunkSource, SourceError, Want};
+pub use source::{ChunkSource, Room, SourceError, Want};
 pub use statistics::MemoryStatistics;
 
 use crate::clock::Clock;
 use crate::driver::DriverError;
 use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
-use crate::ladder::Ladder;
 use crate::ladder::Shape;
 use crate::limits;
 use crate::memory::{Chunk, Device, MemoryError};
@@ -48,79 +51,17 @@ use crate::plan::Plan;
 use crate::pool::packed::{PackedPool, PackedUse};
 use crate::pool::planned::{InstallError, PlannedCounts, Served};
 use crate::pool::small::SmallPool;
-use crate::pool::stitching::{StitchConfig, StitchCounts, StitchUse, StitchingPool};
+use crate::pool::stitching::{StitchCounts, StitchUse, StitchingPool};
 use crate::pool::{AddressMap, Request};
 use crate::record::Tap;
 use crate::sync::Mutex;
 use crate::units::{Bytes, DeviceAddress};
+use back_and_forth::BackAndForth;
 use deferred::Deferred;
 use installed::Installed;
 use lock::{Held, Lock};
 use private_pools::PrivatePools;
 use statistics::Watermarks;
-
-/// How a runtime behaves.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RuntimeConfig {
-    /// Size of the chunks that the pools grow by.
-    pub granule: Bytes,
-    /// The same of the packed pool, where it is another ([`RuntimeConfig::beside`]).
-    pub packed_granule: Option<Bytes>,
-    /// Up to this many bytes the runtime rather asks for more than stitches what it has.
-    pub soft_budget: Bytes,
-    /// Above the soft budget it still does while what is idle is at most so many thousandths of what it holds: stitching costs driver calls, and a
-    /// little slack saves most of them.
-    pub slack_per_mille: u64,
-    /// How long a request for memory may wait for other processes.
-    pub wait: Duration,
-    /// How much the stitching pool may do.
-    pub stitch: StitchConfig,
-    /// With a plan: what varies may be served where the plan leaves bytes idle.
-    pub reuses: bool,
-}
-
-impl Default for RuntimeConfig {
-    fn default() -> RuntimeConfig {
-        RuntimeConfig {
-            granule: Bytes::mib(2),
-            packed_granule: None,
-            soft_budget: Bytes::ZERO,
-            slack_per_mille: 20,
-            wait: Duration::ZERO,
-            stitch: StitchConfig::default(),
-            reuses: true,
-        }
-    }
-}
-
-/// Beside a plan whose pool has at least so many of them for each of its streams, what the plan does not serve comes in chunks of [`PACKED_GRANULE`]: each stream has some of its own.
-const PACKED_SHARE: u64 = 1024;
-const PACKED_GRANULE: Bytes = Bytes::mib(32);
-
-impl RuntimeConfig {
-    /// The same for a runtime that goes by `plan` from the beginning: what that does not serve is packed, whole chunks matter at the edges alone, and each takes calls and a descriptor. Where no more of
-    /// the large ones can be had, what is stitched goes on with small ones.
-    #[must_use]
-    pub fn beside(self, plan: &Plan) -> RuntimeConfig {
-        let streams: BTreeSet<StreamId> = plan.entries.iter().map(|entry| entry.lane.stream).collect();
-        let share = plan.pool_len.get() / PACKED_SHARE / (streams.len() as u64).max(1);
-        let is_large = share >= PACKED_GRANULE.get();
-        RuntimeConfig { packed_granule: self.packed_granule.or(is_large.then_some(PACKED_GRANULE)), ..self }
-    }
-
-    /// The same with sizes of chunks that there are.
-    #[must_use]
-    pub fn on(self, ladder: &Ladder) -> RuntimeConfig {
-        let granule = ladder.step_at_least(self.granule);
-        let packed = self.packed_granule.map(|most| ladder.step_at_most(most).max(granule));
-        RuntimeConfig { granule, packed_granule: packed, ..self }
-    }
-
-    /// Size of the packed pool's chunks.
-    fn packed(&self) -> Bytes {
-        self.packed_granule.unwrap_or(self.granule)
-    }
-}
 
 /// The runtime of one device.
 #[derive(Debug)]
@@ -157,6 +98,7 @@ struct Pools {
     deferred: Deferred,
     /// The last request has not been served because frees are expected.
     is_held_up: bool,
+    between: BackAndForth,
     /// What the process has set itself as the most that it holds here.
     limit: Option<Bytes>,
     /// Until then the source is not asked for more: it has just refused.
@@ -377,6 +319,7 @@ impl Runtime {
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
             is_held_up: false,
+            between: BackAndForth::default(),
             limit: None,
             refused_until: Duration::ZERO,
             taps: Vec::new(),
@@ -394,11 +337,6 @@ impl Runtime {
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
-    }
-
-    /// All memory of the device, whoever has it.
-    pub fn device_total(&self) -> Result<Bytes, DriverError> {
-        Ok(self.device.driver().memory(self.device.id())?.total)
     }
 
     /// The counters.
@@ -522,11 +460,6 @@ impl Runtime {
     /// The addresses inside a live allocation at which one chunk ends and the next begins.
     pub fn borders(&self, address: DeviceAddress) -> Vec<DeviceAddress> {
         self.lock().pieces(address).into_iter().skip(1).map(|(span, ..)| span.start()).collect()
-    }
-
-    /// Sets the most that the process wants to hold here, or none. What it holds already it keeps; above it requests fail that need more.
-    pub fn set_limit(&self, limit: Option<Bytes>) {
-        self.lock().limit = limit;
     }
 
     /// Gives idle memory back to the daemon, `wanted` bytes of it or all there is; says how much it was. None while a private pool is open: unmapping would break a capture.
@@ -711,6 +644,11 @@ impl Pools {
         }
         if SmallPool::serves(request.bytes) {
             return self.alloc_small(request, counters);
+        }
+        if self.stitching.leaves_to_packing(request.bytes) {
+            let address = self.packed.alloc(request.bytes, request.stream)?;
+            counters.served(Counter::STITCHED, request.bytes, limits::occupied_len(request.bytes));
+            return Some(address);
         }
         let served = self.stitching.alloc(request.bytes, request.stream)?;
         counters.served(Counter::STITCHED, request.bytes, served.len);

@@ -92,7 +92,10 @@ impl Runtime {
         } else {
             pools.retire_plan();
             chunks.extend(pools.take_retired(most));
-            chunks.extend(pools.packed.trim(most));
+            // Without a plan the pools have taken from each other what is idle, where its chunks are of one size.
+            if had_late_plan || self.config.packed() != self.config.granule {
+                chunks.extend(pools.packed.trim(most));
+            }
         }
         if chunks.is_empty() {
             return had_late_plan;

@@ -10,6 +10,7 @@ use super::grow::ROUNDS_MAX;
 use super::lent::Lent;
 use super::lock::Held;
 use super::{AllocError, Counter, Pools, Runtime, fill_up};
+use crate::ids::StreamId;
 use crate::limits;
 use crate::memory::{Chunk, MemoryError};
 use crate::pool::Request;
@@ -147,7 +148,7 @@ impl Runtime {
                 } else {
                     let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(0)).ok_or_else(too_large)?;
                     // Moving goes on while it helps.
-                    if lacks < least {
+                    if lacks < least && !self.rather_grows(&mut pools, lacks) {
                         least = lacks;
                         if self.gather(&mut pools, request)? {
                             continue;
@@ -249,6 +250,31 @@ impl Runtime {
         Some(address)
     }
 
+    /// Without a plan: idle memory has gone to and fro between the pools for long enough, and so much more of it is better.
+    pub(super) fn rather_grows(&self, pools: &mut Pools, lacks: Bytes) -> bool {
+        let held = pools.held();
+        pools.planned.is_none() && !self.was_refused(pools) && pools.between.rather_grow(lacks, held)
+    }
+
+    /// Takes chunks that lie idle in the packed pool into the stitching pool, and says whether there were any.
+    pub(super) fn unpack_idle(&self, pools: &mut Pools, missing: Bytes, stream: StreamId) -> Result<bool, MemoryError> {
+        // With a plan the packed pool serves first. Those of another size are of no use here, and moving waits for the device, which would break a capture.
+        let may = pools.planned.is_none() && self.config.packed() == self.config.granule && !pools.private.is_open();
+        if !may || pools.packed.usage().idle_chunks == Bytes::ZERO || self.rather_grows(pools, missing) {
+            return Ok(false);
+        }
+        let chunks = pools.packed.trim(missing);
+        let moved: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
+        pools.between.note_moved(moved);
+        let grown = if chunks.is_empty() { Ok(()) } else { pools.stitching.grow(&chunks, stream) };
+        self.note_held(pools);
+        if grown.is_err() {
+            // Only after a failing driver; a round trip under the lock is the least of it.
+            self.give_back(chunks);
+        }
+        grown.map(|()| moved > Bytes::ZERO)
+    }
+
     /// Moves idle chunks to where the packed pool grows, and says whether there were any.
     fn gather(&self, pools: &mut Pools, request: &Request) -> Result<bool, AllocError> {
         let Request { bytes, stream, .. } = *request;
@@ -266,6 +292,10 @@ impl Runtime {
             fill_up(&mut chunks, lacks, |rest| pools.take_tail(rest));
         }
         let moved = pools.packed.grow_by_moving(chunks, bytes, stream);
+        if let Ok(count) = &moved {
+            let bytes = self.config.packed().checked_mul(*count as u64);
+            pools.between.note_moved(bytes.expect("they are slots of one mapping"));
+        }
         self.note_held(pools);
         moved.map(|count| count > 0).map_err(|(chunks, source)| self.unpacked(chunks, source, bytes))
     }

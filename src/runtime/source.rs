@@ -16,6 +16,20 @@ pub trait ChunkSource: Send + Sync + std::fmt::Debug {
 
     /// Takes chunks back that nothing maps any more. Never fails as seen from here: what cannot be given back counts as held until the process ends.
     fn release(&self, chunks: Vec<Arc<Chunk>>);
+
+    /// How much memory there is for this process. May take a round trip.
+    fn room(&self) -> Result<Room, SourceError> {
+        Err(SourceError { kind: ErrorKind::Unsupported, message: "nobody tells how much memory there is".to_owned() })
+    }
+}
+
+/// How much memory there is for a process on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// The most that it may hold.
+    pub most: Bytes,
+    /// What it could get beside what it holds.
+    pub free: Bytes,
 }
 
 /// What a runtime wants.

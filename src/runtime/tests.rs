@@ -12,6 +12,7 @@ use crate::ids::{ChunkId, DeviceId};
 use crate::ladder::Ladder;
 use crate::memory::Chunk;
 use crate::plan::{Entry, Lane};
+use crate::pool::stitching::StitchConfig;
 use crate::record::{self, Collected};
 use crate::trace::ContextKey;
 use crate::trace::binary::Remarks;
@@ -158,6 +159,44 @@ fn a_request_goes_to_the_plan_and_what_it_does_not_have_is_packed() {
     }
     let stats = bench.runtime.stats();
     assert_eq!((stats.live, stats.live_allocations, stats.peak_live), (Bytes::ZERO, 0, Bytes::mib(6) + Bytes::kib(8)));
+}
+
+#[test]
+fn without_a_plan_what_is_too_small_to_be_stitched_lies_side_by_side() {
+    let bench = Bench::new(64, RuntimeConfig::default());
+    // Blocks of their own would take 4 MiB each.
+    let kib = Bytes::kib(2304);
+    let mut held: Vec<DeviceAddress> = (0..16).map(|_| bench.alloc(kib).unwrap()).collect();
+    let stats = bench.runtime.stats();
+    assert_eq!((stats.live, stats.held), (Bytes::mib(36), Bytes::mib(36)));
+    // Whole chunks, and what is large enough, are blocks; so is what leaves little of one over.
+    for (bytes, len) in [(Bytes::mib(4), 4), (Bytes::mib(9), 10), (Bytes::kib(4000), 4)] {
+        let before = bench.runtime.stats().held;
+        let address = bench.alloc(bytes).unwrap();
+        assert_eq!(bench.runtime.stats().held - before, Bytes::mib(len), "{bytes}");
+        held.push(address);
+    }
+    held.into_iter().for_each(|address| bench.free(address));
+}
+
+#[test]
+fn without_a_plan_each_pool_takes_what_the_other_has_idle() {
+    let bench = Bench::new(40, RuntimeConfig::default());
+    for _ in 0..3 {
+        let packed: Vec<DeviceAddress> = (0..16).map(|_| bench.alloc(Bytes::kib(2304)).unwrap()).collect();
+        packed.into_iter().for_each(|address| bench.free(address));
+        let block = bench.alloc(Bytes::mib(40)).unwrap();
+        assert_eq!(bench.runtime.stats().held, Bytes::mib(40));
+        bench.free(block);
+    }
+    // What neither can serve is refused, once each has looked at the other's.
+    let kept = bench.alloc(Bytes::kib(2304)).unwrap();
+    let error = bench.alloc(Bytes::mib(40)).unwrap_err();
+    assert!(matches!(error, AllocError::OutOfMemory { .. }), "{error}");
+    let more: Vec<DeviceAddress> = (0..16).map(|_| bench.alloc(Bytes::kib(2304)).unwrap()).collect();
+    assert!(matches!(bench.alloc(Bytes::kib(2304)), Err(AllocError::OutOfMemory { .. })));
+    more.into_iter().chain([kept]).for_each(|address| bench.free(address));
+    assert_eq!(bench.runtime.stats().live, Bytes::ZERO);
 }
 
 #[test]

@@ -225,7 +225,8 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         let names = CostTable::ALL.map(|table| table.name).join(", ");
         Failure::Usage(format!("there is no cost table '{}'; there are {names}", args.costs))
     })?;
-    let mut runtime = RuntimeConfig::default();
+    let is_auto = args.auto && !args.disables("plan");
+    let mut runtime = if is_auto { RuntimeConfig::default().planning() } else { RuntimeConfig::default() };
     for part in &args.disable {
         match part.as_str() {
             "plan" => {}
@@ -243,7 +244,7 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         planned_iteration: args.plan_from_iteration,
         ladder: Ladder::standard(),
         runtime,
-        is_auto: args.auto && !args.disables("plan"),
+        is_auto,
     })
 }
 

@@ -17,7 +17,7 @@ pub(super) struct Sweep {
 }
 
 /// Every setting, with its unit and what it is.
-const KEYS: [(&str, &str); 11] = [
+const KEYS: [(&str, &str); 12] = [
     ("capacity", "bytes that the device has for this process"),
     ("gmlake.frag_limit", "bytes; GMLake's fragmentation limit (512MiB)"),
     ("gmlake.rules", "code or paper; the limit is about requests in the code, and about blocks in the paper (code)"),
@@ -29,6 +29,10 @@ const KEYS: [(&str, &str); 11] = [
     ),
     ("stitchd.soft_budget", "bytes; up to which the pools rather ask for more than stitch (0)"),
     ("stitchd.slack_per_mille", "above it they still do while at most so many thousandths are idle (20)"),
+    (
+        "stitchd.packed_below",
+        "bytes; without a plan smaller requests that would leave a sixteenth of their block over lie side by side (8MiB; with --auto all)",
+    ),
     ("stitchd.fragmentation_limit", "bytes; smaller blocks are not stitched, unless memory runs out (8MiB)"),
     ("stitchd.stitch_limit", "bytes of addresses that stitched blocks may take (1TiB)"),
     ("caching.OPTION", "any option of PyTorch's, such as caching.max_split_size_mb=128; expandable has it, too"),
@@ -94,6 +98,7 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
         }
         "stitchd.soft_budget" => setup.runtime.soft_budget = bytes()?,
         "stitchd.slack_per_mille" => setup.runtime.slack_per_mille = number()? as u64,
+        "stitchd.packed_below" => setup.runtime.stitch.packed_below = bytes()?,
         "stitchd.fragmentation_limit" => setup.runtime.stitch.fragmentation_limit = bytes()?,
         "stitchd.stitch_limit" => setup.runtime.stitch.stitch_limit = bytes()?,
         key => {

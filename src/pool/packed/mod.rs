@@ -1,10 +1,10 @@
-//! The packed pool: what a plan does not serve, of any size, side by side in units of 512 bytes.
+//! The packed pool: what a plan does not serve, of any size, side by side in units of 512 bytes; without a plan, what is too small to be stitched and would leave too much of a block over.
 //!
 //! Each stream has a range of addresses that grows at its end, chunk by chunk. A request takes the shortest free stretch that has room for it, so sizes that change at every
 //! step leave no more than what lies between two of them; whole chunks matter at the edges alone. Before a range grows by new chunks, those that lie idle in its gaps,
 //! or in another stream's range, can move: they leave their place, and the place stays as a hole of addresses that may be filled again.
 //!
-//! Not for: jobs without a plan, which the stitching pool serves, or getting memory, which is the runtime's ([`PackedPool::lacks`], [`PackedPool::grow`]).
+//! Not for: what is large, or of whole chunks, in a job without a plan, which the stitching pool serves, or getting memory, which is the runtime's ([`PackedPool::lacks`], [`PackedPool::grow`]).
 //!
 //! ## Streams
 //!

@@ -10,8 +10,13 @@ use crate::ids::{ChunkId, DeviceId};
 const STREAM: StreamId = StreamId(0);
 const OTHER: StreamId = StreamId(9);
 /// Everything may be stitched.
-const CONFIG: StitchConfig =
-    StitchConfig { fragmentation_limit: Bytes::mib(2), stitch_limit: Bytes::gib(1), remembered_max: 4096, is_on: true };
+const CONFIG: StitchConfig = StitchConfig {
+    fragmentation_limit: Bytes::mib(2),
+    packed_below: Bytes::ZERO,
+    stitch_limit: Bytes::gib(1),
+    remembered_max: 4096,
+    is_on: true,
+};
 
 struct Bench {
     host: Arc<HostDriver>,
