@@ -243,6 +243,20 @@ size_t stitch_memory_stats(int device,
                            size_t capacity);
 
 /*
+ How much memory this process may have on a device, as `cudaMemGetInfo` says it of the device: `total` is the most that it may hold there (the daemon's budget, the session's limit or the process's own, whichever is least), `unused` what it
+ could get beside what it holds now. What the process holds and does not use is not in `unused`. Sets the device up if that is not done yet, and asks the daemon: a round trip.
+
+ Returns 0, or -1 when it fails: then nothing is written, and `stitch_last_error` says why.
+
+ # Safety
+
+ Both pointers have room for their number.
+ */
+int stitch_memory_info(int device,
+                       size_t *unused,
+                       size_t *total);
+
+/*
  What the runtime of a device counts as one JSON object: the names and meanings that `stitchd sessions --json` has under `counters`, of this device alone. Among them what served requests (`requests_planned` and so on), `deviations_` from the
  plan by kind, `peak_live_bytes` and `peak_held_bytes`.
 
@@ -323,7 +337,7 @@ size_t stitch_release_candidates(size_t bytes,
                                  size_t capacity);
 
 /*
- `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception that Python sees as a RuntimeError, with a text that begins
+ `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception that Python sees as a `torch.OutOfMemoryError`, with a text that begins
  with "CUDA out of memory." (by which training programs know that a smaller batch may help) and goes on with what `stitch_last_error` says.
 
  Between `stitch_torch_begin_allocate_to_pool` and its end it allocates in a pool's own memory, as `stitch_malloc` does, too.
@@ -344,6 +358,15 @@ void stitch_torch_init(int device_count);
  waiting would break a capture.
  */
 void stitch_torch_reset(void);
+
+/*
+ `stitch_free` for whoever caches itself and frees what he wants to be rid of, as PyTorch does with the segments of a pool: as `cudaFree`, it waits for the device. Then what is idle goes back to the daemon. While a graph is captured it does not wait,
+ and the memory stays with the process.
+ */
+void stitch_torch_free_segment(void *ptr,
+                               size_t size,
+                               int device,
+                               void *stream);
 
 /*
  For `set_memory_fraction_fn`: the process holds at most this part of all memory of the device from now on, also where it has not used it yet. Above that, requests that need more fail, after all that is idle was tried.

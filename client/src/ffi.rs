@@ -22,6 +22,7 @@ use crate::process;
 
 pub mod blocks;
 pub(crate) mod filter;
+mod raise;
 pub mod statistics;
 pub mod torch;
 

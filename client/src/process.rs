@@ -11,7 +11,7 @@ use stitchd::auto::{AutoPlanner, NoShelf};
 use stitchd::clock::{Clock, SystemClock};
 use stitchd::error::chain;
 use stitchd::plan::{Plan, format};
-use stitchd::runtime::{Runtime, RuntimeConfig};
+use stitchd::runtime::{Room, Runtime, RuntimeConfig};
 use stitchd::session::auto::{DaemonShelf, PlannerThread};
 use stitchd::session::locate::{self, Environment, WithoutDaemon};
 use stitchd::session::recording::{FileRecording, Recording};
@@ -134,6 +134,11 @@ pub(crate) fn set_fraction(device: i32, fraction: f64) -> Result<(), String> {
     existing(device).map_or(Ok(()), |runtime| limit(runtime, device as u32))
 }
 
+/// How much memory the process may have on a device, and could get. Sets the device up if it is not yet.
+pub(crate) fn room(device: i32) -> Result<Room, String> {
+    runtime(device)?.room().map_err(|error| chain(&error))
+}
+
 /// Sets a runtime the limit that the process has set for its device.
 fn limit(runtime: &Runtime, device: u32) -> Result<(), String> {
     let fraction = f64::from_bits(FRACTIONS[device as usize].load(Ordering::Acquire));
@@ -195,7 +200,11 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
     let environment = Environment::read();
     let path = environment.plan_file();
     let plan = path.map(|path| read_plan(path).map_err(|why| of_plan(path, &why))).transpose()?;
-    let config = plan.as_ref().map_or_else(RuntimeConfig::default, |plan| RuntimeConfig::default().beside(plan));
+    let config = match &plan {
+        Some(plan) => RuntimeConfig::default().beside(plan),
+        None if environment.plans_itself() => RuntimeConfig::default().planning(),
+        None => RuntimeConfig::default(),
+    };
     let made = match origin {
         Origin::Daemon(session) => session.runtime(device, config),
         Origin::Private(process) => process.runtime(device, config),

@@ -353,6 +353,22 @@ impl Sessions for Service {
         Ok(Response::new(v1::CloseReply { returned_bytes: returned.get() }))
     }
 
+    async fn room(&self, request: Request<v1::RoomRequest>) -> Result<Response<v1::RoomReply>, Status> {
+        let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
+        let uuid = convert::device_uuid("device_uuid", &request.get_ref().device_uuid);
+        let uuid = uuid.map_err(|error| refused(&error))?;
+        let (accounts, sessions) = (self.0.steward.devices(), self.0.steward.sessions());
+        let device = self.0.device(uuid).map(|device| device.id);
+        let account = accounts.iter().find(|account| Some(account.device) == device);
+        let account = account.ok_or_else(|| status(ErrorKind::NotFound, format!("there is no device {uuid}")))?;
+        let session = sessions.iter().find(|view| view.session == entry.id);
+        let held = session.map_or(Bytes::ZERO, |view| view.held.iter().map(|(_, held)| *held).sum());
+        Ok(Response::new(v1::RoomReply {
+            most_bytes: account.budget.min(entry.limit).get(),
+            free_bytes: account.available().min(entry.limit.saturating_sub(held)).get(),
+        }))
+    }
+
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::Notice, Status>> + Send>>;
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {

@@ -23,7 +23,7 @@ use crate::error::root;
 use crate::ids::{DeviceUuid, PlanId, SessionId};
 use crate::ladder::Ladder;
 use crate::limits;
-use crate::runtime::Counters;
+use crate::runtime::{Counters, Room};
 use crate::units::Bytes;
 use crate::wire::convert::{self, Token, malformed};
 use crate::wire::v1::plans_client::PlansClient;
@@ -79,6 +79,7 @@ type Answer<T> = mpsc::Sender<Result<T, SessionError>>;
 enum Command {
     GetPlan(v1::GetPlanRequest, Answer<v1::GetPlanReply>),
     PutPlan(Vec<u8>, String, Answer<PlanId>),
+    Room(DeviceUuid, Answer<Room>),
 }
 
 impl Control {
@@ -127,6 +128,11 @@ impl Control {
 
     pub(super) fn put_plan(&self, plan: Vec<u8>, name: &str) -> Result<PlanId, SessionError> {
         self.ask(|answer| Command::PutPlan(plan, name.to_owned(), answer))
+    }
+
+    /// How much the session may have on a device.
+    pub(super) fn room(&self, device: DeviceUuid) -> Result<Room, SessionError> {
+        self.ask(|answer| Command::Room(device, answer))
     }
 
     fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, SessionError> {
@@ -186,9 +192,10 @@ impl Worker {
             };
         let watch = v1::WatchRequest { session_id: opened.session.0, secret: opened.secret.to_vec() };
         let close = v1::CloseRequest { session_id: opened.session.0, secret: opened.secret.to_vec() };
+        let me = (opened.session, opened.secret);
         self.attached.store(true, Ordering::Relaxed);
         if answer.send(Ok(opened)).is_ok() {
-            self.attend(channel.clone(), watch).await;
+            self.attend(channel.clone(), watch, me).await;
         }
         self.attached.store(false, Ordering::Relaxed);
         // A daemon that is gone has closed it already.
@@ -196,7 +203,7 @@ impl Worker {
     }
 
     /// Serves commands until the session is dropped, and notes when the daemon goes.
-    async fn attend(&mut self, channel: Channel, watch: v1::WatchRequest) {
+    async fn attend(&mut self, channel: Channel, watch: v1::WatchRequest, me: (SessionId, Token)) {
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut was_late = false;
@@ -207,7 +214,7 @@ impl Worker {
         loop {
             tokio::select! {
                 command = self.commands.recv() => match command {
-                    Some(command) => carry_out(command, channel.clone(), self.config.patience).await,
+                    Some(command) => carry_out(command, channel.clone(), me, self.config.patience).await,
                     None => return,
                 },
                 _ = looks.tick() => was_late = look(&self.watched, was_late),
@@ -267,8 +274,8 @@ async fn watch_until_gone(channel: Channel, watch: v1::WatchRequest, lost: &Lost
     }
 }
 
-async fn carry_out(command: Command, channel: Channel, patience: Duration) {
-    let mut plans = PlansClient::new(channel)
+async fn carry_out(command: Command, channel: Channel, (session, secret): (SessionId, Token), patience: Duration) {
+    let mut plans = PlansClient::new(channel.clone())
         .max_decoding_message_size(limits::GRPC_MESSAGE_LEN_MAX)
         .max_encoding_message_size(limits::GRPC_MESSAGE_LEN_MAX);
     // Whoever asked may have given up.
@@ -279,6 +286,14 @@ async fn carry_out(command: Command, channel: Channel, patience: Duration) {
         Command::PutPlan(plan, name, answer) => {
             let request = plans.put(v1::PutPlanRequest { plan, name });
             let _ = answer.send(in_time(patience, request).await.map(|reply| PlanId(reply.plan_id)));
+        }
+        Command::Room(device, answer) => {
+            let device_uuid = device.0.to_vec();
+            let wanted = v1::RoomRequest { session_id: session.0, secret: secret.to_vec(), device_uuid };
+            let mut sessions = SessionsClient::new(channel);
+            let room =
+                |reply: v1::RoomReply| Room { most: Bytes::new(reply.most_bytes), free: Bytes::new(reply.free_bytes) };
+            let _ = answer.send(in_time(patience, sessions.room(wanted)).await.map(room));
         }
     }
 }
@@ -379,6 +394,10 @@ mod tests {
         }
 
         async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+            std::future::pending().await
+        }
+
+        async fn room(&self, _: Request<v1::RoomRequest>) -> Result<Response<v1::RoomReply>, Status> {
             std::future::pending().await
         }
     }

@@ -38,7 +38,7 @@ use crate::ladder::{Ladder, LadderError};
 use crate::memory::{Chunk, Device, MemoryError};
 use crate::plan::format::{self, FormatError};
 use crate::plan::{Fingerprint, Plan, Position};
-use crate::runtime::{ChunkSource, Counters, Runtime, RuntimeConfig, SourceError, Want};
+use crate::runtime::{ChunkSource, Counters, Room, Runtime, RuntimeConfig, SourceError, Want};
 use crate::units::Bytes;
 use crate::wire::convert::{Malformed, WantedChunks, WantedPlans, malformed};
 use crate::wire::fd_channel::ChannelError;
@@ -446,5 +446,10 @@ impl ChunkSource for DaemonSource {
         {
             tracing::debug!(error = %chain(&error), "chunks could not be given back; they are when this process ends");
         }
+    }
+
+    fn room(&self) -> Result<Room, SourceError> {
+        let room = self.check().and_then(|()| self.session.control.room(self.uuid));
+        room.map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
     }
 }

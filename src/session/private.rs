@@ -13,7 +13,7 @@ use crate::ids::{ChunkId, DeviceId};
 use crate::ladder::Ladder;
 use crate::limits;
 use crate::memory::{Chunk, Device};
-use crate::runtime::{ChunkSource, Counters, Runtime, RuntimeConfig, SourceError, Want};
+use crate::runtime::{ChunkSource, Counters, Room, Runtime, RuntimeConfig, SourceError, Want};
 use crate::store::Store;
 
 /// A process that is its own daemon.
@@ -124,5 +124,13 @@ impl ChunkSource for PrivateSource {
         let ids = chunks.iter().map(|chunk| chunk.id()).collect();
         drop(chunks);
         self.destroy(ids);
+    }
+
+    /// The device's own figures: nobody shares it out.
+    fn room(&self) -> Result<Room, SourceError> {
+        let device = self.store.devices().iter().find(|device| device.id() == self.device);
+        let memory = device.expect("the store has it").driver().memory(self.device);
+        let memory = memory.map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })?;
+        Ok(Room { most: memory.total, free: memory.free })
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! Invariant: what lies before a cut is a trace, with the last iteration cut and the others as they were.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{Event, EventKind, Trace};
 use crate::ids::StreamId;
@@ -68,6 +68,20 @@ impl Trace {
     pub fn before(&self, cut: &Cut) -> Trace {
         let events = usize::try_from(cut.events).unwrap_or(usize::MAX).min(self.events.len());
         Trace { events: self.events[..events].to_vec(), modules: self.modules.clone() }
+    }
+
+    /// What was served: without requests of a recording that were refused, each of which was given back in its own tick.
+    pub fn without_refused(&self) -> Trace {
+        let mut events = self.events.clone();
+        let is_refused = |pair: &[Event]| {
+            pair[0].kind == EventKind::Alloc
+                && pair[1].kind == EventKind::Free
+                && (pair[0].id, pair[0].tick) == (pair[1].id, pair[1].tick)
+        };
+        let refused: HashSet<u64> =
+            self.events.windows(2).filter(|pair| is_refused(pair)).map(|pair| pair[0].id).collect();
+        events.retain(|event| event.kind == EventKind::Mark || !refused.contains(&event.id));
+        Trace { events, modules: self.modules.clone() }
     }
 
     /// The last request for so much that was given back at once.

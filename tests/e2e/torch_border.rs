@@ -8,16 +8,33 @@ use crate::compiled::{Language, command, compiled, run};
 use crate::support::{TestDaemon, hear, needs_host};
 
 /// A library that stands for PyTorch's, in the daemon's directory.
-fn standin_c10(daemon: &TestDaemon) -> Option<PathBuf> {
-    let words = ["-shared", "-fPIC", "-Wl,-soname,libc10.so"];
+fn standin_c10(daemon: &TestDaemon, flags: &[&str]) -> Option<PathBuf> {
+    let words = [&["-shared", "-fPIC", "-Wl,-soname,libc10.so"], flags].concat();
     compiled(Language::Cpp, "tests/e2e/torch/standin_c10.cc", daemon.path().join("libc10.so"), &words)
+}
+
+fn raises(daemon: &TestDaemon) -> Option<PathBuf> {
+    // What it catches is defined by the library that it is shown at run time, or is never there.
+    let words = ["-Wl,--unresolved-symbols=ignore-all"];
+    compiled(Language::Cpp, "tests/e2e/torch/raises.cc", daemon.path().join("raises"), &words)
+}
+
+#[test]
+fn want_of_memory_is_raised_as_the_error_that_pytorch_has_for_it() {
+    let daemon = TestDaemon::start(64);
+    let Some(c10) = standin_c10(&daemon, &["-DHAS_TYPES"]) else { return };
+    let output = run(&raises(&daemon).unwrap(), &daemon, &[c10.to_str().unwrap()], &[]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let caught = "caught as out of memory: CUDA out of memory. stitchd: out of memory: 1000.0 MiB asked for";
+    assert_eq!(said.lines().filter(|line| line.starts_with(caught)).count(), 3, "{output:?}");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
 
 #[test]
 fn want_of_memory_is_raised_as_pytorchs_own_error() {
     let daemon = TestDaemon::start(64);
-    let Some(c10) = standin_c10(&daemon) else { return };
-    let program = compiled(Language::Cpp, "tests/e2e/torch/raises.cc", daemon.path().join("raises"), &[]).unwrap();
+    let Some(c10) = standin_c10(&daemon, &[]) else { return };
+    let program = raises(&daemon).unwrap();
     let output = run(&program, &daemon, &[c10.to_str().unwrap()], &[]);
     let said = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = said.lines().collect();
@@ -33,8 +50,8 @@ fn want_of_memory_is_raised_as_pytorchs_own_error() {
 #[test]
 fn without_a_daemon_the_error_says_that_there_is_none() {
     let daemon = TestDaemon::start(64);
-    let Some(c10) = standin_c10(&daemon) else { return };
-    let program = compiled(Language::Cpp, "tests/e2e/torch/raises.cc", daemon.path().join("raises"), &[]).unwrap();
+    let Some(c10) = standin_c10(&daemon, &[]) else { return };
+    let program = raises(&daemon).unwrap();
     let output = run(&program, &daemon, &[c10.to_str().unwrap()], &[("STITCHD_SOCKET", "/nowhere/stitchd.sock")]);
     let said = String::from_utf8_lossy(&output.stdout);
     let caught = "caught: CUDA out of memory. stitchd: no stitchd daemon answers at /nowhere/stitchd.sock";
@@ -44,8 +61,7 @@ fn without_a_daemon_the_error_says_that_there_is_none() {
 #[test]
 fn without_pytorch_there_is_null_and_the_last_error() {
     let daemon = TestDaemon::start(64);
-    let target = daemon.path().join("raises");
-    let Some(program) = compiled(Language::Cpp, "tests/e2e/torch/raises.cc", target, &[]) else { return };
+    let Some(program) = raises(&daemon) else { return };
     let output = run(&program, &daemon, &[], &[]);
     let said = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = said.lines().collect();

@@ -32,6 +32,29 @@ pub unsafe extern "C" fn stitch_memory_stats(device: c_int, text: *mut c_char, c
     })
 }
 
+/// How much memory this process may have on a device, as `cudaMemGetInfo` says it of the device: `total` is the most that it may hold there (the daemon's budget, the session's limit or the process's own, whichever is least), `unused` what it
+/// could get beside what it holds now. What the process holds and does not use is not in `unused`. Sets the device up if that is not done yet, and asks the daemon: a round trip.
+///
+/// Returns 0, or -1 when it fails: then nothing is written, and `stitch_last_error` says why.
+///
+/// # Safety
+///
+/// Both pointers have room for their number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stitch_memory_info(device: c_int, unused: *mut usize, total: *mut usize) -> c_int {
+    guarded(-1, || {
+        if unused.is_null() || total.is_null() {
+            return Err("NULL has no room for a number".to_owned());
+        }
+        let room = process::room(device)?;
+        // SAFETY: not NULL, and as the caller says.
+        unsafe { unused.write(room.free.get() as usize) };
+        // SAFETY: as above.
+        unsafe { total.write(room.most.get() as usize) };
+        Ok(0)
+    })
+}
+
 /// What the runtime of a device counts as one JSON object: the names and meanings that `stitchd sessions --json` has under `counters`, of this device alone. Among them what served requests (`requests_planned` and so on), `deviations_` from the
 /// plan by kind, `peak_live_bytes` and `peak_held_bytes`.
 ///

@@ -69,12 +69,13 @@ impl Work {
 fn compared(name: &OsStr, len_max: u64, version: Option<Version>, pid: u32, device: u32) -> Option<Compared> {
     let path = recording_path(name, pid, device);
     let is_cut = path.metadata().is_ok_and(|about| about.len() >= len_max);
-    let imported = read(&path).ok()?;
-    let script = Script::of(&imported.trace, device);
+    // What was refused here PyTorch's allocator might have refused, too: it would have reserved for what was served.
+    let trace = read(&path).ok()?.trace.without_refused();
+    let script = Script::of(&trace, device);
     if script.requests == 0 {
         return None;
     }
-    let job = Job { trace: &imported.trace, profile: &imported.trace, script: &script, plan: None };
+    let job = Job { trace: &trace, profile: &trace, script: &script, plan: None };
     let setup = Setup {
         capacity: None,
         costs: (*CostTable::ALL.first()?).clone(),

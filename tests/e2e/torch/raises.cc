@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <stdexcept>
 
+#include "c10.h"
 #include "stitch.h"
 
 static const size_t MIB = 1u << 20;
@@ -13,6 +14,8 @@ static void ask(size_t size) {
         void *got = stitch_torch_malloc(size, 0, nullptr);
         std::printf("%s\n", got ? "served" : "NULL");
         if (got) stitch_free(got, size, 0, nullptr);
+    } catch (const c10::OutOfMemoryError &error) {
+        std::printf("caught as out of memory: %s\n", error.what());
     } catch (const std::runtime_error &error) {
         std::printf("caught: %s\n", error.what());
     }
