@@ -31,15 +31,22 @@ fn library() -> Option<PathBuf> {
 
 /// Runs one file of the package's tests.
 fn list(file: &str, daemon: &TestDaemon, driver: &str, library: &Path) -> Option<Output> {
-    let ran = Command::new(interpreter())
+    list_over(file, daemon, driver, library, None)
+}
+
+/// The same over what stands for CUDA's runtime.
+fn list_over(file: &str, daemon: &TestDaemon, driver: &str, library: &Path, runtime: Option<&Path>) -> Option<Output> {
+    let mut command = Command::new(interpreter());
+    command
         .args(["-m", "unittest", "-v", &format!("tests.cpu.{file}")])
         .current_dir(Path::new(ROOT).join("client/python"))
         .envs(daemon.environment())
         .env("STITCHD_LIBRARY", library)
-        .env("STITCHD_TEST_DRIVER", driver)
-        .stdin(Stdio::null())
-        .output();
-    match ran {
+        .env("STITCHD_TEST_DRIVER", driver);
+    if let Some(runtime) = runtime {
+        command.env("STITCHD_TEST_RUNTIME", runtime);
+    }
+    match command.stdin(Stdio::null()).output() {
         Ok(output) => Some(output),
         Err(error) => {
             println!("SKIP: {} cannot be started: {error}", interpreter().display());
@@ -72,6 +79,112 @@ fn with_a_real_pytorch_the_package_does_what_it_says() {
     let daemon = on_gpus();
     let Some(output) = list("test_with_torch", &daemon, "cuda", &library) else { return };
     passes(&output);
+}
+
+/// What stands for CUDA's runtime under a real PyTorch, built against the headers that come with that; or why not.
+fn cuda_runtime(daemon: &TestDaemon) -> Option<PathBuf> {
+    let skip = |why: &str| -> Option<PathBuf> {
+        println!("SKIP: no PyTorch on a pretended device: {why}");
+        None
+    };
+    let where_from = "import importlib.util as u, pathlib as p
+torch, cuda = u.find_spec('torch'), u.find_spec('nvidia.cu13') if u.find_spec('nvidia') else None
+print(p.Path(list(cuda.submodule_search_locations)[0]) / 'include' if torch and cuda else '')";
+    let Ok(said) = Command::new(interpreter()).args(["-c", where_from]).output() else { return skip("no Python") };
+    let headers = PathBuf::from(String::from_utf8_lossy(&said.stdout).trim());
+    if !headers.join("cuda_runtime_api.h").is_file() {
+        return skip("STITCHD_TEST_PYTHON names no Python with a PyTorch for CUDA 13");
+    }
+    let machine = daemon.machine().library().parent().unwrap();
+    let source = Path::new(ROOT).join("tests/standin-driver/runtime");
+    // Under the driver's name, as PyTorch asks for that one, too.
+    let built = machine.join("libcuda.so.1");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wl,-soname,libcuda.so.1", "-lpthread"]);
+    // The machine's own driver, before whatever lies where libraries are looked for.
+    compiler.arg("-Wl,--disable-new-dtags");
+    compiler.arg("-I").arg(source.join("include")).arg("-I").arg(&headers).arg(source.join("runtime.c"));
+    compiler.arg("-L").arg(machine).arg(format!("-Wl,-rpath,{}", machine.display())).arg("-lstandin_cuda");
+    let Ok(output) = compiler.arg("-o").arg(&built).output() else { return skip("there is no compiler called cc") };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(built)
+}
+
+#[test]
+fn a_real_pytorch_on_a_pretended_device_has_what_its_users_rely_on() {
+    let Some(library) = library() else { return };
+    let daemon = TestDaemon::on(Machine::new(GpuKind::Cuda, "devices = 1073741824"), &["--device=0=512MiB"]);
+    let Some(runtime) = cuda_runtime(&daemon) else { return };
+    for file in ["test_on_device", "test_frameworks"] {
+        let Some(output) = list_over(file, &daemon, "cuda", &library, Some(&runtime)) else { return };
+        passes(&output);
+    }
+    assert_eq!(daemon.device("leased_bytes"), 0);
+}
+
+/// A GPT of this many layers, trained by a real PyTorch on a pretended device; behind its fourth step peaks are counted anew, and at its end it says what they are.
+fn gpt(layers: u32) -> String {
+    format!(
+        "import runpy, sys, torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+steps = []
+def stepped(*_):
+    steps.append(max([torch.cuda.max_memory_reserved(), *steps[-1:]]))
+    if len(steps) == 4: torch.cuda.reset_peak_memory_stats()
+register_optimizer_step_post_hook(stepped)
+sys.argv = 'train_gpt.py --steps 7 --layers {layers} --evaluate-every 0'.split()
+runpy.run_path('{ROOT}/client/python/examples/train_gpt.py', run_name='__main__')
+print('FIGURES', steps[-1], torch.cuda.max_memory_reserved(), torch.cuda.memory_stats()['requested_bytes.all.peak'])"
+    )
+}
+
+/// What it says: bytes reserved at most, the same from the fifth step on, and what was live then.
+fn figures(output: &Output) -> [u64; 3] {
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let line = said.lines().find_map(|line| line.strip_prefix("FIGURES ")).unwrap_or_else(|| panic!("{output:?}"));
+    let numbers: Vec<u64> = line.split(' ').map(|word| word.parse().unwrap()).collect();
+    numbers.try_into().unwrap()
+}
+
+#[test]
+fn a_real_training_run_takes_less_than_with_pytorchs_allocator_whose_figure_is_told_to_the_byte() {
+    let Some(library) = library() else { return };
+    let daemon = TestDaemon::on(Machine::new(GpuKind::Cuda, "devices = 34359738368"), &[]);
+    let Some(runtime) = cuda_runtime(&daemon) else { return };
+    let (python, job) = (interpreter().display().to_string(), gpt(6));
+    let own = |conf: &str| {
+        let mut alone = Command::new(&python);
+        alone.args(["-c", &job]).envs(daemon.environment()).env("LD_PRELOAD", &runtime).env_remove("STITCHD_TORCH");
+        alone.env("PYTORCH_CUDA_ALLOC_CONF", conf).stdin(Stdio::null()).output().unwrap()
+    };
+    let under = |plan: &[&str]| {
+        let mut under = stitchd();
+        under.args([&["run", "--json"], plan, &["--", &python, "-c", &job]].concat()).envs(daemon.environment());
+        under.env("STITCHD_LIBRARY", &library).env("LD_PRELOAD", &runtime).stdin(Stdio::null()).output().unwrap()
+    };
+    let (caching, expandable) = (figures(&own("")), figures(&own("expandable_segments:True")));
+    let (bare, auto, again) = (under(&[]), under(&["--plan", "auto"]), under(&["--plan", "auto"]));
+    println!("{:<28}{:>16}{:>16}{:>20}", "a GPT of 6 layers", "reserved", "from step 5", "live of that");
+    let rows = [
+        ("PyTorch", caching),
+        ("expandable segments", expandable),
+        ("stitchd run", figures(&bare)),
+        ("stitchd run --plan auto", figures(&auto)),
+        ("the next such run", figures(&again)),
+    ];
+    for (name, [reserved, steady, live]) in rows {
+        let share = 100.0 * live as f64 / steady as f64;
+        println!("{name:<28}{:>12} MiB{:>12} MiB{share:>18.2} %", reserved >> 20, steady >> 20);
+    }
+    for (name, [reserved, steady, _]) in &rows[2..] {
+        let least = caching[0].min(expandable[0]);
+        assert!(*reserved < least && *steady < least, "{name}: {reserved} and {steady}, {least} with PyTorch's own");
+    }
+    let said: Value = serde_json::from_slice(&auto.stdout).unwrap_or_else(|_| panic!("{auto:?}"));
+    let device = &said["processes"][0]["devices"][0];
+    // The model of it, replaying what was recorded here, against the real one on the same job.
+    assert_eq!(device["pytorch_reserved_bytes"].as_u64(), Some(caching[0]), "{said}");
+    assert_eq!(said["processes"][0]["iterations"].as_u64(), Some(6), "{said}");
 }
 
 /// `stitchd run` of a job over what stands for PyTorch.

@@ -10,7 +10,7 @@ import ctypes
 import json
 from ctypes import c_char_p, c_double, c_int, c_size_t, c_void_p
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 __all__ = ["Library", "StitchdError", "find_library", "PHASES"]
 
@@ -67,6 +67,7 @@ class Library:
         self._malloc = function(self._waiting, "stitch_malloc", c_void_p, c_size_t, c_int, c_void_p)
         self._free = function(self._waiting, "stitch_free", None, c_void_p, c_size_t, c_int, c_void_p)
         self._open = function(self._waiting, "stitch_open", c_int, c_int)
+        self._memory_info = function(self._waiting, "stitch_memory_info", c_int, c_int, c_void_p, c_void_p)
         self._driver = function(self._waiting, "stitch_driver", c_char_p)
         self._last_error = function(self._waiting, "stitch_last_error", c_char_p)
         self._mark = function(self._waiting, "stitch_iteration_mark", None, c_int)
@@ -114,6 +115,13 @@ class Library:
     def mark_iteration(self, device: int = -1) -> None:
         """An iteration of the job ends, on one device or on all."""
         self._mark(device)
+
+    def memory_info(self, device: int) -> Tuple[int, int]:
+        """Bytes that this process could get on a device beside what it holds, and the most that it may hold there. Raises :class:`StitchdError` when nobody can tell."""
+        unused, total = c_size_t(), c_size_t()
+        if self._memory_info(device, ctypes.byref(unused), ctypes.byref(total)) != 0:
+            raise StitchdError(self.last_error())
+        return unused.value, total.value
 
     def memory_stats(self, device: int) -> Dict[str, int]:
         """Statistics of a device in bytes and numbers, under the names of ``torch.cuda.memory_stats``; empty where nothing was allocated."""

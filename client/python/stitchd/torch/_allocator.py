@@ -7,6 +7,7 @@ import ctypes
 import re
 import threading
 from dataclasses import dataclass, field
+from multiprocessing.util import Finalize
 from typing import Any, Callable, List, Optional, Tuple
 
 import stitchd
@@ -109,6 +110,8 @@ def _around(torch: Any, library: Library, hooks: bool) -> None:
         except Exception as error:  # noqa: BLE001 - the program must go on, whatever this is
             say(f"a part of it cannot be put into this PyTorch {torch.__version__}: {error!r}")
     atexit.register(_report.end)
+    # A process of multiprocessing that was forked ends without what is registered there.
+    Finalize(None, _report.end, exitpriority=0)
 
 
 def _check(torch: Any) -> None:

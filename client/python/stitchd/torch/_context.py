@@ -4,9 +4,10 @@
 forward        global hooks around every module's ``forward``; within a backward pass that is *recompute*
 backward       a hook on the outputs of the root module and of its layers (what stands in a ``ModuleList`` or ``Sequential``): it runs in the thread that
                goes backward, when the gradient of that output is there; and a proxy of the autograd engine for the thread that asks for it
-optimizer      the global hooks around ``step``
+optimizer      the global hooks around ``step``, without a closure that it calls
 micro-batch    one for each forward pass of a root module with gradients; its backward pass has the same number, however late it comes
-iteration      ends where a forward pass begins after every optimizer that the job has used has stepped
+iteration      ends where a forward pass begins after every optimizer that the job has used has stepped; a step that a scaler of gradients leaves out, or that is seen by
+               its ``zero_grad`` alone (as one that is compiled), is one, too
 =============  ======================================================================================================
 
 Hooks on modules' gradients (``register_full_backward_hook``) are not used: they make views of outputs, which some training programs refuse.
@@ -16,11 +17,13 @@ Everything is per thread but the iteration; what is written into the library is 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import threading
 import warnings
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from .._library import PHASES, Library
 from ._say import once
@@ -82,6 +85,7 @@ class Hooks:
         self._names_before = 0
         self._steps_without = 0
         self._is_due = False
+        self._is_backward_unanswered = False
         self._removers: List[Callable[[], None]] = []
         self.iteration = 0
         self.microbatch = 0
@@ -107,9 +111,11 @@ class Hooks:
             if not is_compiling():
                 _quietly(self._leave, module, output)
 
-        def before_step(*_: Any) -> None:
-            if not is_compiling():
-                _quietly(self._before_step)
+        def before_step(_: Any, arguments: Any, named: Any) -> Any:
+            if is_compiling():
+                return None
+            _quietly(self._before_step)
+            return _quietly(self._around_closure, arguments, named)
 
         def after_step(optimizer: Any, *_: Any) -> None:
             if not is_compiling():
@@ -125,6 +131,7 @@ class Hooks:
             optimizers.register_optimizer_step_post_hook(after_step),
         ]
         self._removers += [handle.remove for handle in handles]
+        self._watch_zero_grad(optimizers.Optimizer, is_compiling)
         variable = self._torch.autograd.Variable
         engine = variable._execution_engine
         variable._execution_engine = _Engine(engine, self)
@@ -179,6 +186,15 @@ class Hooks:
         root = self._root(module) if is_root else None
         if root is not None and root[1] and self.counts_microbatches and output is not None:
             self.microbatch += 1
+
+    @contextlib.contextmanager
+    def within(self, module: Any) -> Iterator[None]:
+        """What is called inside is a forward pass of this module, which is not called itself."""
+        _quietly(self._enter, module)
+        try:
+            yield
+        finally:
+            _quietly(self._leave, module, True)
 
     def _known_as(self, module: Any) -> Optional[_Known]:
         known = self._names.get(id(module))
@@ -240,6 +256,7 @@ class Hooks:
         thread = self._thread
         # Within another pass, as a checkpoint's own, it is of the same.
         if self._task() == -1:
+            self._is_backward_unanswered = True
             thread.backward_of = max(self.microbatch - 1, 0) if self.counts_microbatches else self.microbatch
         self._push(_BACKWARD, thread.backward_of, -1, None, 0)
 
@@ -264,8 +281,51 @@ class Hooks:
         while thread.inside:
             thread.inside.pop()
             self._pop()
-        self._push(_OPTIMIZER, -1, -1, None, 0)
-        thread.is_step_open = True
+        self._open_step()
+
+    def _around_closure(self, arguments: Any, named: Any) -> Any:
+        """A closure that goes forward and backward within a step is no part of the step; what comes behind it is."""
+        closure = named.get("closure") or (arguments[1] if len(arguments) > 1 else None)
+        if not callable(closure):
+            return None
+
+        def outside(*given: Any, **words: Any) -> Any:
+            _quietly(self._close_step)
+            try:
+                return closure(*given, **words)
+            finally:
+                _quietly(self._open_step)
+
+        if "closure" in named:
+            return arguments, {**named, "closure": outside}
+        return (arguments[0], outside, *arguments[2:]), named
+
+    def _open_step(self) -> None:
+        if not self._thread.is_step_open:
+            self._push(_OPTIMIZER, -1, -1, None, 0)
+            self._thread.is_step_open = True
+
+    def _watch_zero_grad(self, optimizer_type: Any, is_compiling: Callable[[], bool]) -> None:
+        """Gradients that are cleared after a backward pass, and no step seen since then: the step is one that no hook sees, because it is compiled or the optimizer's own."""
+        original = optimizer_type.zero_grad
+
+        @functools.wraps(original)
+        def zero_grad(optimizer: Any, *arguments: Any, **named: Any) -> Any:
+            if not is_compiling() and self._is_backward_unanswered:
+                _quietly(self._after_step, optimizer)
+            return original(optimizer, *arguments, **named)
+
+        optimizer_type.zero_grad = zero_grad
+
+        def put_back() -> None:
+            optimizer_type.zero_grad = original
+
+        self._removers.append(put_back)
+
+    def note_step(self, optimizer: Any) -> None:
+        """An optimizer has had its turn, though it may not have stepped: a scaler of gradients has found what is no number."""
+        if id(optimizer) not in self._stepped:
+            self._after_step(optimizer)
 
     def _close_step(self) -> None:
         """A step that raised has no hook behind it."""
@@ -275,6 +335,7 @@ class Hooks:
 
     def _after_step(self, optimizer: Any) -> None:
         self._close_step()
+        self._is_backward_unanswered = False
         with self._lock:
             comes_again = id(optimizer) in self._stepped
             self._known = {at: one for at, one in self._known.items() if one() is not None}
@@ -352,12 +413,13 @@ def _first_tensor(torch: Any, output: Any, depth: int, left: List[int]) -> Any:
     return None
 
 
-def _quietly(hook: Callable[..., None], *arguments: Any) -> None:
-    """The program is not to suffer for what plans would like to know."""
+def _quietly(hook: Callable[..., Any], *arguments: Any) -> Any:
+    """The program is not to suffer for what plans would like to know. What the hook answers, or nothing where it fails."""
     try:
-        hook(*arguments)
+        return hook(*arguments)
     except Exception as error:  # noqa: BLE001
         once(f"a hook failed, and plans know less of this job for it: {type(error).__name__}")
+        return None
 
 
 _installed: Optional[Hooks] = None

@@ -62,6 +62,43 @@ def _deepspeed(engine_module: Any) -> None:
     engine.step = step
 
 
+def _grad_scaler(scaler_module: Any) -> None:
+    """PyTorch's scaler of gradients: a step that it leaves out, as a gradient was no number, is a step of the job all the same."""
+    scaler = scaler_module.GradScaler
+    original = scaler.step
+
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, *arguments: Any, **named: Any) -> Any:
+        answer = original(self, optimizer, *arguments, **named)
+        hooks = _context.installed()
+        if hooks is not None:
+            hooks.note_step(optimizer)
+        return answer
+
+    scaler.step = step
+
+
+def _lightning(strategy_module: Any) -> None:
+    """Lightning: a training step is one micro-batch, whatever modules it calls, and they have their names in its module."""
+    strategy = strategy_module.Strategy
+    original = strategy.training_step
+
+    @functools.wraps(original)
+    def training_step(self: Any, *arguments: Any, **named: Any) -> Any:
+        hooks, module = _context.installed(), self.lightning_module
+        if hooks is None or module is None:
+            return original(self, *arguments, **named)
+        with hooks.within(module):
+            return original(self, *arguments, **named)
+
+    strategy.training_step = training_step
+
+
+def _inductor(config: Any) -> None:
+    """``torch.compile(mode="reduce-overhead")``: its trees of graphs ask the allocator to go back to an earlier state of a pool, which PyTorch does not pass on to a pluggable one. Without them each graph is captured by itself."""
+    config.triton.cudagraph_trees = False
+
+
 def _megatron(schedules: Any) -> None:
     """Megatron-LM: which micro-batch a forward step is of."""
     original = schedules.forward_step
@@ -92,8 +129,12 @@ def _leave_marks_to_framework(does: bool) -> None:
 
 #: Module by whose import a framework is known, and what is done with it then.
 REFINEMENTS: Dict[str, Callable[[Any], None]] = {
+    "torch.amp.grad_scaler": _grad_scaler,
+    "torch._inductor.config": _inductor,
     "transformers.trainer": _transformers,
     "deepspeed.runtime.engine": _deepspeed,
+    "lightning.pytorch.strategies.strategy": _lightning,
+    "pytorch_lightning.strategies.strategy": _lightning,
     "megatron.core.pipeline_parallel.schedules": _megatron,
 }
 

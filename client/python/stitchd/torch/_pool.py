@@ -12,7 +12,7 @@ from ._allocator import Unavailable
 
 __all__ = ["pool"]
 
-#: Pools and their allocators live as long as the process: a block may outlast its pool in PyTorch's cache, and is freed through them.
+#: Allocators live as long as the process: a block may outlast its pool, and is freed through them.
 _kept: List[Any] = []
 
 
@@ -20,7 +20,7 @@ _kept: List[Any] = []
 def pool(device: Optional[int] = None) -> Iterator[Any]:
     """What this thread allocates inside lies in memory of the daemon: PyTorch asks for segments of 2 MiB, 20 MiB or more, and cuts them as it always does, with its own statistics, snapshots and out-of-memory error.
 
-    Yields PyTorch's ``MemPool``, which can be used again by ``torch.cuda.use_mem_pool``. Raises :class:`Unavailable` without a daemon, or where the PyTorch has no such pools.
+    Yields PyTorch's ``MemPool``, which can be used again by ``torch.cuda.use_mem_pool``. Once that is gone, what is freed of its memory goes back to the daemon. Raises :class:`Unavailable` without a daemon, or where the PyTorch has no such pools.
 
     Backward passes run in other threads and allocate outside. Before PyTorch 2.13 a pool that is in use keeps memory that streams wait for until it is left, so it is for loading models and for
     inference, not for a whole training job.
@@ -34,8 +34,8 @@ def pool(device: Optional[int] = None) -> Iterator[Any]:
         library.open()
     except StitchdError as error:
         raise Unavailable(str(error)) from None
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(str(library.path), "stitch_malloc", "stitch_free")
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(str(library.path), "stitch_malloc", "stitch_torch_free_segment")
     made = torch.cuda.MemPool(allocator.allocator())
-    _kept.append((allocator, made))
+    _kept.append(allocator)
     with torch.cuda.use_mem_pool(made, device):
         yield made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict
 
-from .._library import Library
+from .._library import Library, StitchdError
 from ._say import once
 
 __all__ = ["install", "nested"]
@@ -92,7 +92,26 @@ def install(torch: Any, library: Library) -> None:
     for name, answer in answers.items():
         if hasattr(torch._C, name):
             setattr(torch._C, name, answer)
+    _answer_memory_info(torch, library)
     _keep_cudnn_from_asking(torch)
+
+
+def _answer_memory_info(torch: Any, library: Library) -> None:
+    """What a device has is not what this process may have: others hold memory that the daemon could give to it, and it has a limit."""
+
+    def memory_info(original: Callable[[int], Any]) -> Callable[[int], Any]:
+        def answer(device: int) -> Any:
+            try:
+                return library.memory_info(device)
+            except StitchdError:
+                return original(device)
+
+        return answer
+
+    for home, name in ((getattr(torch._C, "_cudart", None), "cudaMemGetInfo"), (torch._C, "_accelerator_getMemoryInfo")):
+        original = getattr(home, name, None)
+        if original is not None:
+            setattr(home, name, memory_info(original))
 
 
 def _left_out(text: str) -> Callable[..., None]:
