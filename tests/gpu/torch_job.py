@@ -95,9 +95,11 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     source = torch.Generator().manual_seed(11)
     beside = torch.cuda.Stream() if has_gpu else None
-    losses, seconds, allocated, reserved = [], [], [], []
+    losses, seconds, live, allocated, reserved = [], [], [], [], []
     for _ in range(args.steps):
         began, total = time.perf_counter(), 0.0
+        if has_gpu:
+            torch.cuda.reset_peak_memory_stats()
         for _ in range(args.accumulate):
             tokens = torch.randint(args.words, (args.batch, args.length + 1), generator=source)
             if has_gpu:
@@ -116,6 +118,8 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         if has_gpu:
             torch.cuda.synchronize()
+            # What was asked for is the same under every allocator; what that takes of blocks is not.
+            live.append(torch.cuda.memory_stats()["requested_bytes.all.peak"])
             allocated.append(torch.cuda.max_memory_allocated())
             reserved.append(torch.cuda.max_memory_reserved())
         losses.append(total.hex())
@@ -124,6 +128,7 @@ def main():
         {
             "losses": losses,
             "seconds": seconds,
+            "peak_live_bytes": live,
             "peak_allocated_bytes": allocated,
             "peak_reserved_bytes": reserved,
             "backend": torch.cuda.memory.get_allocator_backend() if has_gpu else None,
