@@ -337,8 +337,8 @@ size_t stitch_release_candidates(size_t bytes,
                                  size_t capacity);
 
 /*
- `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception that Python sees as a `torch.OutOfMemoryError`, with a text that begins
- with "CUDA out of memory." (by which training programs know that a smaller batch may help) and goes on with what `stitch_last_error` says.
+ `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception. Where memory has run out Python sees a `torch.OutOfMemoryError`, with a text that begins
+ with "CUDA out of memory." (by which training programs know that a smaller batch may help) and goes on with what `stitch_last_error` says; what fails otherwise, as there is no daemon, is a `RuntimeError` that begins with "CUDA memory cannot be had.".
 
  Between `stitch_torch_begin_allocate_to_pool` and its end it allocates in a pool's own memory, as `stitch_malloc` does, too.
 

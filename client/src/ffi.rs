@@ -29,6 +29,8 @@ pub mod torch;
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::new(CString::default());
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// The last request of this thread that failed did so for want of memory.
+    static LACKED: Cell<bool> = const { Cell::new(false) };
 }
 
 static QUIET: Once = Once::new();
@@ -56,6 +58,7 @@ fn serve(size: usize, device: c_int, stream: *mut c_void, pool: Option<PrivatePo
         if size == 0 {
             return Ok(std::ptr::null_mut());
         }
+        LACKED.set(false);
         let runtime = process::runtime(device)?;
         let here = context::here();
         let request = Request {
@@ -69,7 +72,10 @@ fn serve(size: usize, device: c_int, stream: *mut c_void, pool: Option<PrivatePo
             None => runtime.alloc(&request),
             Some(pool) => runtime.alloc_private(pool, &request),
         };
-        let address = served.map_err(|error| chain(&error))?;
+        let address = served.map_err(|error| {
+            LACKED.set(error.is_lack());
+            chain(&error)
+        })?;
         Ok(std::ptr::with_exposed_provenance_mut(address.get() as usize))
     })
 }

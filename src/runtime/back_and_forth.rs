@@ -17,12 +17,20 @@ const SHARE_PER_MILLE: u64 = 10;
 pub(super) struct BackAndForth {
     moved: Bytes,
     grown: Bytes,
+    /// Of `grown`, what nobody knows yet whether it comes.
+    asked: Bytes,
 }
 
 impl BackAndForth {
     /// So much has moved from one pool to the other, or within one.
     pub(super) fn note_moved(&mut self, bytes: Bytes) {
         self.moved += bytes;
+    }
+
+    /// There was no memory: what was asked for last did not come.
+    pub(super) fn note_refused(&mut self) {
+        self.grown -= self.asked;
+        self.asked = Bytes::ZERO;
     }
 
     /// Whether new memory is better than moving so much once more. If so it counts as asked for.
@@ -32,6 +40,7 @@ impl BackAndForth {
         if is_much && may {
             self.moved = Bytes::ZERO;
             self.grown += lacks;
+            self.asked = lacks;
         }
         is_much && may
     }
@@ -54,5 +63,9 @@ mod tests {
         between.note_moved(Bytes::mib(1000));
         assert!(!between.rather_grow(Bytes::mib(8), held), "more than a hundredth in all");
         assert!(between.rather_grow(Bytes::mib(6), held));
+        between.note_refused();
+        between.note_refused();
+        between.note_moved(Bytes::mib(1000));
+        assert!(between.rather_grow(Bytes::mib(6), held), "what did not come does not count");
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::ids::StreamId;
 use crate::ladder::Ladder;
+use crate::memory::Device;
 use crate::plan::Plan;
 use crate::pool::stitching::StitchConfig;
 use crate::units::Bytes;
@@ -70,6 +71,13 @@ impl RuntimeConfig {
         let granule = ladder.step_at_least(self.granule);
         let packed = self.packed_granule.map(|most| ladder.step_at_most(most).max(granule));
         RuntimeConfig { granule, packed_granule: packed, ..self }
+    }
+
+    /// How the stitching pool is set on a device. Where chunks cannot leave their addresses, or those of the packed pool are of another size, the two could take nothing from each other, and nothing is packed without a plan.
+    pub(super) fn stitching_on(&self, device: &Device) -> StitchConfig {
+        let may_move = !device.capabilities().memory_stays_with_addresses && self.packed() == self.granule;
+        let packed_below = if may_move { self.stitch.packed_below } else { Bytes::ZERO };
+        StitchConfig { packed_below, ..self.stitch }
     }
 
     /// Size of the packed pool's chunks.

@@ -53,7 +53,7 @@ impl Runtime {
         let (has_plan, is_packed) = {
             let pools = self.lock();
             let has_plan = pools.planned.is_some();
-            (has_plan, has_plan || !is_small && pools.stitching.leaves_to_packing(request.bytes))
+            (has_plan, has_plan || !is_small && pools.stitching.leaves_to_packing(request.bytes, request.stream))
         };
         if has_plan {
             if let Some(address) = self.serve_unbacked(request)? {
@@ -63,14 +63,14 @@ impl Runtime {
                 return Ok(address);
             }
         }
-        if is_packed && let Some(address) = self.serve_packed(request)? {
+        if is_packed && let Some(address) = self.serve_packed(request, None)? {
             return Ok(address);
         }
         let served = if is_small { self.serve_small(request) } else { self.serve_block(request) };
         // Streams were waited for: what they have passed may be enough.
         if is_packed
             && served.is_err()
-            && let Some(address) = self.serve_packed(request)?
+            && let Some(address) = self.serve_packed(request, (!has_plan).then_some(Bytes::ZERO))?
         {
             return Ok(address);
         }
@@ -156,7 +156,8 @@ impl Runtime {
                             continue;
                         }
                         Stitched::Lacks(missing) => {
-                            let unpacked = self.unpack_idle(&mut pools, missing, stream);
+                            let may_grow = pressure == Pressure::None;
+                            let unpacked = self.unpack_idle(&mut pools, missing, stream, may_grow);
                             if unpacked.map_err(|source| AllocError::Memory { requested: bytes, source })? {
                                 continue;
                             }
@@ -238,6 +239,7 @@ impl Runtime {
     /// The source refuses: it is left alone for a moment.
     pub(super) fn note_refused(&self, pools: &mut Pools) {
         pools.refused_until = self.clock.now() + REFUSAL_HOLDS;
+        pools.between.note_refused();
     }
 
     /// The source has refused a moment ago.

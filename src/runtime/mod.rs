@@ -191,6 +191,11 @@ impl AllocError {
         }
     }
 
+    /// Memory has run out, or there is not as much in the world: a smaller request may be served.
+    pub fn is_lack(&self) -> bool {
+        matches!(self, AllocError::TooLarge { .. }) || self.kind().is_lack()
+    }
+
     /// The same error of a request for `bytes`.
     fn asked_for(mut self, bytes: Bytes) -> AllocError {
         let (AllocError::OutOfMemory { requested, .. }
@@ -306,13 +311,14 @@ impl Runtime {
         config: RuntimeConfig,
         counters: Counters,
     ) -> Runtime {
+        let stitch = config.stitching_on(&device);
         let pools = Pools {
             planned: None,
             retired: Vec::new(),
             counts_before: PlannedCounts::default(),
             offered: None,
             packed: PackedPool::new(Arc::clone(&device), config.packed()),
-            stitching: StitchingPool::new(Arc::clone(&device), config.granule, config.stitch),
+            stitching: StitchingPool::new(Arc::clone(&device), config.granule, stitch),
             small: SmallPool::default(),
             private: PrivatePools::default(),
             has_streams: false,
@@ -645,7 +651,7 @@ impl Pools {
         if SmallPool::serves(request.bytes) {
             return self.alloc_small(request, counters);
         }
-        if self.stitching.leaves_to_packing(request.bytes) {
+        if self.stitching.leaves_to_packing(request.bytes, request.stream) {
             let address = self.packed.alloc(request.bytes, request.stream)?;
             counters.served(Counter::STITCHED, request.bytes, limits::occupied_len(request.bytes));
             return Some(address);

@@ -92,8 +92,8 @@ impl Runtime {
         } else {
             pools.retire_plan();
             chunks.extend(pools.take_retired(most));
-            // Without a plan the pools have taken from each other what is idle, where its chunks are of one size.
-            if had_late_plan || self.config.packed() != self.config.granule {
+            // Without a plan the pools have taken from each other what is idle.
+            if had_late_plan {
                 chunks.extend(pools.packed.trim(most));
             }
         }

@@ -125,11 +125,14 @@ impl Runtime {
         self.alloc_packed(&mut pools, request).ok_or(pools)
     }
 
-    /// Serves a request from the packed pool; nothing where there is no memory for it to grow by.
-    pub(super) fn serve_packed(&self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
+    /// Serves a request from the packed pool; nothing where there is no memory for it to grow by. So much was `refused` for it already.
+    pub(super) fn serve_packed(
+        &self,
+        request: &Request,
+        mut refused: Option<Bytes>,
+    ) -> Result<Option<DeviceAddress>, AllocError> {
         let Request { bytes, stream, .. } = *request;
-        // What was asked for in vain: as much is not asked for again, less is.
-        let mut refused: Option<Bytes> = None;
+        // What was asked for in vain is not asked for again, less is.
         let mut least = Bytes::LARGEST;
         for _ in 0..ROUNDS_MAX {
             let lacks = {
@@ -148,7 +151,7 @@ impl Runtime {
                 } else {
                     let lacks = pools.packed.lacks(bytes, stream, Prefer::FewNew(0)).ok_or_else(too_large)?;
                     // Moving goes on while it helps.
-                    if lacks < least && !self.rather_grows(&mut pools, lacks) {
+                    if lacks < least && !(refused.is_none() && self.rather_grows(&mut pools, lacks)) {
                         least = lacks;
                         if self.gather(&mut pools, request)? {
                             continue;
@@ -257,10 +260,16 @@ impl Runtime {
     }
 
     /// Takes chunks that lie idle in the packed pool into the stitching pool, and says whether there were any.
-    pub(super) fn unpack_idle(&self, pools: &mut Pools, missing: Bytes, stream: StreamId) -> Result<bool, MemoryError> {
+    pub(super) fn unpack_idle(
+        &self,
+        pools: &mut Pools,
+        missing: Bytes,
+        stream: StreamId,
+        may_grow: bool,
+    ) -> Result<bool, MemoryError> {
         // With a plan the packed pool serves first. Those of another size are of no use here, and moving waits for the device, which would break a capture.
         let may = pools.planned.is_none() && self.config.packed() == self.config.granule && !pools.private.is_open();
-        if !may || pools.packed.usage().idle_chunks == Bytes::ZERO || self.rather_grows(pools, missing) {
+        if !may || pools.packed.usage().idle_chunks == Bytes::ZERO || may_grow && self.rather_grows(pools, missing) {
             return Ok(false);
         }
         let chunks = pools.packed.trim(missing);

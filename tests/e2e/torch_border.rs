@@ -54,7 +54,7 @@ fn without_a_daemon_the_error_says_that_there_is_none() {
     let program = raises(&daemon).unwrap();
     let output = run(&program, &daemon, &[c10.to_str().unwrap()], &[("STITCHD_SOCKET", "/nowhere/stitchd.sock")]);
     let said = String::from_utf8_lossy(&output.stdout);
-    let caught = "caught: CUDA out of memory. stitchd: no stitchd daemon answers at /nowhere/stitchd.sock";
+    let caught = "caught: CUDA memory cannot be had. stitchd: no stitchd daemon answers at /nowhere/stitchd.sock";
     assert_eq!(said.lines().filter(|line| line.starts_with(caught)).count(), 5, "{output:?}");
 }
 

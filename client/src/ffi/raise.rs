@@ -42,16 +42,18 @@ struct CppString([u8; 32]);
 
 type Destructor = unsafe extern "C-unwind" fn(*mut c_void);
 
-/// Raises PyTorch's error for memory that has run out, with this text. Comes back only in a process without PyTorch.
+/// Raises an error of PyTorch's with this text: the one for memory that has run out, if that is why. Comes back only in a process without PyTorch.
 #[cold]
-pub(super) fn out_of_memory(text: &CStr) {
-    as_its_own(text);
+pub(super) fn no_memory(text: &CStr, has_run_out: bool) {
+    if has_run_out {
+        as_out_of_memory(text);
+    }
     as_any_error(text);
 }
 
 /// Comes back where something of it is missing.
-fn as_its_own(text: &CStr) {
-    type MakeString = unsafe extern "C" fn(*mut CppString, *const c_char, *const u8);
+fn as_out_of_memory(text: &CStr) {
+    type MakeString = unsafe extern "C-unwind" fn(*mut CppString, *const c_char, *const u8);
     type EndString = unsafe extern "C" fn(*mut CppString);
     type MakeError = unsafe extern "C-unwind" fn(*mut c_void, *mut CppString, *mut [usize; 2], *const c_void);
     type Allocate = unsafe extern "C" fn(usize) -> *mut c_void;

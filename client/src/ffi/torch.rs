@@ -14,15 +14,17 @@ use stitchd::units::Bytes;
 use super::blocks::stitch_block_of;
 use super::filter::Filter;
 use super::raise;
-use super::{guarded, serve, stitch_free, stitch_last_error, stitch_record_stream};
+use super::{LACKED, guarded, serve, stitch_free, stitch_last_error, stitch_record_stream};
 use crate::captures;
 use crate::process;
 
 /// How the text begins by which training programs know that memory has run out, whoever made the device.
 const OUT_OF_MEMORY: &str = "CUDA out of memory.";
+/// And where that is not why: a smaller batch would not help.
+const NO_MEMORY: &str = "CUDA memory cannot be had.";
 
-/// `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception that Python sees as a `torch.OutOfMemoryError`, with a text that begins
-/// with "CUDA out of memory." (by which training programs know that a smaller batch may help) and goes on with what `stitch_last_error` says.
+/// `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception. Where memory has run out Python sees a `torch.OutOfMemoryError`, with a text that begins
+/// with "CUDA out of memory." (by which training programs know that a smaller batch may help) and goes on with what `stitch_last_error` says; what fails otherwise, as there is no daemon, is a `RuntimeError` that begins with "CUDA memory cannot be had.".
 ///
 /// Between `stitch_torch_begin_allocate_to_pool` and its end it allocates in a pool's own memory, as `stitch_malloc` does, too.
 ///
@@ -165,6 +167,8 @@ pub extern "C" fn stitch_torch_release_pool(device: c_int, pool: stitch_torch_po
 fn raise_out_of_memory() {
     // SAFETY: never NULL, ends in NUL, and nobody on this thread fails before it is copied.
     let why = unsafe { CStr::from_ptr(stitch_last_error()) };
-    let text = CString::new(format!("{OUT_OF_MEMORY} stitchd: {}", why.to_string_lossy())).unwrap_or_default();
-    raise::out_of_memory(&text);
+    let is_lack = LACKED.get();
+    let begin = if is_lack { OUT_OF_MEMORY } else { NO_MEMORY };
+    let text = CString::new(format!("{begin} stitchd: {}", why.to_string_lossy())).unwrap_or_default();
+    raise::no_memory(&text, is_lack);
 }

@@ -32,7 +32,7 @@ const COMPARED_FOR: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd run -- python train.py\n  stitchd run --plan auto -- torchrun --nproc-per-node 8 train.py    # plans are made while the job runs\n  stitchd run --record run.stitchtrace -- python train.py            # then: stitchd plan run.PID.DEVICE.stitchtrace -o job.plan\n  stitchd run --plan job.plan --without-daemon stop -- python train.py"
+    after_help = "Examples:\n  stitchd run -- python train.py\n  stitchd run --plan auto -- torchrun --nproc-per-node 8 train.py    # plans are made while the job runs, and stored (stitchd plans)\n  stitchd run --record run.stitchtrace -- python train.py            # then: stitchd plan run.PID.DEVICE.stitchtrace -o job.plan\n  stitchd run --plan job.plan --without-daemon stop -- python train.py\n\nThe exit code is the command's own; 2 if it cannot be started or an argument is wrong, 3 if there is no daemon and that is to stop it. With --json what the command prints goes to standard error."
 )]
 pub(super) struct RunArgs {
     /// Serve from a plan: `auto` makes it while the job runs, anything else is a plan file
@@ -63,7 +63,7 @@ enum WithoutDaemon {
     Pytorch,
     /// Each process takes its memory from the GPU's driver by itself
     Private,
-    /// The program does not run
+    /// The program does not run; where its PyTorch does not look for the package (before 2.5, TORCH_DEVICE_BACKEND_AUTOLOAD=0) nobody can stop it
     Stop,
 }
 
@@ -94,6 +94,9 @@ pub(super) fn run(args: &RunArgs) -> Outcome {
         print_json(&reports.to_json(code(status), &compared));
     } else if !args.quiet {
         say(&reports.summary(&compared));
+        if let Some(record) = &args.record {
+            say(&reports.recorded(record.as_os_str()));
+        }
     }
     Ok(code(status))
 }

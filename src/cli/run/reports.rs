@@ -110,6 +110,21 @@ impl Reports {
         }
     }
 
+    /// The recordings that the command's processes have left under this name.
+    pub(super) fn recorded(&self, name: &std::ffi::OsStr) -> String {
+        let of = |report: &Report| {
+            let path = |of: &OfDevice| crate::session::locate::recording_path(name, report.pid, of.device);
+            report.devices.iter().map(path).collect::<Vec<_>>()
+        };
+        let there: Vec<String> =
+            self.iter().flat_map(of).filter(|path| path.is_file()).map(|path| path.display().to_string()).collect();
+        if there.is_empty() {
+            "stitchd: nothing was recorded\n".to_owned()
+        } else {
+            format!("stitchd: recorded {}\n", there.join(", "))
+        }
+    }
+
     /// The closing table.
     pub(super) fn summary(&self, compared: &[Compared]) -> String {
         let used: Vec<(&Report, &OfDevice)> =
@@ -222,7 +237,7 @@ fn news(before: &Report, now: &Report) -> Vec<String> {
         }
         if rises("plans_installed") {
             lines.push(format!(
-                "device {device} goes by its plan from iteration {} on, {} live in {}",
+                "device {device} goes by its plan, as seen in iteration {}: so far {} live in {}",
                 now.iterations,
                 of.peak_live(),
                 of.peak_held()
@@ -263,7 +278,7 @@ mod tests {
         assert_eq!(
             news(&first, &second),
             [
-                "device 0 goes by its plan from iteration 3 on, 1.0 MiB live in 2.0 MiB",
+                "device 0 goes by its plan, as seen in iteration 3: so far 1.0 MiB live in 2.0 MiB",
                 "device 0 has run out of memory: 1.0 MiB live at most, of 2.0 MiB held"
             ]
         );

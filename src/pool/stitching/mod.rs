@@ -205,10 +205,12 @@ impl Passed {
 }
 
 impl StitchingPool {
-    /// A request that is too small to be stitched, and of whose block too much would be left over: it is better off beside others.
+    /// A request that is too small to be stitched, and of whose block too much would be left over: it is better off beside others. Those of the default stream alone: what is packed is its stream's, and streams that take turns
+    /// would move chunks, and wait for the device, at each turn, where blocks change hands behind an event.
     #[inline]
-    pub fn leaves_to_packing(&self, bytes: Bytes) -> bool {
+    pub fn leaves_to_packing(&self, bytes: Bytes, stream: StreamId) -> bool {
         self.config.is_on
+            && stream == StreamId::DEFAULT
             && bytes < self.config.packed_below
             && self.block_len(bytes).is_some_and(|len| (len - bytes).get() > bytes.get() / WASTE_PART)
     }

@@ -50,7 +50,7 @@ def _installing(config: Config, begin: Callable[[], Any]) -> Callable[[], Any]:
 def _stop_or_go_on(config: Config, why: str) -> None:
     _report.note_reason(why)
     if config.is_required:
-        raise RuntimeError(f"stitchd: {why}; without it this program was not to run (STITCHD_TORCH=require)") from None
+        raise RuntimeError(f"stitchd: {why}; without it this program was not to run (stitchd run --without-daemon stop, or STITCHD_TORCH=require)") from None
     say(f"{why}; this program goes on with PyTorch's own allocator")
 
 

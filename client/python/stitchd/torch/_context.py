@@ -20,15 +20,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import threading
-import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from .._library import PHASES, Library
 from ._say import once
 
-__all__ = ["Hooks", "install"]
+__all__ = ["Hooks", "install", "installed", "quietly"]
 
 _FORWARD = PHASES["forward"]
 _BACKWARD = PHASES["backward"]
@@ -48,6 +48,9 @@ _DEPTH_MAX = 4
 #: A module, its name, whether it is a layer, and whether its sizes vary.
 _Known = Tuple["weakref.ref[Any]", bytes, bool, bool]
 
+#: Beside a node of a graph: its tensor is watched.
+_WATCHED = "stitchd"
+
 #: So many parts of an output are looked at for a tensor.
 _PARTS_MAX = 64
 
@@ -56,9 +59,14 @@ class _Thread(threading.local):
     """Of each thread: the modules that it is in, whether a backward context is open, and of which micro-batch the last was."""
 
     def __init__(self) -> None:
-        self.inside: List[Any] = []
+        # By weak references: a pass that is left by an interrupt has nobody who takes them out.
+        self.inside: List["weakref.ref[Any]"] = []
+        # The outermost is a framework's, which calls parts of it and perhaps itself.
+        self.is_within = False
         self.is_backward_open = False
         self.is_step_open = False
+        # A closure of the step goes forward and backward; what comes behind it is the step's again.
+        self.is_step_suspended = False
         self.backward_of = 0
 
 
@@ -76,10 +84,12 @@ class Hooks:
         self._names: Dict[int, _Known] = {}
         self._task = torch._C._current_graph_task_id
         self._grad = torch.is_grad_enabled
-        self._lock = threading.Lock()
+        # The program's own code may run under it: a signal's, a destructor's.
+        self._lock = threading.RLock()
         # By identity, as some compare by other things.
         self._known: Dict[int, "weakref.ref[Any]"] = {}
         self._stepped: Dict[int, "weakref.ref[Any]"] = {}
+        self._seen: Dict[int, "weakref.ref[Any]"] = {}
         # Roots that have been learned from, and whether they have parameters: a loss function has none, and is no pass of its own.
         self._roots: Dict[int, Tuple["weakref.ref[Any]", bool]] = {}
         self._names_before = 0
@@ -105,24 +115,21 @@ class Hooks:
 
         def enter(module: Any, inputs: Any) -> None:
             if not is_compiling():
-                _quietly(self._enter, module)
+                quietly(self._enter, module)
 
         def leave(module: Any, inputs: Any, output: Any) -> None:
             if not is_compiling():
-                _quietly(self._leave, module, output)
+                quietly(self._leave, module, output)
 
-        def before_step(_: Any, arguments: Any, named: Any) -> Any:
-            if is_compiling():
-                return None
-            _quietly(self._before_step)
-            return _quietly(self._around_closure, arguments, named)
+        def before_step(optimizer: Any, *_: Any) -> None:
+            if not is_compiling():
+                quietly(self._before_step, optimizer)
 
         def after_step(optimizer: Any, *_: Any) -> None:
             if not is_compiling():
-                _quietly(self._after_step, optimizer)
+                quietly(self._after_step, optimizer)
 
-        # PyTorch warns that hooks for all modules also run for the compiled whole: these are made for that.
-        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks", category=UserWarning)
+        self._say_nothing_of_compiled_modules(modules)
         handles = [
             modules.register_module_forward_pre_hook(enter),
             # A forward pass that raises is left, too: so end the recomputed ones of checkpoints that have all that they need.
@@ -131,6 +138,8 @@ class Hooks:
             optimizers.register_optimizer_step_post_hook(after_step),
         ]
         self._removers += [handle.remove for handle in handles]
+        # Who held it is not in the child.
+        os.register_at_fork(after_in_child=self._renew_lock)
         self._watch_zero_grad(optimizers.Optimizer, is_compiling)
         variable = self._torch.autograd.Variable
         engine = variable._execution_engine
@@ -142,6 +151,9 @@ class Hooks:
         self._removers.append(put_back)
         return self
 
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()
+
     def remove(self) -> None:
         """Takes all of it back."""
         while self._removers:
@@ -151,10 +163,15 @@ class Hooks:
 
     def _enter(self, module: Any) -> None:
         thread = self._thread
-        is_root = not thread.inside
         is_recompute = self._task() != -1
+        if thread.inside and not is_recompute and thread.inside[0]() in (None, module) and not thread.is_within:
+            # The pass before was left by an interrupt.
+            self._leave_all()
+        is_root = not thread.inside
         if is_root and not is_recompute:
-            self._close_step()
+            if thread.is_step_open:
+                self._close_step()
+                thread.is_step_suspended = True
             if self._is_due and self.marks_itself:
                 self.end_iteration(is_wanted=lambda: self._is_due)
             if self._root(module) is None:
@@ -165,36 +182,46 @@ class Hooks:
             self._push(_RECOMPUTE, thread.backward_of, -1, name, is_dynamic)
         else:
             self._push(_FORWARD, self.microbatch, -1, name, is_dynamic)
-        thread.inside.append(module)
+        thread.inside.append(weakref.ref(module))
 
     def _leave(self, module: Any, output: Any) -> None:
         thread = self._thread
         inside = thread.inside
-        if not inside or inside[-1] is not module and not any(one is module for one in inside):
+        if not inside or inside[-1]() is not module and not any(one() is module for one in inside):
             return
         # What was called without hooks behind it is left with it.
         while inside:
             self._pop()
-            if inside.pop() is module:
+            if inside.pop()() is module:
                 break
         if not self._grad() or self._task() != -1:
             return
         is_root = not inside
         _, name, is_layer, _ = self._known_as(module) or self._learn_one(module, None, False)
-        if is_root or is_layer:
-            self._watch(output, self.microbatch, name)
+        microbatch = self.microbatch
         root = self._root(module) if is_root else None
         if root is not None and root[1] and self.counts_microbatches and output is not None:
             self.microbatch += 1
+        if is_root or is_layer:
+            # Who looks at what is done with tensors is not to see this.
+            with self._torch._C.DisableTorchFunction():
+                self._watch(output, microbatch, name)
 
     @contextlib.contextmanager
     def within(self, module: Any) -> Iterator[None]:
         """What is called inside is a forward pass of this module, which is not called itself."""
-        _quietly(self._enter, module)
+        quietly(self._enter, module)
+        self._thread.is_within = True
         try:
             yield
         finally:
-            _quietly(self._leave, module, True)
+            self._thread.is_within = False
+            quietly(self._leave, module, True)
+
+    def _leave_all(self) -> None:
+        while self._thread.inside:
+            self._thread.inside.pop()
+            self._pop()
 
     def _known_as(self, module: Any) -> Optional[_Known]:
         known = self._names.get(id(module))
@@ -207,10 +234,14 @@ class Hooks:
     def _learn(self, root: Any) -> None:
         """Names of all modules below a root, when it is first called as one, and which are layers. What was known from a smaller one has its longer name from then on."""
         containers = (self._torch.nn.ModuleList, self._torch.nn.Sequential)
+        # First of all, so that what the program's own functions call below does not come here again.
+        self._roots[id(root)] = (weakref.ref(root), True)
+        has_parameters = next(iter(root.parameters()), None) is not None
+        layers = {id(child) for part in root.modules() if isinstance(part, containers) for child in part.children()}
+        named = list(root.named_modules())
         with self._lock:
-            self._roots[id(root)] = (weakref.ref(root), next(iter(root.parameters()), None) is not None)
-            layers = {id(child) for part in root.modules() if isinstance(part, containers) for child in part.children()}
-            for name, module in root.named_modules():
+            self._roots[id(root)] = (weakref.ref(root), has_parameters)
+            for name, module in named:
                 known = self._known_as(module)
                 if known is None or len(known[1]) < len(name):
                     self._learn_one(module, name, id(module) in layers)
@@ -233,9 +264,14 @@ class Hooks:
         tensor = _first_tensor(self._torch, output, _DEPTH_MAX, [_PARTS_MAX])
         if tensor is None:
             return
+        # A tensor that comes again and again, as one that is kept does, has one hook.
+        known = tensor.grad_fn.metadata
+        if known.get(_WATCHED):
+            return
+        known[_WATCHED] = True
 
         def reached(_gradient: Any) -> None:
-            _quietly(self._go_backward, microbatch, name)
+            quietly(self._go_backward, microbatch, name)
 
         # Who saves the tensor is not warned of it.
         reached.__torch_unserializable__ = True  # type: ignore[attr-defined]
@@ -251,12 +287,12 @@ class Hooks:
         self._push(_BACKWARD, microbatch, -1, name, 0)
         thread.is_backward_open, thread.backward_of = True, microbatch
 
-    def begin_backward(self) -> None:
-        """This thread asks for a backward pass, which may run in it or in others."""
+    def begin_backward(self, accumulates: bool = True) -> None:
+        """This thread asks for a backward pass, which may run in it or in others; it `accumulates` what an optimizer steps by, or is for its own sake."""
         thread = self._thread
         # Within another pass, as a checkpoint's own, it is of the same.
         if self._task() == -1:
-            self._is_backward_unanswered = True
+            self._is_backward_unanswered |= accumulates
             thread.backward_of = max(self.microbatch - 1, 0) if self.counts_microbatches else self.microbatch
         self._push(_BACKWARD, thread.backward_of, -1, None, 0)
 
@@ -267,6 +303,8 @@ class Hooks:
             self._pop()
             thread.is_backward_open = False
         self._pop()
+        if thread.is_step_suspended and self._task() == -1:
+            self._open_step()
 
     def is_backward_open(self) -> bool:
         """Whether this thread has a backward context of its own open."""
@@ -274,36 +312,36 @@ class Hooks:
 
     # Optimizer
 
-    def _before_step(self) -> None:
+    def _before_step(self, optimizer: Any) -> None:
         thread = self._thread
         self._close_step()
+        thread.is_step_suspended = False
+        self._seen[id(optimizer)] = weakref.ref(optimizer)
         # Nobody steps within a forward pass: what is open there was left by an interrupt.
-        while thread.inside:
-            thread.inside.pop()
-            self._pop()
+        self._leave_all()
         self._open_step()
-
-    def _around_closure(self, arguments: Any, named: Any) -> Any:
-        """A closure that goes forward and backward within a step is no part of the step; what comes behind it is."""
-        closure = named.get("closure") or (arguments[1] if len(arguments) > 1 else None)
-        if not callable(closure):
-            return None
-
-        def outside(*given: Any, **words: Any) -> Any:
-            _quietly(self._close_step)
-            try:
-                return closure(*given, **words)
-            finally:
-                _quietly(self._open_step)
-
-        if "closure" in named:
-            return arguments, {**named, "closure": outside}
-        return (arguments[0], outside, *arguments[2:]), named
 
     def _open_step(self) -> None:
         if not self._thread.is_step_open:
             self._push(_OPTIMIZER, -1, -1, None, 0)
             self._thread.is_step_open = True
+
+    def _say_nothing_of_compiled_modules(self, modules: Any) -> None:
+        """PyTorch warns that hooks for all modules also run for the compiled whole: these are made for that, and those of the program it is still warned of."""
+        original = getattr(modules, "_has_any_global_hook", None)
+        if original is None:
+            return
+
+        def has_any_of_the_program() -> bool:
+            of_forward = (modules._global_forward_pre_hooks, modules._global_forward_hooks)
+            return bool(modules._global_backward_pre_hooks or modules._global_backward_hooks or any(len(hooks) > 1 for hooks in of_forward))
+
+        modules._has_any_global_hook = has_any_of_the_program
+
+        def put_back() -> None:
+            modules._has_any_global_hook = original
+
+        self._removers.append(put_back)
 
     def _watch_zero_grad(self, optimizer_type: Any, is_compiling: Callable[[], bool]) -> None:
         """Gradients that are cleared after a backward pass, and no step seen since then: the step is one that no hook sees, because it is compiled or the optimizer's own."""
@@ -311,8 +349,8 @@ class Hooks:
 
         @functools.wraps(original)
         def zero_grad(optimizer: Any, *arguments: Any, **named: Any) -> Any:
-            if not is_compiling() and self._is_backward_unanswered:
-                _quietly(self._after_step, optimizer)
+            if not is_compiling() and self._is_backward_unanswered and not self._has_been_seen(optimizer):
+                quietly(self._after_step, optimizer)
             return original(optimizer, *arguments, **named)
 
         optimizer_type.zero_grad = zero_grad
@@ -321,6 +359,11 @@ class Hooks:
             optimizer_type.zero_grad = original
 
         self._removers.append(put_back)
+
+    def _has_been_seen(self, optimizer: Any) -> bool:
+        """A hook has seen it step: then one sees each of its steps."""
+        seen = self._seen.get(id(optimizer))
+        return seen is not None and seen() is optimizer
 
     def note_step(self, optimizer: Any) -> None:
         """An optimizer has had its turn, though it may not have stepped: a scaler of gradients has found what is no number."""
@@ -335,6 +378,7 @@ class Hooks:
 
     def _after_step(self, optimizer: Any) -> None:
         self._close_step()
+        self._thread.is_step_suspended = False
         self._is_backward_unanswered = False
         with self._lock:
             comes_again = id(optimizer) in self._stepped
@@ -374,11 +418,11 @@ class _Engine:
     def run_backward(self, *arguments: Any, **named: Any) -> Any:
         hooks = self._stitchd_hooks
         was_open = hooks.is_backward_open()
-        _quietly(hooks.begin_backward)
+        quietly(hooks.begin_backward, bool(named.get("accumulate_grad", True)))
         try:
             return self._stitchd_engine.run_backward(*arguments, **named)
         finally:
-            _quietly(hooks.end_backward, was_open)
+            quietly(hooks.end_backward, was_open)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_stitchd"):
@@ -403,7 +447,8 @@ def _first_tensor(torch: Any, output: Any, depth: int, left: List[int]) -> Any:
     elif isinstance(output, (list, tuple)):
         parts = output
     else:
-        parts = vars(output).values() if dataclasses.is_dataclass(output) and not isinstance(output, type) else ()
+        is_data = dataclasses.is_dataclass(output) and not isinstance(output, type)
+        parts = [getattr(output, field.name, None) for field in dataclasses.fields(output)] if is_data else ()
     for part in parts:
         if left[0] <= 0:
             return None
@@ -413,7 +458,7 @@ def _first_tensor(torch: Any, output: Any, depth: int, left: List[int]) -> Any:
     return None
 
 
-def _quietly(hook: Callable[..., Any], *arguments: Any) -> Any:
+def quietly(hook: Callable[..., Any], *arguments: Any) -> Any:
     """The program is not to suffer for what plans would like to know. What the hook answers, or nothing where it fails."""
     try:
         return hook(*arguments)

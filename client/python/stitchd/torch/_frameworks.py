@@ -43,6 +43,17 @@ def _transformers(trainer_module: Any) -> None:
         self.add_callback(StitchdCallback())
 
     trainer.__init__ = begin
+    train = trainer.train
+
+    @functools.wraps(train)
+    def to_the_end(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return train(self, *arguments, **named)
+        finally:
+            # Callbacks do not hear of a training that raises.
+            _leave_marks_to_framework(False)
+
+    trainer.train = to_the_end
 
 
 def _deepspeed(engine_module: Any) -> None:
@@ -72,7 +83,7 @@ def _grad_scaler(scaler_module: Any) -> None:
         answer = original(self, optimizer, *arguments, **named)
         hooks = _context.installed()
         if hooks is not None:
-            hooks.note_step(optimizer)
+            _context.quietly(hooks.note_step, optimizer)
         return answer
 
     scaler.step = step
@@ -118,7 +129,7 @@ def _megatron(schedules: Any) -> None:
 def _end_iteration() -> None:
     hooks = _context.installed()
     if hooks is not None:
-        hooks.end_iteration()
+        _context.quietly(hooks.end_iteration)
 
 
 def _leave_marks_to_framework(does: bool) -> None:

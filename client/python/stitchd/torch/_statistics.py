@@ -6,6 +6,7 @@ PyTorch's pluggable allocator raises for every question about memory. All of ``t
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Callable, Dict
 
 from .._library import Library, StitchdError
@@ -53,9 +54,23 @@ def nested(flat: Dict[str, int]) -> Dict[str, Any]:
 def install(torch: Any, library: Library) -> None:
     """Puts the answers in. Those that this PyTorch does not ask are left out."""
     fractions: Dict[int, float] = {}
+
+    def check(device: int) -> None:
+        if not 0 <= device < torch._C._cuda_getDeviceCount():
+            raise RuntimeError(f"Invalid device argument {device}: did you call init?")
+
+    def reset_peaks(device: int) -> None:
+        check(device)
+        library.reset_peak_memory_stats(device)
+
+    def reset_sums(device: int) -> None:
+        check(device)
+        library.reset_accumulated_memory_stats(device)
+
     original_set_fraction = getattr(torch._C, "_cuda_setMemoryFraction", None)
 
     def stats(device: int) -> Dict[str, Any]:
+        check(device)
         return nested({**_zero(), **library.memory_stats(device)})
 
     def snapshot(*_: Any, **__: Any) -> Dict[str, Any]:
@@ -75,14 +90,14 @@ def install(torch: Any, library: Library) -> None:
 
     answers: Dict[str, Callable[..., Any]] = {
         "_cuda_memoryStats": stats,
-        "_cuda_resetPeakMemoryStats": library.reset_peak_memory_stats,
-        "_cuda_resetAccumulatedMemoryStats": library.reset_accumulated_memory_stats,
+        "_cuda_resetPeakMemoryStats": reset_peaks,
+        "_cuda_resetAccumulatedMemoryStats": reset_sums,
         "_cuda_memorySnapshot": snapshot,
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": lambda device: fractions.get(device, 1.0),
         "_accelerator_getDeviceStats": stats,
-        "_accelerator_resetPeakStats": library.reset_peak_memory_stats,
-        "_accelerator_resetAccumulatedStats": library.reset_accumulated_memory_stats,
+        "_accelerator_resetPeakStats": reset_peaks,
+        "_accelerator_resetAccumulatedStats": reset_sums,
         "_cuda_isHistoryEnabled": lambda: False,
         "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
     }
@@ -103,7 +118,7 @@ def _answer_memory_info(torch: Any, library: Library) -> None:
         def answer(device: int) -> Any:
             try:
                 return library.memory_info(device)
-            except StitchdError:
+            except (StitchdError, ctypes.ArgumentError):
                 return original(device)
 
         return answer

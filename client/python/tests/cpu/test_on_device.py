@@ -280,12 +280,82 @@ def backward(): model(torch.randn(8, 64, device='cuda')).sum().backward()
 for _ in range(8):
     scaler.scale(model(torch.randn(8, 64, device='cuda')).sum()).backward(); scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
 backward(); print(hooks.iteration)
+optimizer = torch.optim.AdamW(model.parameters())
 step = torch.compile(optimizer.step, backend='eager')
 for _ in range(5): step(); optimizer.zero_grad(); backward()
 print(hooks.iteration)
 """
         )
         self.assertEqual(said, ["8", "13"])
+
+    def test_passes_that_no_optimizer_steps_by_end_no_iteration(self):
+        said, _ = self.said(
+            PRELUDE
+            + """
+model = nn.Linear(3, 1).cuda(); optimizer = torch.optim.SGD(model.parameters(), lr=.1); x = torch.ones(2, 3, device='cuda', requires_grad=True)
+from stitchd.torch import _context
+for _ in range(10):
+    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+    torch.autograd.grad(model(x).sum(), x)
+print(_context.installed().iteration)
+"""
+        )
+        self.assertEqual(said, ["10"])
+
+    def test_what_a_hostile_reading_found_stays_found(self):
+        said, errors = self.said(
+            PRELUDE
+            + """
+import dataclasses, warnings
+from stitchd.torch import _context
+empty(1)
+hooks = _context.installed()
+class Takes(torch.optim.SGD):
+    def step(self, model, closure=None): return len(list(model.parameters()))
+model = nn.Linear(2, 2); print(Takes(model.parameters(), lr=.1).step(model))
+class Calls(nn.Module):
+    def __init__(self): super().__init__(); self.net = nn.Linear(2, 2)
+    def parameters(self, recurse=True): self.net(torch.ones(1, 2)); return super().parameters(recurse)
+    def forward(self, x): return self.net(x)
+print(Calls()(torch.ones(1, 2)).shape)
+class Left(nn.Module):
+    def __init__(self): super().__init__(); self.big = nn.Linear(2048, 2048)
+    def forward(self, x): self.big(x); raise KeyboardInterrupt
+left = Left().cuda()
+try: left(torch.ones(2, 2048, device='cuda'))
+except KeyboardInterrupt: pass
+del left; gc.collect(); print(torch.cuda.memory_allocated() <= 12 * MIB)
+kept = nn.Linear(2, 2)(torch.ones(1, 2)); same = nn.Dropout().eval()
+for _ in range(100): same(kept)
+print(len(kept._backward_hooks or {}))
+@dataclasses.dataclass(**({'slots': True} if sys.version_info >= (3, 10) else {}))
+class Out: x: torch.Tensor
+class Slots(nn.Module):
+    def __init__(self): super().__init__(); self.net = nn.Linear(2, 2)
+    def forward(self, x): return Out(self.net(x))
+before = hooks.microbatch; Slots()(torch.ones(1, 2)); print(hooks.microbatch - before)
+class Opaque:
+    __slots__ = ('param_groups', 'state')
+    def __init__(self, of): self.param_groups, self.state = [{'params': list(of)}], {}
+    def step(self): return 7
+print(torch.amp.GradScaler('cpu', enabled=False).step(Opaque(model.parameters())))
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter('always'); torch.compile(nn.Linear(2, 2), backend='eager')(torch.ones(1, 2))
+print([one for one in seen if 'global hooks' in str(one.message)])
+for wrong in (lambda: torch.cuda.memory_stats(9), lambda: torch.cuda.reset_peak_memory_stats(9)):
+    try: wrong()
+    except RuntimeError: print('refused')
+seen = []
+class Looks(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None): seen.append(function.__name__); return function(*args, **(kwargs or {}))
+net = nn.Sequential(nn.Linear(2, 2), nn.ReLU()); x = torch.ones(1, 2)
+with Looks(): net(x)
+print(seen)
+"""
+        )
+        self.assertEqual(said[:4], ["2", "torch.Size([1, 2])", "True", "1"], errors)
+        self.assertEqual(said[4:], ["1", "7", "[]", "refused", "refused", "['linear', 'relu']"], errors)
+        self.assertNotIn("a hook failed, and plans know less of this job for it: AttributeError", errors)
 
     def test_a_closure_is_no_part_of_the_step_that_calls_it(self):
         said, _ = self.said(
