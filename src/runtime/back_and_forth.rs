@@ -25,6 +25,7 @@ impl BackAndForth {
     /// So much has moved from one pool to the other, or within one.
     pub(super) fn note_moved(&mut self, bytes: Bytes) {
         self.moved += bytes;
+        self.asked = Bytes::ZERO;
     }
 
     /// There was no memory: what was asked for last did not come.

@@ -177,7 +177,7 @@ print(torch.cuda.memory.get_allocator_backend(), made.driver)
 made.library.malloc(4 << 20)
 torch.cuda.is_initialized = torch.cuda.memory.is_initialized = lambda: True
 torch.cuda.memory._lazy_init = lambda: None
-torch._C._cuda_getDeviceCount = lambda: 1
+torch._C._cuda_getDeviceCount = lambda: 2
 print(torch.cuda.memory_stats(0)['allocated_bytes.all.current'], torch.cuda.max_memory_allocated(0), torch.cuda.memory_reserved(1))
 torch.cuda.reset_peak_memory_stats(0)
 print('Allocated memory' in torch.cuda.memory_summary(0), 'Allocated memory' in torch.cuda.memory_summary(1))
