@@ -200,6 +200,25 @@ fn without_a_plan_each_pool_takes_what_the_other_has_idle() {
 }
 
 #[test]
+fn nothing_is_packed_without_a_plan_where_the_pools_could_take_nothing_from_each_other() {
+    // Chunks of two sizes, as where a large plan could not be had; chunks that do not leave their addresses; and a stream beside the default one.
+    let large = RuntimeConfig { packed_granule: Some(Bytes::mib(32)), ..RuntimeConfig::default() };
+    let stays = HostOptions { memory_stays_with_addresses: true, ..HostOptions::with_devices(&[Bytes::gib(4)]) };
+    let benches = [
+        (Bench::new(64, large), STREAM),
+        (Bench::over(Arc::new(HostDriver::new(stays.clone())), 64, RuntimeConfig::default()), STREAM),
+        (Bench::over(Arc::new(HostDriver::new(stays)), 64, RuntimeConfig::default().planning()), STREAM),
+        bench_with_stream(),
+    ];
+    for (bench, stream) in benches {
+        let small: Vec<DeviceAddress> = (0..8).map(|_| bench.alloc_on(Bytes::kib(2304), stream).unwrap()).collect();
+        assert_eq!(bench.runtime.stats().packed_use.held, Bytes::ZERO);
+        small.into_iter().for_each(|address| bench.runtime.free(address, stream).unwrap());
+        assert!(bench.alloc_on(Bytes::mib(60), stream).is_ok());
+    }
+}
+
+#[test]
 fn borders_are_where_chunks_meet_whatever_the_addresses_of_a_range_are() {
     let bench = Bench::new(256, RuntimeConfig { granule: Bytes::mib(8), ..RuntimeConfig::default() });
     // Ranges are aligned to the device's granularity, so most do not begin at a multiple of 8 MiB: a few of them, to be sure.
