@@ -269,7 +269,7 @@ impl Runtime {
     ) -> Result<bool, MemoryError> {
         // With a plan the packed pool serves first. Those of another size are of no use here, and moving waits for the device, which would break a capture.
         let may = pools.planned.is_none() && self.config.packed() == self.config.granule && !pools.private.is_open();
-        if !may || pools.packed.usage().idle_chunks == Bytes::ZERO || may_grow && self.rather_grows(pools, missing) {
+        if !may || !pools.packed.has_idle_chunks() || may_grow && self.rather_grows(pools, missing) {
             return Ok(false);
         }
         let chunks = pools.packed.trim(missing);

@@ -71,27 +71,17 @@ impl Trace {
     }
 
     /// What was served: without requests of a recording that were refused, each of which was given back in its own tick.
-    pub fn without_refused(&self) -> Trace {
-        let mut events = self.events.clone();
-        let is_refused = |pair: &[Event]| {
-            pair[0].kind == EventKind::Alloc
-                && pair[1].kind == EventKind::Free
-                && (pair[0].id, pair[0].tick) == (pair[1].id, pair[1].tick)
-        };
-        let refused: HashSet<u64> =
-            self.events.windows(2).filter(|pair| is_refused(pair)).map(|pair| pair[0].id).collect();
-        events.retain(|event| event.kind == EventKind::Mark || !refused.contains(&event.id));
-        Trace { events, modules: self.modules.clone() }
+    #[must_use]
+    pub fn without_refused(mut self) -> Trace {
+        let is_refused = |pair: &&[Event]| is_given_back_at_once(pair) && pair[0].tick == pair[1].tick;
+        let refused: HashSet<u64> = self.events.windows(2).filter(is_refused).map(|pair| pair[0].id).collect();
+        self.events.retain(|event| event.kind == EventKind::Mark || !refused.contains(&event.id));
+        self
     }
 
     /// The last request for so much that was given back at once.
     fn last_refused(&self, bytes: Bytes) -> Option<usize> {
-        let is_refused = |pair: &[Event]| {
-            pair[0].kind == EventKind::Alloc
-                && pair[0].bytes == bytes
-                && pair[1].kind == EventKind::Free
-                && pair[1].id == pair[0].id
-        };
+        let is_refused = |pair: &[Event]| is_given_back_at_once(pair) && pair[0].bytes == bytes;
         self.events.windows(2).rposition(is_refused)
     }
 
@@ -112,6 +102,11 @@ impl Trace {
         let allowed = left.get().saturating_add(self.summary().peak_live.get() / LEFT_SHARE);
         live_after(&self.events).get() > allowed
     }
+}
+
+/// Of two events that follow each other the second frees what the first has allocated.
+fn is_given_back_at_once(pair: &[Event]) -> bool {
+    pair[0].kind == EventKind::Alloc && pair[1].kind == EventKind::Free && pair[1].id == pair[0].id
 }
 
 fn is_request(event: &Event) -> bool {

@@ -7,7 +7,7 @@
 use std::ffi::{CStr, CString, c_int, c_void};
 
 use stitchd::error::chain;
-use stitchd::runtime::PrivatePoolId;
+use stitchd::runtime::{PrivatePoolId, Runtime};
 use stitchd::session::fork;
 use stitchd::units::Bytes;
 
@@ -73,16 +73,22 @@ pub extern "C" fn stitch_torch_reset() {
     guarded((), || {
         let mut failed = Ok(());
         process::each(|runtime| {
-            if runtime.is_capturing() {
-                return;
+            if let Err(error) = give_idle_back(runtime) {
+                failed = Err(error);
             }
-            if let Err(error) = runtime.synchronize() {
-                failed = Err(chain(&error));
-            }
-            runtime.trim(Bytes::LARGEST);
         });
         failed
     });
+}
+
+/// Waits for the device, and gives all idle memory back to the daemon, whether the wait has failed or not; nothing while a graph is captured.
+fn give_idle_back(runtime: &Runtime) -> Result<(), String> {
+    if runtime.is_capturing() {
+        return Ok(());
+    }
+    let waited = runtime.synchronize();
+    runtime.trim(Bytes::LARGEST);
+    waited.map_err(|error| chain(&error))
 }
 
 /// `stitch_free` for whoever caches itself and frees what he wants to be rid of, as PyTorch does with the segments of a pool: as `cudaFree`, it waits for the device. Then what is idle goes back to the daemon. While a graph is captured it does not wait,
@@ -90,14 +96,7 @@ pub extern "C" fn stitch_torch_reset() {
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_torch_free_segment(ptr: *mut c_void, size: usize, device: c_int, stream: *mut c_void) {
     stitch_free(ptr, size, device, stream);
-    guarded((), || match process::existing(device) {
-        Some(runtime) if !runtime.is_capturing() => {
-            runtime.synchronize().map_err(|error| chain(&error))?;
-            runtime.trim(Bytes::LARGEST);
-            Ok(())
-        }
-        _ => Ok(()),
-    });
+    guarded((), || process::existing(device).map_or(Ok(()), give_idle_back));
 }
 
 /// For `set_memory_fraction_fn`: the process holds at most this part of all memory of the device from now on, also where it has not used it yet. Above that, requests that need more fail, after all that is idle was tried.

@@ -389,6 +389,11 @@ impl PackedPool {
         self.live.len() as u64
     }
 
+    /// Some chunk has nothing live in it.
+    pub fn has_idle_chunks(&self) -> bool {
+        self.idle_runs().next().is_some()
+    }
+
     /// What the pool holds now. Walks over all that is free.
     pub fn usage(&self) -> PackedUse {
         let longest = self.ranges.iter().map(|range| range.free.longest()).max().unwrap_or(0);

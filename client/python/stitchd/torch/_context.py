@@ -164,9 +164,12 @@ class Hooks:
     def _enter(self, module: Any) -> None:
         thread = self._thread
         is_recompute = self._task() != -1
-        if thread.inside and not is_recompute and thread.inside[0]() in (None, module) and not thread.is_within:
-            # The pass before was left by an interrupt.
-            self._leave_all()
+        if thread.inside and not is_recompute and not thread.is_within:
+            # By identity, as some compare by other things.
+            outermost = thread.inside[0]()
+            if outermost is None or outermost is module:
+                # The pass before was left by an interrupt.
+                self._leave_all()
         is_root = not thread.inside
         if is_root and not is_recompute:
             if thread.is_step_open:
@@ -458,13 +461,12 @@ def _first_tensor(torch: Any, output: Any, depth: int, left: List[int]) -> Any:
     return None
 
 
-def quietly(hook: Callable[..., Any], *arguments: Any) -> Any:
-    """The program is not to suffer for what plans would like to know. What the hook answers, or nothing where it fails."""
+def quietly(hook: Callable[..., None], *arguments: Any) -> None:
+    """The program is not to suffer for what plans would like to know."""
     try:
-        return hook(*arguments)
+        hook(*arguments)
     except Exception as error:  # noqa: BLE001
         once(f"a hook failed, and plans know less of this job for it: {type(error).__name__}")
-        return None
 
 
 _installed: Optional[Hooks] = None

@@ -55,23 +55,19 @@ def install(torch: Any, library: Library) -> None:
     """Puts the answers in. Those that this PyTorch does not ask are left out."""
     fractions: Dict[int, float] = {}
 
-    def check(device: int) -> None:
-        if not 0 <= device < torch._C._cuda_getDeviceCount():
-            raise RuntimeError(f"Invalid device argument {device}: did you call init?")
+    def of_device(answer: Callable[[int], Any]) -> Callable[[int], Any]:
+        def checked(device: int) -> Any:
+            if not 0 <= device < torch._C._cuda_getDeviceCount():
+                raise RuntimeError(f"Invalid device argument {device}: did you call init?")
+            return answer(device)
 
-    def reset_peaks(device: int) -> None:
-        check(device)
-        library.reset_peak_memory_stats(device)
-
-    def reset_sums(device: int) -> None:
-        check(device)
-        library.reset_accumulated_memory_stats(device)
+        return checked
 
     original_set_fraction = getattr(torch._C, "_cuda_setMemoryFraction", None)
 
-    def stats(device: int) -> Dict[str, Any]:
-        check(device)
-        return nested({**_zero(), **library.memory_stats(device)})
+    stats = of_device(lambda device: nested({**_zero(), **library.memory_stats(device)}))
+    reset_peaks = of_device(library.reset_peak_memory_stats)
+    reset_sums = of_device(library.reset_accumulated_memory_stats)
 
     def snapshot(*_: Any, **__: Any) -> Dict[str, Any]:
         count = torch._C._cuda_getDeviceCount()
