@@ -76,7 +76,12 @@
 //! | pool | the policy that serves allocations ([`pool`]) |
 //! | idle, live | not in use, in use |
 //! | session | one client process, from hello to end ([`session::Session`], [`ids::SessionId`]) |
-//! | tenant | whose memory it is; for now every session is its own |
+//! | tenant | whose memory it is: a name of the configuration, a pod or a user; chunks never go from one session to another, whatever the tenant |
+//! | terms, limit, guarantee, priority | what a session may have: the most, what it is to have whenever it asks, its place among others ([`ledger::Terms`]) |
+//! | to lend, borrower, withheld | unused guarantees go to others until they are asked for; who has some; those that are not lent, and kept |
+//! | parked | idle in a process that still maps it |
+//! | to ask back, question, answer | the daemon wants idle memory of a session because somebody waits ([`ledger::Effect::AskBack`]); the session has released what it will |
+//! | dry, settled | a session that gave less than it was asked for; what a session got by asking others, which stays with it for a while |
 //! | lease | the right of a session to chunks, until released or reclaimed |
 //! | release, reclaim | a session gives chunks back, the daemon takes them back after the session's end |
 //! | quarantine | chunks and addresses whose return failed: counted, and not used again; a daemon asks again for its chunks ([`memory::Quarantine`]) |

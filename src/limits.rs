@@ -44,6 +44,8 @@ pub const PROCESS_CONNECTIONS_MAX: usize = 4 * PROCESS_SESSIONS_MAX;
 pub const WAITING_MAX: usize = 8192;
 /// Longest wait that an acquire may ask for, in milliseconds: an hour.
 pub const WAIT_MS_MAX: u64 = 3_600_000;
+/// Milliseconds that a session is waited for which was asked for idle memory: a kernel that runs, and taking a gigabyte of mappings down.
+pub const ANSWER_MS_MAX: u64 = 1_000;
 /// Descriptors in one message of the chunk socket: the kernel's SCM_MAX_FD.
 pub const FDS_PER_MESSAGE_MAX: usize = 253;
 /// Descriptors that one process may have been sent and not have read: this part of the daemon's limit of open files, and at least a full message. The kernel counts those of all processes

@@ -13,6 +13,7 @@ use stitchd::error::chain;
 use stitchd::plan::{Plan, format};
 use stitchd::runtime::{Room, Runtime, RuntimeConfig};
 use stitchd::session::auto::{DaemonShelf, PlannerThread};
+use stitchd::session::giving::GiverThread;
 use stitchd::session::locate::{self, Environment, WithoutDaemon};
 use stitchd::session::recording::{FileRecording, Recording};
 use stitchd::session::{PrivateProcess, Session, SessionConfig, SessionError, exit, fork};
@@ -36,6 +37,8 @@ static SESSION: Mutex<(Option<Arc<Origin>>, Pause)> = Mutex::new((None, Pause::N
 static RECORDINGS: Mutex<Vec<FileRecording>> = Mutex::new(Vec::new());
 /// Who looks after the plans of runtimes, as long as the process lives.
 static PLANNERS: Mutex<Vec<PlannerThread>> = Mutex::new(Vec::new());
+/// Who gives idle memory of runtimes back when others wait for it.
+static GIVERS: Mutex<Vec<GiverThread>> = Mutex::new(Vec::new());
 static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new);
 
 /// Where the process has its memory from.
@@ -178,6 +181,11 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
     let session = session()?;
     let (runtime, planner) = pause.attempt(&*CLOCK, || make(&session, device))?;
     let runtime = slot.get_or_init(|| runtime);
+    if let Origin::Daemon(session) = &*session {
+        // Without one more thread the daemon hears that there is nothing to give.
+        lock(&GIVERS).extend(GiverThread::begin(session, runtime));
+        exit::before(end_threads);
+    }
     if let Some(planner) = planner {
         // Without one more thread there are no plans, and the job goes on.
         lock(&PLANNERS).extend(look_after(&session, planner, runtime));
@@ -206,7 +214,7 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
         None => RuntimeConfig::default(),
     };
     let made = match origin {
-        Origin::Daemon(session) => session.runtime(device, config),
+        Origin::Daemon(session) => session.runtime(device, RuntimeConfig { wait: session.wait(), ..config }),
         Origin::Private(process) => process.runtime(device, config),
     };
     let runtime = made.map_err(|error| chain(&error))?;
@@ -259,6 +267,8 @@ fn end_threads() {
     }
     let planners = std::mem::take(&mut *lock(&PLANNERS));
     planners.into_iter().for_each(|planner| planner.end(END_PATIENCE));
+    let givers = std::mem::take(&mut *lock(&GIVERS));
+    givers.into_iter().for_each(|giver| giver.end(END_PATIENCE));
     let recordings = std::mem::take(&mut *lock(&RECORDINGS));
     for recording in recordings {
         // Where the file does not get on, it is cut, and its reader says so.
@@ -278,6 +288,7 @@ fn session() -> Result<Arc<Origin>, String> {
         let without = environment.without_daemon()?;
         let config =
             SessionConfig { library: environment.library.clone(), ..SessionConfig::new(environment.socket(), name()) };
+        let config = SessionConfig { tenant: environment.tenant(), ..config };
         let missing = match Session::connect(&config) {
             Ok(session) => return Ok(Origin::Daemon(session)),
             // One that is there and says no is not gone around.

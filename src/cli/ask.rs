@@ -44,6 +44,33 @@ fn refused(socket: &Path, status: &Status) -> SessionError {
     SessionError::Refused { kind: kind_from_code(status.code()), message: status.message().to_owned() }
 }
 
+/// The daemon's device of this ordinal.
+pub(super) fn device(status: &v1::StatusReply, ordinal: u32) -> Result<v1::Device, Failure> {
+    let devices: Vec<_> = status.devices.iter().filter_map(|status| status.device.as_ref()).collect();
+    let found = devices.iter().find(|device| device.ordinal == ordinal);
+    found.copied().cloned().ok_or_else(|| {
+        let known: Vec<_> = devices.iter().map(|device| device.ordinal.to_string()).collect();
+        Failure::Usage(format!("the daemon has no device {ordinal}; its devices: {}", known.join(", ")))
+    })
+}
+
+/// The session of this number, or the only one of this name.
+pub(super) fn session<'a>(status: &'a v1::StatusReply, wanted: &str) -> Result<&'a v1::SessionStatus, Failure> {
+    let is_it = |session: &&v1::SessionStatus| session.session_id.to_string() == wanted || session.name == wanted;
+    let found: Vec<_> = status.sessions.iter().filter(is_it).collect();
+    match found[..] {
+        [one] => Ok(one),
+        [] => Err(Failure::Usage(format!("there is no session '{wanted}'; `stitchd sessions` lists them"))),
+        _ => {
+            let numbers: Vec<_> = found.iter().map(|session| session.session_id.to_string()).collect();
+            Err(Failure::Usage(format!(
+                "several sessions are called '{wanted}': name one by number ({})",
+                numbers.join(", ")
+            )))
+        }
+    }
+}
+
 /// The daemon's status.
 pub(super) fn status(socket: &Path) -> Result<v1::StatusReply, Failure> {
     ask(socket, Duration::ZERO, async |channel| AdminClient::new(channel).status(v1::StatusRequest {}).await)

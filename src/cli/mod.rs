@@ -13,11 +13,15 @@ macro_rules! outln {
 
 mod ask;
 mod demo;
+mod drain;
+mod evict;
 mod health;
+mod limit;
 mod plan;
 mod plans;
 mod replay;
 mod reserve;
+mod revocations;
 mod run;
 mod scratch;
 mod scrub;
@@ -28,6 +32,7 @@ mod status;
 mod table;
 mod trace;
 mod trainer;
+mod trim;
 mod whole_file;
 
 use std::path::PathBuf;
@@ -79,6 +84,16 @@ enum Command {
     Status(status::StatusArgs),
     /// Shows who holds what
     Sessions(sessions::SessionsArgs),
+    /// Shows who was asked for memory for whom, and gave how much
+    Revocations(revocations::RevocationsArgs),
+    /// Changes what a session may have while it runs
+    Limit(limit::LimitArgs),
+    /// Has idle memory go back to the driver
+    Trim(trim::TrimArgs),
+    /// Gives a session nothing more, and on demand ends its process
+    Evict(evict::EvictArgs),
+    /// Leases nothing more of a device
+    Drain(drain::DrainArgs),
     /// Lists, stores, fetches or deletes the plans that a daemon keeps
     Plans(plans::PlansArgs),
     /// Asks a daemon whether it serves: exit code 0 if it does
@@ -233,6 +248,11 @@ impl Command {
             Command::Reserve(args) => reserve::run(&args),
             Command::Status(args) => status::run(&args),
             Command::Sessions(args) => sessions::run(&args),
+            Command::Revocations(args) => revocations::run(&args),
+            Command::Limit(args) => limit::run(&args),
+            Command::Trim(args) => trim::run(&args),
+            Command::Evict(args) => evict::run(&args),
+            Command::Drain(args) => drain::run(&args),
             Command::Plans(args) => plans::run(&args),
             Command::Health(args) => health::run(&args),
             Command::Selftest(args) => selftest::run(&args),

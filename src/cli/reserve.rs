@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 
-use super::{Common, DONE, Failure, Outcome, ask, print_json, read_plan};
+use super::{Common, DONE, Outcome, ask, print_json, read_plan};
 use crate::plan::format;
 use crate::units::Bytes;
 use crate::wire::v1;
@@ -48,13 +48,7 @@ pub(super) fn run(args: &ReserveArgs) -> Outcome {
         return DONE;
     }
     let status = ask::status(&socket)?;
-    let devices: Vec<_> = status.devices.iter().filter_map(|status| status.device.as_ref()).collect();
-    let device = devices.iter().find(|device| device.ordinal == args.device);
-    let no_device = || {
-        let known: Vec<_> = devices.iter().map(|device| device.ordinal.to_string()).collect();
-        Failure::Usage(format!("the daemon has no device {}; its devices: {}", args.device, known.join(", ")))
-    };
-    let device_uuid = device.ok_or_else(no_device)?.uuid.clone();
+    let device_uuid = ask::device(&status, args.device)?.uuid;
     let list = v1::ListPlansRequest::default();
     let listed = ask::ask(&socket, Duration::ZERO, async |channel| PlansClient::new(channel).list(list).await)?;
     // One that is stored keeps its name, and is the newest of its job from now on: that is the one whose memory is there.

@@ -24,10 +24,12 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
     let mut table = Table::new(&[
         "session",
         "name",
+        "tenant",
         ">pid",
         ">leased",
         ">live",
         ">limit",
+        ">guarantee",
         ">chunks",
         ">planned",
         ">reuse",
@@ -44,10 +46,12 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
         table.row(vec![
             session.session_id.to_string(),
             session.name.clone(),
+            session.tenant.clone(),
             session.pid.to_string(),
             Bytes::new(session.leased_bytes).to_string(),
             Bytes::new(counter("live_bytes")).to_string(),
             Bytes::new(session.limit_bytes).to_string(),
+            Bytes::new(session.on.iter().map(|on| on.guarantee_bytes).sum()).to_string(),
             session.chunks.to_string(),
             counter("requests_planned").to_string(),
             counter("requests_reuse").to_string(),
@@ -55,7 +59,7 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
             counter("requests_small").to_string(),
             deviations.iter().sum::<u64>().to_string(),
             format!("{} s", session.age_ms / 1000),
-            if session.is_attached { "attached".into() } else { "detached".into() },
+            state_of(session).into(),
         ]);
     }
     if status.sessions.is_empty() {
@@ -66,6 +70,14 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
     DONE
 }
 
+fn state_of(session: &v1::SessionStatus) -> &'static str {
+    match (session.is_evicted, session.is_attached) {
+        (true, _) => "evicted",
+        (false, true) => "attached",
+        (false, false) => "detached",
+    }
+}
+
 fn to_json(session: &v1::SessionStatus) -> Value {
     let counters: serde_json::Map<String, Value> = crate::runtime::Counter::ALL
         .iter()
@@ -74,7 +86,18 @@ fn to_json(session: &v1::SessionStatus) -> Value {
     json!({
         "session": session.session_id,
         "name": session.name,
+        "tenant": session.tenant,
         "pid": session.pid,
+        "priority": session.priority,
+        "revision": session.revision,
+        "lend": session.lends,
+        "is_evicted": session.is_evicted,
+        "unanswered": session.unanswered,
+        "devices": session.on.iter().map(|on| json!({
+            "ordinal": on.ordinal,
+            "leased_bytes": on.leased_bytes,
+            "guarantee_bytes": on.guarantee_bytes,
+        })).collect::<Vec<_>>(),
         "limit_bytes": session.limit_bytes,
         "leased_bytes": session.leased_bytes,
         "chunks": session.chunks,

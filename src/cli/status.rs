@@ -36,6 +36,7 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
         ">budget",
         ">leased",
         ">peak",
+        ">guaranteed",
         ">reserved",
         ">idle",
         ">available",
@@ -55,6 +56,7 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
             bytes(device.budget_bytes),
             bytes(device.leased_bytes),
             bytes(device.peak_leased_bytes),
+            bytes(device.guaranteed_bytes),
             bytes(device.reserved_bytes),
             bytes(device.idle_bytes),
             bytes(device.available_bytes),
@@ -76,11 +78,23 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
         status.open_fds,
         status.open_fds_max
     );
+    if status.asked > 0 {
+        outln!(
+            "asked back: {} in {}, {} not answered in time (`stitchd revocations`)",
+            Bytes::new(status.returned_by_revocation_bytes),
+            crate::units::counted(status.asked, "question"),
+            status.unanswered
+        );
+    }
     DONE
 }
 
 fn state_of(status: &v1::DeviceStatus) -> &'static str {
-    if status.is_lost { "lost" } else { "ready" }
+    match (status.is_lost, status.is_draining) {
+        (true, _) => "lost",
+        (false, true) => "draining",
+        (false, false) => "ready",
+    }
 }
 
 fn name_of(status: &v1::DeviceStatus) -> (String, String) {
@@ -101,6 +115,7 @@ fn to_json(status: &v1::StatusReply) -> Value {
             "idle_bytes": status.idle_bytes,
             "reserved_bytes": status.reserved_bytes,
             "leased_bytes": status.leased_bytes,
+            "guaranteed_bytes": status.guaranteed_bytes,
             "peak_leased_bytes": status.peak_leased_bytes,
             "destroying_bytes": status.destroying_bytes,
             "quarantined_bytes": status.quarantined_bytes,
@@ -124,6 +139,9 @@ fn to_json(status: &v1::StatusReply) -> Value {
         "waiting_requests": status.waiting_requests,
         "returned_by_release_bytes": status.returned_by_release_bytes,
         "returned_by_death_bytes": status.returned_by_death_bytes,
+        "returned_by_revocation_bytes": status.returned_by_revocation_bytes,
+        "asked": status.asked,
+        "unanswered": status.unanswered,
         "exports": status.exports,
         "exports_max": status.exports_max,
         "open_fds": status.open_fds,

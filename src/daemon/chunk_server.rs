@@ -517,6 +517,14 @@ impl<'a> Served<'a> {
                 }
                 _ => Err(ChannelError::Garbage("an ack for a batch that was not sent".into())),
             },
+            Some(client_frame::What::Answer(answer)) => {
+                let uuid = convert::device_uuid("device_uuid", &answer.device_uuid);
+                // Of a device that there is not nothing was asked.
+                if let Some(device) = uuid.ok().and_then(|uuid| self.daemon.device(uuid)) {
+                    self.daemon.answered(&self.entry, device.id, answer.ask);
+                }
+                Ok(())
+            }
             Some(client_frame::What::Hello(_) | client_frame::What::Claim(_)) => {
                 Err(ChannelError::Garbage("a second first message".into()))
             }

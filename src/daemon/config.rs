@@ -7,6 +7,13 @@
 //! ladder = ["2MiB", "32MiB", "256MiB"] # or "measured"
 //! drain = "2s"
 //! driver_deadline = "30s"         # a driver call that takes longer has failed
+//! wait = "5s"                     # how long a session that grows waits for others
+//! borrowed = "refuse"             # or wait, end: when what is guaranteed is lent and does not come back
+//!
+//! [[tenant]]
+//! name = "inference"
+//! uids = [1001]                   # whose sessions are its own
+//! guarantee = "20GiB"             # of a device, for each session
 //!
 //! [[device]]
 //! ordinal = 0
@@ -21,6 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::DriverName;
 use crate::ladder::{Ladder, LadderError};
+use crate::ledger::Overstay;
 use crate::limits;
 use crate::session::locate;
 use crate::units::Bytes;
@@ -30,6 +38,9 @@ const PRETENDED_DEVICE: Bytes = Bytes::gib(16);
 
 /// Driver calls take microseconds to milliseconds; one that takes so long will not come back soon.
 const DRIVER_DEADLINE: Duration = Duration::from_secs(30);
+
+/// A job that has no memory left and shares its device had better wait for a moment than fail.
+const WAIT: Duration = Duration::from_secs(5);
 
 /// What a daemon does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +71,33 @@ pub struct Config {
     pub socket_mode: u32,
     /// Where plans are stored; in the runtime directory when not given.
     pub plans: Option<PathBuf>,
+    /// How long a session that grows waits for others, unless it says so itself.
+    pub wait: Duration,
+    /// What becomes of a request within a guarantee when others do not give back in time what was lent to them.
+    pub borrowed: Overstay,
+    /// Users that may act on the daemon, beside root and its own.
+    pub admins: Vec<u32>,
+    /// Whose sessions have which terms.
+    pub tenants: Vec<TenantConfig>,
+}
+
+/// What the sessions of a tenant may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantConfig {
+    /// What people call it.
+    pub name: String,
+    /// Users whose sessions are its own; everybody may say that he is where there is none, and no pod.
+    pub uids: Vec<u32>,
+    /// Pods whose sessions are its own, by the UID that Kubernetes gives them.
+    pub pods: Vec<String>,
+    /// Bytes that a session of it may never pass.
+    pub limit: Option<Bytes>,
+    /// Bytes of a device that a session of it can be guaranteed, and is if it does not ask for less.
+    pub guarantee: Bytes,
+    /// Whether what it does not use of that is lent.
+    pub lends: bool,
+    /// The place of its sessions, and the highest that they can have.
+    pub priority: u32,
 }
 
 /// One device.
@@ -119,9 +157,65 @@ struct File {
     driver_deadline: Option<String>,
     socket_mode: Option<String>,
     plans: Option<PathBuf>,
+    wait: Option<String>,
+    borrowed: Option<String>,
+    admins: Option<Vec<u32>>,
     // Written only if there are some: people append tables to what --print-config prints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     device: Vec<FileDevice>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tenant: Vec<FileTenant>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct FileTenant {
+    name: String,
+    #[serde(default)]
+    uids: Vec<u32>,
+    #[serde(default)]
+    pods: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<String>,
+    guarantee: Option<String>,
+    lend: Option<bool>,
+    priority: Option<u32>,
+}
+
+/// The words for [`Overstay`].
+const BORROWED: [(&str, Overstay); 3] =
+    [("refuse", Overstay::Refuse), ("wait", Overstay::Wait), ("end", Overstay::End)];
+
+impl FileTenant {
+    fn read(self) -> Result<TenantConfig, ConfigError> {
+        let is_name = !self.name.is_empty() && self.name.len() <= limits::NAME_LEN_MAX;
+        if !is_name || self.name.contains(|c: char| c.is_control()) || self.name.contains(':') {
+            let text = format!("'{}' is no name: 1 to {} bytes, without ':'", self.name, limits::NAME_LEN_MAX);
+            return Err(value("tenant.name", text));
+        }
+        Ok(TenantConfig {
+            name: self.name,
+            uids: self.uids,
+            pods: self.pods,
+            limit: self.limit.map(|text| size("tenant.limit", &text)).transpose()?,
+            guarantee: self.guarantee.map_or(Ok(Bytes::ZERO), |text| size("tenant.guarantee", &text))?,
+            lends: self.lend.unwrap_or(true),
+            priority: self.priority.unwrap_or(0),
+        })
+    }
+
+    fn of(tenant: &TenantConfig) -> FileTenant {
+        let exact = |bytes: Bytes| bytes.get().to_string();
+        FileTenant {
+            name: tenant.name.clone(),
+            uids: tenant.uids.clone(),
+            pods: tenant.pods.clone(),
+            limit: tenant.limit.map(exact),
+            guarantee: Some(tenant.guarantee).filter(|bytes| !bytes.is_zero()).map(exact),
+            lend: Some(tenant.lends),
+            priority: Some(tenant.priority),
+        }
+    }
 }
 
 /// The word `measured`, or sizes.
@@ -208,6 +302,19 @@ impl Config {
                 return Err(value("device", format!("device {} is there twice", device.ordinal)));
             }
         }
+        let tenants = file.tenant.into_iter().map(FileTenant::read).collect::<Result<Vec<_>, _>>()?;
+        for (at, tenant) in tenants.iter().enumerate() {
+            if tenants[..at].iter().any(|other| other.name == tenant.name) {
+                return Err(value("tenant.name", format!("'{}' is there twice", tenant.name)));
+            }
+            if let Some(limit) = tenant.limit.filter(|limit| *limit < tenant.guarantee) {
+                let text = format!("{} of '{}' are more than its limit, {limit}", tenant.guarantee, tenant.name);
+                return Err(value("tenant.guarantee", text));
+            }
+        }
+        let borrowed = file.borrowed.as_deref().unwrap_or(BORROWED[0].0);
+        let borrowed = BORROWED.iter().find(|(word, _)| *word == borrowed).map(|(_, overstay)| *overstay);
+        let borrowed = borrowed.ok_or_else(|| value("borrowed", "it is one of refuse, wait and end"))?;
         let runtime_dir = flags.runtime_dir.clone().or(file.runtime_dir);
         let ladder = file.ladder.as_ref().map_or_else(|| Ok((Ladder::standard(), false)), FileLadder::read);
         let (ladder, measures_ladder) = ladder?;
@@ -227,6 +334,10 @@ impl Config {
                 .map_or(Ok(DRIVER_DEADLINE), |text| parse_deadline("driver_deadline", &text))?,
             socket_mode: file.socket_mode.map_or(Ok(0o660), |text| parse_mode(&text))?,
             plans: file.plans,
+            wait: file.wait.map_or(Ok(WAIT), |text| parse_duration("wait", &text))?,
+            borrowed,
+            admins: file.admins.unwrap_or_default(),
+            tenants,
         })
     }
 
@@ -260,7 +371,11 @@ impl Config {
             socket_mode: Some(format!("{:o}", self.socket_mode)),
             // Not where they would be by default: in a file that is used with another runtime directory they go with that.
             plans: self.plans.clone(),
+            wait: Some(format!("{}ms", self.wait.as_millis())),
+            borrowed: BORROWED.iter().find(|(_, word)| *word == self.borrowed).map(|(word, _)| (*word).to_owned()),
+            admins: Some(self.admins.clone()),
             device: self.devices.iter().map(device).collect(),
+            tenant: self.tenants.iter().map(FileTenant::of).collect(),
         }
     }
 
@@ -384,6 +499,14 @@ mod tests {
         )
         .unwrap();
         assert_eq!(load(&config.to_toml(), &Flags::default()).unwrap(), config);
+        let text = "wait = '7s'\nborrowed = 'end'\nadmins = [7]\n[[tenant]]\nname = 'a'\nuids = [1, 2]\npods = ['x']\nlimit = '2GiB'\nguarantee = '1GiB'\nlend = false\npriority = 3\n[[tenant]]\nname = 'b'\n";
+        let config = load(text, &Flags::default()).unwrap();
+        assert_eq!((config.wait, config.borrowed), (Duration::from_secs(7), Overstay::End));
+        let (uids, pods) = (vec![1, 2], vec!["x".to_owned()]);
+        let (limit, guarantee) = (Some(Bytes::gib(2)), Bytes::gib(1));
+        let tenant = TenantConfig { name: "a".into(), uids, pods, limit, guarantee, lends: false, priority: 3 };
+        assert_eq!(config.tenants[0], tenant);
+        assert_eq!(load(&config.to_toml(), &Flags::default()).unwrap(), config);
     }
 
     #[test]
@@ -411,6 +534,11 @@ mod tests {
             ("drain = '18446744073709551615s'", "drain: '18446744073709551615s' is not a time"),
             ("[[device]]\nordinal = 4294967295", "device.ordinal: 4294967295 is above any machine's"),
             ("socket_mode = '999'", "socket_mode"),
+            ("borrowed = 'never'", "borrowed: it is one of refuse, wait and end"),
+            ("[[tenant]]\nname = ''", "tenant.name: '' is no name"),
+            ("[[tenant]]\nname = 'uid:0'", "tenant.name: 'uid:0' is no name"),
+            ("[[tenant]]\nname = 'a'\n[[tenant]]\nname = 'a'", "tenant.name: 'a' is there twice"),
+            ("[[tenant]]\nname = 'a'\nlimit = '1GiB'\nguarantee = '2GiB'", "tenant.guarantee: 2.00 GiB of 'a'"),
             ("driver_deadline = '0s'", "driver_deadline: no call"),
             ("ladder = []", "ladder"),
             ("ladder = ['3MiB']", "ladder"),

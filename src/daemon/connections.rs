@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     fn process(number: u64) -> Peer {
-        Peer { pidfd: None, identity: Identity::Pidfs(number), pid: number as i32 }
+        Peer { pidfd: None, identity: Identity::Pidfs(number), pid: number as i32, uid: 0 }
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_process_has_one_turn_and_those_whom_nobody_knows_have_one_each() {
         let connections = Connections::new(1024, 1024);
-        let unknown = Peer { pidfd: None, identity: Identity::Unknown, pid: 0 };
+        let unknown = Peer { pidfd: None, identity: Identity::Unknown, pid: 0, uid: 0 };
         let _seats = [&process(1), &process(1), &unknown].map(|peer| connections.enter(peer).unwrap());
         let turn = |identity, line| connections.turn(identity, line).unwrap().try_acquire_owned();
         let _first = turn(Identity::Pidfs(1), Line::Large).unwrap();

@@ -234,7 +234,7 @@ mod tests {
     }
 
     fn process(number: u64) -> Peer {
-        Peer { pidfd: None, identity: Identity::Pidfs(number), pid: 1 }
+        Peer { pidfd: None, identity: Identity::Pidfs(number), pid: 1, uid: 0 }
     }
 
     /// What a process calls.

@@ -146,16 +146,19 @@ impl Daemon {
         let label = Label::new("session", session.name.clone());
         for device in &self.devices {
             let held = session.view.held.iter().find(|(of, _)| *of == device.id).map_or(Bytes::ZERO, |(_, held)| *held);
+            let guarantees = &session.view.guarantees;
+            let guarantee = guarantees.iter().find(|(of, _)| *of == device.id).map_or(Bytes::ZERO, |(_, bytes)| *bytes);
             let is_home = session.device == Some(device.id);
-            if held.is_zero() && !is_home {
+            if held.is_zero() && guarantee.is_zero() && !is_home {
                 continue;
             }
             let own = |counter| if is_home { session.get(counter) } else { 0 };
             for (kind, bytes) in [
-                ("limit", session.view.limit.get()),
+                ("guarantee", guarantee.get()),
+                ("limit", session.view.terms.limit.get()),
                 ("leased", held.get()),
                 ("live", own(Counter::LiveBytes)),
-                ("parked", 0),
+                ("parked", own(Counter::StitchableBytes)),
             ] {
                 let labels = vec![Label::new("UUID", device.uuid.to_string()), label.clone(), Label::new("kind", kind)];
                 gauge!("stitchd_session_bytes", labels).set(bytes as f64);

@@ -9,7 +9,9 @@
 //! | [`listener`] | the lock on the runtime directory, the sockets, who connected |
 //! | [`connections`] | what a process may have of connections, sessions, and descriptors that it has not read |
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
-//! | [`service`], [`gate`] | gRPC, and what keeps its large messages few |
+//! | [`tenants`] | whose a session is, and what it may have |
+//! | [`service`], [`admin`], [`gate`] | gRPC, and what keeps its large messages few |
+//! | [`revocations`] | memory that is asked back |
 //! | [`chunk_server`] | the chunk socket |
 //! | [`measured`] | the process that measures what calls cost, where the ladder is to follow from that |
 //! | [`deadline`] | driver calls that end in time |
@@ -17,6 +19,7 @@
 //! | [`plans`] | stored plans |
 //! | [`metrics`], [`http`] | what people watch |
 
+mod admin;
 mod chunk_server;
 pub mod config;
 mod connections;
@@ -28,8 +31,10 @@ mod measured;
 mod metrics;
 mod plans;
 mod registry;
+mod revocations;
 pub mod scrubber;
 mod service;
+mod tenants;
 mod watched;
 
 use std::collections::BTreeMap;
@@ -60,6 +65,7 @@ pub use listener::{ListenError, Listeners};
 use metrics::Metrics;
 use plans::{PlanStore, PlanStoreError};
 use registry::Registry;
+use revocations::Revocations;
 use scrubber::Scrubber;
 
 /// A daemon, ready to serve.
@@ -73,6 +79,7 @@ pub struct Daemon {
     connections: Arc<Connections>,
     plans: PlanStore,
     metrics: Metrics,
+    revocations: Revocations,
     clock: Arc<dyn Clock>,
     started: Duration,
     draining: AtomicBool,
@@ -236,13 +243,22 @@ impl Daemon {
             connections: Connections::new(Daemon::fds_for_connections(), Daemon::open_fds_max()),
             plans,
             metrics,
+            revocations: Revocations::default(),
             clock,
             started,
             draining: AtomicBool::new(false),
             ending: watch::Sender::new(false),
             lost: watch::Sender::new(Vec::new()),
         };
-        Ok(Arc::new(daemon))
+        let daemon = Arc::new(daemon);
+        daemon.steward.set_overstay(daemon.config.borrowed);
+        let hears = Arc::downgrade(&daemon);
+        daemon.steward.tell(Box::new(move |news| {
+            if let Some(daemon) = hears.upgrade() {
+                daemon.hear(&news);
+            }
+        }));
+        Ok(daemon)
     }
 
     /// Serves until [`Daemon::end`], then lets sessions finish for as long as the configuration says.
@@ -453,6 +469,9 @@ async fn tick(daemon: Arc<Daemon>) {
         let accounts = daemon.steward.devices();
         daemon.note_lost(&accounts);
         daemon.keep_warm(&accounts, &mut failures);
+        for account in accounts.iter().filter(|account| account.waiting > 0) {
+            daemon.look_for_parked(account.device);
+        }
         for expired in daemon.registry.expired_claims(daemon.clock.now()) {
             chunk_server::give_back(&daemon, expired.session, &expired.chunks);
         }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::Daemon;
 use super::connections::Seat;
+use super::revocations::Questions;
 use super::watched;
 use crate::error::chain;
 use crate::ids::{ChunkId, SessionId};
@@ -34,7 +36,15 @@ pub(super) struct Entry {
     pub(super) pid: i32,
     /// The kernel tells when its process ends; without that its connection stands for it.
     pub(super) has_pidfd: bool,
-    pub(super) limit: Bytes,
+    pub(super) tenant: String,
+    /// The most that it can be guaranteed of a device.
+    pub(super) guarantee: Bytes,
+    /// What it is asked for.
+    pub(super) questions: Questions,
+    /// How often it has not answered in time.
+    pub(super) unanswered: AtomicU64,
+    /// Becomes true when its process is to be ended.
+    pub(super) ending: watch::Sender<bool>,
     pub(super) page: OwnedFd,
     pub(super) opened: Duration,
     /// Places for acquires over gRPC that wait.
@@ -47,6 +57,14 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// Has its process ended, by whoever has hold of it.
+    pub(super) fn end_process(&self) {
+        if !self.has_pidfd {
+            tracing::error!(session = %self.id, pid = self.pid, "the kernel gives this daemon no hold of the process: it is not ended");
+        }
+        self.ending.send_replace(true);
+    }
+
     /// Completes when the session is over.
     pub(super) async fn over(&self) {
         // The sender lives as long as this does.
@@ -267,10 +285,23 @@ impl Daemon {
                 return;
             }
         };
-        tokio::select! {
-            () = entry.over() => {}
-            _ = pidfd.readable() => {
-                self.end_session(entry.id, EndReason::Died);
+        let mut ending = entry.ending.subscribe();
+        let mut is_ending = false;
+        loop {
+            tokio::select! {
+                () = entry.over() => return,
+                _ = pidfd.readable() => {
+                    self.end_session(entry.id, EndReason::Died);
+                    return;
+                }
+                // The sender lives in the entry that this holds.
+                _ = ending.wait_for(|ending| *ending), if !is_ending => {
+                    is_ending = true;
+                    // By its descriptor: a number may be another's by now.
+                    if let Err(error) = rustix::process::pidfd_send_signal(pidfd.get_ref(), rustix::process::Signal::KILL) {
+                        tracing::error!(session = %entry.id, pid = entry.pid, %error, "the process cannot be ended");
+                    }
+                }
             }
         }
     }
@@ -284,7 +315,7 @@ mod tests {
     const NOW: Duration = Duration::from_secs(100);
 
     fn peer() -> Peer {
-        Peer { pidfd: None, identity: Identity::Pidfs(7), pid: 7 }
+        Peer { pidfd: None, identity: Identity::Pidfs(7), pid: 7, uid: 0 }
     }
 
     fn open(registry: &Registry, id: u64) -> SessionId {
@@ -296,7 +327,11 @@ mod tests {
             identity: peer().identity,
             pid: 7,
             has_pidfd: true,
-            limit: Bytes::ZERO,
+            tenant: String::new(),
+            guarantee: Bytes::ZERO,
+            questions: Questions::default(),
+            unanswered: AtomicU64::new(0),
+            ending: watch::Sender::new(false),
             page: stats_page::create(id).unwrap(),
             opened: NOW,
             acquires: Semaphore::new(1),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::AtomicU64;
 
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -17,6 +17,7 @@ use super::gate::Gate;
 use super::listener::{AcceptFailures, CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
 use super::plans::{PlanStore, PlanStoreError, Stored};
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
+use super::tenants::Wish;
 use super::{Daemon, DaemonError, NodeDevice};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
@@ -24,13 +25,12 @@ use crate::ladder::{Part, Shape};
 use crate::ledger::{EndReason, Holder, LedgerError, Refusal};
 use crate::limits;
 use crate::plan::Position;
-use crate::runtime::Counter;
 use crate::steward::{Answer, Ask};
 use crate::units::Bytes;
 use crate::wire::convert::{self, Malformed, WantedChunks, WantedPlans};
 use crate::wire::peer::{Identity, Peer};
 use crate::wire::status::status;
-use crate::wire::v1::admin_server::{Admin, AdminServer};
+use crate::wire::v1::admin_server::AdminServer;
 use crate::wire::v1::leases_server::{Leases, LeasesServer};
 use crate::wire::v1::plans_server::{Plans, PlansServer};
 use crate::wire::v1::sessions_server::{Sessions, SessionsServer};
@@ -111,9 +111,9 @@ const CHUNKS_SHARE: u64 = 16;
 
 /// All services over one daemon.
 #[derive(Clone)]
-pub(super) struct Service(Arc<Daemon>);
+pub(super) struct Service(pub(super) Arc<Daemon>);
 
-fn refused(malformed: &Malformed) -> Status {
+pub(super) fn refused(malformed: &Malformed) -> Status {
     status(ErrorKind::Invalid, malformed.to_string())
 }
 
@@ -126,7 +126,7 @@ fn not_good(error: NotGood) -> Status {
     status(ErrorKind::NotFound, error.to_string())
 }
 
-fn from_ledger(error: &LedgerError) -> Status {
+pub(super) fn from_ledger(error: &LedgerError) -> Status {
     status(error.kind(), error.to_string())
 }
 
@@ -144,6 +144,9 @@ impl Daemon {
                 format!("{} in {:?} are more chunks than one lease can have", wanted.len, wanted.shape),
             )
         })?;
+        if wanted.wait_ms > 0 && self.steward.room(session, device.id).is_some_and(|room| room < wanted.len) {
+            self.look_for_parked(device.id);
+        }
         let holder = Holder::Session(session);
         Ok(Ask { holder, device: device.id, parts, plan: wanted.plan, wait_ms: wanted.wait_ms })
     }
@@ -164,7 +167,10 @@ impl Daemon {
     /// The text of a refusal, with names where the ledger has numbers.
     pub(super) fn explain(&self, refusal: &Refusal) -> String {
         let mut text = refusal.to_string();
-        if let Refusal::Exhausted { holders, .. } | Refusal::Deadlock { cycle: holders, .. } = refusal {
+        if let Refusal::Exhausted { holders, .. }
+        | Refusal::Guarantee { holders, .. }
+        | Refusal::Deadlock { cycle: holders, .. } = refusal
+        {
             let named = |held: &crate::ledger::Holding| {
                 let entry = self.registry.get(held.session)?;
                 Some(format!("{} is '{}' (pid {})", held.session, entry.name, entry.pid))
@@ -190,7 +196,7 @@ impl Service {
         done.map_err(|error| status(error.kind(), chain(&error)))
     }
 
-    fn peer<T>(request: &Request<T>) -> Result<Arc<Peer>, Status> {
+    pub(super) fn peer<T>(request: &Request<T>) -> Result<Arc<Peer>, Status> {
         let info = request.extensions().get::<PeerInfo>();
         info.map(|info| Arc::clone(&info.0)).ok_or_else(|| status(ErrorKind::Broken, "the connection has no peer"))
     }
@@ -209,23 +215,31 @@ impl Service {
     async fn acquire(&self, ask: Ask) -> Result<Vec<(ChunkId, Bytes)>, Status> {
         let daemon = &self.0;
         let started = daemon.clock.now();
+        let answer = self.answer_to(ask.holder, |reply| daemon.steward.acquire(ask, reply)).await;
+        daemon.metrics.note_acquire(daemon.clock.now().saturating_sub(started), answer.is_ok());
+        answer
+    }
+
+    /// Waits for the answer to what `ask` asks for a holder.
+    async fn answer_to(
+        &self,
+        holder: Holder,
+        ask: impl FnOnce(Box<dyn FnOnce(Answer) + Send>) -> Result<RequestId, LedgerError>,
+    ) -> Result<Vec<(ChunkId, Bytes)>, Status> {
+        let daemon = &self.0;
         let (send, receive) = oneshot::channel();
         let (late, session) =
-            (Arc::clone(daemon), if let Holder::Session(session) = ask.holder { Some(session) } else { None });
-        let request = daemon
-            .steward
-            .acquire(ask, move |answer| {
-                // Nobody listens when the caller has given up.
-                if let (Err(Answer::Granted(chunks)), Some(session)) = (send.send(answer), session) {
-                    give_back(&late, session, &chunks);
-                }
-            })
-            .map_err(|error| from_ledger(&error))?;
+            (Arc::clone(daemon), if let Holder::Session(session) = holder { Some(session) } else { None });
+        let request = ask(Box::new(move |answer| {
+            // Nobody listens when the caller has given up.
+            if let (Err(Answer::Granted(chunks)), Some(session)) = (send.send(answer), session) {
+                give_back(&late, session, &chunks);
+            }
+        }))
+        .map_err(|error| from_ledger(&error))?;
         let mut asked = Asked { daemon, request, session, receive };
         let answer = (&mut asked.receive).await.unwrap_or(Answer::Refused(Refusal::Cancelled));
         drop(asked);
-        let is_granted = matches!(answer, Answer::Granted(_));
-        daemon.metrics.note_acquire(daemon.clock.now().saturating_sub(started), is_granted);
         match answer {
             Answer::Granted(chunks) => Ok(chunks),
             Answer::Refused(refusal) => Err(status(refusal.kind(), daemon.explain(&refusal))),
@@ -268,10 +282,10 @@ impl Sessions for Service {
         let name = convert::name("name", &wanted.name).map_err(|error| refused(&error))?;
         let daemon = &self.0;
         let all: Bytes = daemon.devices.iter().map(|device| device.total).sum();
-        let limit = match Bytes::new(wanted.limit_bytes) {
-            Bytes::ZERO => daemon.config.session_limit.unwrap_or(all),
-            limit => limit.min(all),
-        };
+        let tenant = convert::name("tenant", &wanted.tenant).map_err(|error| refused(&error))?;
+        let (limit, priority, answers) = (Bytes::new(wanted.limit_bytes), wanted.priority, wanted.answers);
+        let wish = Wish { tenant: &tenant, limit, priority, answers };
+        let seated = daemon.config.seat(&peer, &wish, all).map_err(|text| status(ErrorKind::OverLimit, text))?;
         if peer.identity == Identity::Unproven {
             let text =
                 "the daemon cannot tell which process this is: it has no descriptors left, or the process is gone";
@@ -296,10 +310,7 @@ impl Sessions for Service {
         let pidfd = pidfd.map_err(|error| short("watch this process", &error))?;
         let broken = |error: &dyn std::error::Error| status(ErrorKind::Broken, chain(error));
         let secret = random_token().map_err(|error| broken(&error))?;
-        let id = daemon
-            .steward
-            .open(limit, wanted.priority.min(daemon.config.priority_max))
-            .map_err(|error| from_ledger(&error))?;
+        let id = daemon.steward.open(seated.terms).map_err(|error| from_ledger(&error))?;
         let page = match stats_page::create(id) {
             Ok(page) => page,
             Err(error) => {
@@ -315,7 +326,11 @@ impl Sessions for Service {
             identity: peer.identity,
             pid: peer.pid,
             has_pidfd: pidfd.is_some(),
-            limit,
+            tenant: seated.tenant,
+            guarantee: seated.guarantee,
+            questions: tokio::sync::watch::Sender::default(),
+            unanswered: AtomicU64::new(0),
+            ending: tokio::sync::watch::Sender::new(false),
             page,
             opened: daemon.clock.now(),
             acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
@@ -324,7 +339,7 @@ impl Sessions for Service {
             _seat: seat,
         });
         daemon.registry.add(Arc::clone(&entry));
-        tracing::info!(session = %id, name = entry.name, pid = entry.pid, limit_bytes = limit.get(), "session opened");
+        tracing::info!(session = %id, name = entry.name, pid = entry.pid, tenant = entry.tenant, limit_bytes = seated.terms.limit.get(), "session opened");
         match pidfd {
             Some(pidfd) => drop(tokio::spawn(Arc::clone(daemon).watch_process(Arc::clone(&entry), pidfd))),
             None => {
@@ -340,10 +355,13 @@ impl Sessions for Service {
             ticket: ticket.to_vec(),
             devices: daemon.devices.iter().map(device_message).collect(),
             driver: daemon_driver(daemon),
-            limit_bytes: limit.get(),
+            limit_bytes: seated.terms.limit.get(),
             ladder_bytes: daemon.ladder.steps().iter().map(|step| step.get()).collect(),
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
             chunk_socket: CHUNK_SOCKET_NAME.to_owned(),
+            wait_ms: u64::try_from(daemon.config.wait.as_millis()).unwrap_or(u64::MAX).min(limits::WAIT_MS_MAX),
+            tenant: entry.tenant.clone(),
+            guarantee_bytes: entry.guarantee.get(),
         }))
     }
 
@@ -357,16 +375,54 @@ impl Sessions for Service {
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
         let uuid = convert::device_uuid("device_uuid", &request.get_ref().device_uuid);
         let uuid = uuid.map_err(|error| refused(&error))?;
-        let (accounts, sessions) = (self.0.steward.devices(), self.0.steward.sessions());
         let device = self.0.device(uuid).map(|device| device.id);
-        let account = accounts.iter().find(|account| Some(account.device) == device);
-        let account = account.ok_or_else(|| status(ErrorKind::NotFound, format!("there is no device {uuid}")))?;
-        let session = sessions.iter().find(|view| view.session == entry.id);
-        let held = session.map_or(Bytes::ZERO, |view| view.held.iter().map(|(_, held)| *held).sum());
+        let no_device = || status(ErrorKind::NotFound, format!("there is no device {uuid}"));
+        let device = device.ok_or_else(no_device)?;
+        let (account, session) = (self.0.steward.device(device), self.0.steward.session(entry.id));
+        let (account, session) = account.zip(session).ok_or_else(no_device)?;
         Ok(Response::new(v1::RoomReply {
-            most_bytes: account.budget.min(entry.limit).get(),
-            free_bytes: account.available().min(entry.limit.saturating_sub(held)).get(),
+            most_bytes: account.budget.min(session.terms.limit).get(),
+            free_bytes: self.0.steward.room(entry.id, device).unwrap_or(Bytes::ZERO).get(),
         }))
+    }
+
+    async fn admit(&self, request: Request<v1::AdmitRequest>) -> Result<Response<v1::AdmitReply>, Status> {
+        self.check_draining()?;
+        let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
+        let wanted = request.into_inner();
+        let uuid = convert::device_uuid("device_uuid", &wanted.device_uuid).map_err(|error| refused(&error))?;
+        let no_device = || status(ErrorKind::NotFound, format!("there is no device {uuid}"));
+        let device = self.0.device(uuid).ok_or_else(no_device)?.id;
+        let guarantee = Bytes::new(wanted.guarantee_bytes);
+        if guarantee > entry.guarantee {
+            let text = format!(
+                "a guarantee of {guarantee} asked for, and a session of the tenant '{}' can be guaranteed {} (`guarantee` of its [[tenant]] in the daemon's configuration)",
+                entry.tenant, entry.guarantee
+            );
+            return Err(status(ErrorKind::OverLimit, text));
+        }
+        let too_many = |_| {
+            let text = format!("{} requests of this session wait already", limits::ACQUIRES_QUEUED_MAX);
+            status(ErrorKind::Exhausted, text)
+        };
+        let _place = entry.acquires.try_acquire().map_err(too_many)?;
+        self.0.look_for_parked(device);
+        let wait_ms = wanted.wait_ms.min(limits::WAIT_MS_MAX);
+        self.answer_to(Holder::Session(entry.id), |reply| {
+            self.0.steward.admit(entry.id, device, guarantee, wait_ms, reply)
+        })
+        .await?;
+        Ok(Response::new(v1::AdmitReply { guarantee_bytes: guarantee.get() }))
+    }
+
+    async fn answer(&self, request: Request<v1::AnswerRequest>) -> Result<Response<v1::AnswerReply>, Status> {
+        let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
+        let v1::AnswerRequest { device_uuid, ask, .. } = request.into_inner();
+        let uuid = convert::device_uuid("device_uuid", &device_uuid).map_err(|error| refused(&error))?;
+        let no_device = || status(ErrorKind::NotFound, format!("there is no device {uuid}"));
+        let device = self.0.device(uuid).ok_or_else(no_device)?.id;
+        self.0.answered(&entry, device, ask);
+        Ok(Response::new(v1::AnswerReply {}))
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::Notice, Status>> + Send>>;
@@ -378,13 +434,25 @@ impl Sessions for Service {
         let mut watches = entry.watches.subscribe();
         let mut ending = self.0.ending.subscribe();
         let mut lost = self.0.lost.subscribe();
+        let mut questions = entry.questions.subscribe();
+        let uuids: HashMap<DeviceId, Vec<u8>> =
+            self.0.devices.iter().map(|device| (device.id, device.uuid.0.to_vec())).collect();
         let (send, receive) = mpsc::channel(2);
         let notice = |what| Ok(v1::Notice { what: Some(what) });
         tokio::spawn(async move {
             // A receiver that is gone has heard enough.
             let _ = send.send(notice(v1::notice::What::Attached(v1::Attached {}))).await;
             let mut told = 0;
+            let mut asked = 0;
             loop {
+                let open: Vec<_> = questions.borrow_and_update().values().copied().collect();
+                let newest = open.iter().map(|question| question.ask).max();
+                for question in open.into_iter().filter(|question| question.ask > asked) {
+                    let device_uuid = uuids[&question.device].clone();
+                    let ask_back = v1::AskBack { device_uuid, ask: question.ask, len_bytes: question.bytes.get() };
+                    let _ = send.send(notice(v1::notice::What::AskBack(ask_back))).await;
+                }
+                asked = newest.unwrap_or(asked).max(asked);
                 let more: Vec<_> = lost.borrow_and_update()[told..].to_vec();
                 told += more.len();
                 for uuid in more {
@@ -397,6 +465,7 @@ impl Sessions for Service {
                     _ = watches.changed() => return,
                     // The sender lives in the daemon, which outlives its services.
                     Ok(()) = lost.changed() => {}
+                    Ok(()) = questions.changed() => {}
                     () = async { drop(ending.wait_for(|ending| *ending).await) } => {
                         let _ = send.send(notice(v1::notice::What::ShuttingDown(v1::ShuttingDown {}))).await;
                         return;
@@ -517,93 +586,16 @@ impl Plans for Service {
     }
 }
 
-#[tonic::async_trait]
-impl Admin for Service {
-    async fn status(&self, _request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
-        let daemon = &self.0;
-        let returned = daemon.steward.returned();
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        Ok(Response::new(v1::StatusReply {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            driver: daemon_driver(daemon),
-            uptime_ms: millis(daemon.uptime()),
-            devices: device_statuses(daemon),
-            sessions: session_statuses(daemon),
-            waiting_requests: daemon.steward.request_count() as u64,
-            returned_by_release_bytes: returned.release.get(),
-            returned_by_death_bytes: returned.death.get(),
-            exports: daemon.steward.store().counts().1,
-            exports_max: limits::EXPORTS_MAX,
-            open_fds: Daemon::open_fds(),
-            open_fds_max: Daemon::open_fds_max(),
-            is_draining: daemon.is_draining(),
-        }))
-    }
-}
-
-fn daemon_driver(daemon: &Daemon) -> String {
+pub(super) fn daemon_driver(daemon: &Daemon) -> String {
     use crate::driver::Driver as _;
     daemon.driver.name().to_owned()
 }
 
-fn device_message(device: &NodeDevice) -> v1::Device {
+pub(super) fn device_message(device: &NodeDevice) -> v1::Device {
     v1::Device {
         uuid: device.uuid.0.to_vec(),
         model: device.model.clone(),
         total_bytes: device.total.get(),
         ordinal: device.id.0,
     }
-}
-
-fn device_statuses(daemon: &Daemon) -> Vec<v1::DeviceStatus> {
-    let accounts = daemon.steward.devices();
-    let status = |account: &crate::ledger::AccountView| {
-        let device = daemon.devices.iter().find(|device| device.id == account.device)?;
-        let bytes = &account.bytes;
-        Some(v1::DeviceStatus {
-            device: Some(device_message(device)),
-            budget_bytes: account.budget.get(),
-            creating_bytes: (bytes.creating + bytes.claimed).get(),
-            idle_bytes: bytes.idle.get(),
-            reserved_bytes: bytes.reserved.get(),
-            leased_bytes: bytes.leased.get(),
-            destroying_bytes: bytes.destroying.get(),
-            quarantined_bytes: bytes.quarantined.get(),
-            foreign_bytes: account.foreign.get(),
-            available_bytes: account.available().get(),
-            waiting_requests: account.waiting as u64,
-            refused_creates: account.refused_creates,
-            peak_leased_bytes: account.peak_leased.get(),
-            chunks: account.chunks,
-            chunks_max: account.chunks_max,
-            is_lost: account.is_lost,
-            is_mps: device.is_mps,
-        })
-    };
-    accounts.iter().filter_map(status).collect()
-}
-
-fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
-    let views = daemon.steward.sessions();
-    let views: HashMap<SessionId, _> = views.iter().map(|view| (view.session, view)).collect();
-    let now = daemon.clock.now();
-    let status = |entry: &Arc<Entry>| {
-        let view = views.get(&entry.id)?;
-        let counters = daemon.session_counters(entry.id);
-        Some(v1::SessionStatus {
-            session_id: entry.id.0,
-            name: entry.name.clone(),
-            pid: entry.pid,
-            limit_bytes: entry.limit.get(),
-            leased_bytes: view.held.iter().map(|(_, held)| held.get()).sum(),
-            chunks: view.chunks as u64,
-            is_attached: view.is_attached,
-            age_ms: u64::try_from(now.saturating_sub(entry.opened).as_millis()).unwrap_or(u64::MAX),
-            counters: Counter::ALL
-                .iter()
-                .map(|(name, counter)| ((*name).to_owned(), counters[*counter as usize]))
-                .collect(),
-        })
-    };
-    daemon.registry.all().iter().filter_map(status).collect()
 }

@@ -60,7 +60,7 @@ pub struct AccountView {
     pub foreign: Bytes,
     /// Bytes by state.
     pub bytes: DeviceBytes,
-    /// Requests that wait here.
+    /// Requests that wait here, those for guarantees among them.
     pub waiting: usize,
     /// Creates that the driver refused.
     pub refused_creates: u64,
@@ -74,12 +74,18 @@ pub struct AccountView {
     pub chunks_max: u64,
     /// The device is gone.
     pub is_lost: bool,
+    /// Nothing more of it is promised.
+    pub is_draining: bool,
+    /// Bytes that sessions are guaranteed.
+    pub guaranteed: Bytes,
+    /// Sessions that were asked for idle memory and have yet to answer, and are waited for.
+    pub asked: usize,
 }
 
 impl AccountView {
     /// What a new request could get at most, once idle chunks are given up for it.
     pub fn available(&self) -> Bytes {
-        if self.is_lost {
+        if self.is_lost || self.is_draining {
             return Bytes::ZERO;
         }
         self.budget.saturating_sub(self.bytes.promised()) + self.bytes.idle + self.bytes.destroying
@@ -121,12 +127,15 @@ pub(super) struct Account {
     /// Idle chunks (not reserved ones), those that have been idle longest first.
     by_age: BTreeMap<u64, (ChunkId, Bytes, Shelf)>,
     waiting: BTreeSet<QueueKey>,
+    /// Requests for guarantees.
+    admissions: BTreeSet<QueueKey>,
     refused_creates: u64,
     quarantined_chunks: u64,
     chunks: u64,
     chunks_max: u64,
     chunks_destroying: u64,
     is_lost: bool,
+    is_draining: bool,
 }
 
 impl Account {
@@ -140,13 +149,24 @@ impl Account {
             shelves: BTreeMap::new(),
             by_age: BTreeMap::new(),
             waiting: BTreeSet::new(),
+            admissions: BTreeSet::new(),
             refused_creates: 0,
             quarantined_chunks: 0,
             chunks: 0,
             chunks_max,
             chunks_destroying: 0,
             is_lost: false,
+            is_draining: false,
         }
+    }
+
+    /// Nothing more is to be promised here, or that ends.
+    pub(super) fn drain(&mut self, is_draining: bool) {
+        self.is_draining = is_draining;
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.is_draining
     }
 
     /// The device is gone, and has nothing to promise.
@@ -294,12 +314,20 @@ impl Account {
         !self.waiting.is_empty()
     }
 
-    pub(super) fn enqueue(&mut self, key: QueueKey) {
-        self.waiting.insert(key);
+    pub(super) fn admissions(&self) -> &BTreeSet<QueueKey> {
+        &self.admissions
     }
 
-    pub(super) fn dequeue(&mut self, key: &QueueKey) {
-        assert!(self.waiting.remove(key), "a waiting request stands in the queue of its device");
+    fn queue_mut(&mut self, is_guarantee: bool) -> &mut BTreeSet<QueueKey> {
+        if is_guarantee { &mut self.admissions } else { &mut self.waiting }
+    }
+
+    pub(super) fn enqueue(&mut self, key: QueueKey, is_guarantee: bool) {
+        self.queue_mut(is_guarantee).insert(key);
+    }
+
+    pub(super) fn dequeue(&mut self, key: &QueueKey, is_guarantee: bool) {
+        assert!(self.queue_mut(is_guarantee).remove(key), "a waiting request stands in the queue of its device");
     }
 
     pub(super) fn view(&self, device: DeviceId) -> AccountView {
@@ -309,13 +337,16 @@ impl Account {
             budget: self.budget(),
             foreign: self.foreign,
             bytes: self.bytes,
-            waiting: self.waiting.len(),
+            waiting: self.waiting.len() + self.admissions.len(),
             refused_creates: self.refused_creates,
             peak_leased: self.peak_leased,
             quarantined_chunks: self.quarantined_chunks,
             chunks: self.chunks,
             chunks_max: self.chunks_max,
             is_lost: self.is_lost,
+            is_draining: self.is_draining,
+            guaranteed: Bytes::ZERO,
+            asked: 0,
         }
     }
 

@@ -118,15 +118,15 @@ impl Ledger {
                 return Err(format!("{session} says it has {:?}", holder.leased));
             }
             let mut sum = Bytes::ZERO;
-            for (device, bytes) in &holder.held_by_device {
-                let counted = held.remove(&(*session, *device)).unwrap_or_default();
-                if counted != *bytes {
+            for (device, place) in holder.places() {
+                let (bytes, counted) = (place.held, held.remove(&(*session, device)).unwrap_or_default());
+                if counted != bytes {
                     return Err(format!("{session} says it holds {bytes} on {device} and holds {counted}"));
                 }
-                sum += *bytes;
+                sum += bytes;
             }
-            if sum != holder.held || sum > holder.limit {
-                return Err(format!("{session} holds {sum}, says {} and may hold {}", holder.held, holder.limit));
+            if sum != holder.held || sum > holder.most() {
+                return Err(format!("{session} holds {sum}, says {} and may hold {}", holder.held, holder.most()));
             }
         }
         held.retain(|_, bytes| !bytes.is_zero());
@@ -140,10 +140,14 @@ impl Ledger {
     fn requests_are_where_they_say(&self) -> Result<(), String> {
         let mut queued = BTreeSet::new();
         for (device, account) in &self.devices {
-            for key in account.waiting() {
+            let waiting = account.waiting().iter().map(|key| (key, false));
+            for (key, is_guarantee) in waiting.chain(account.admissions().iter().map(|key| (key, true))) {
                 let there = self.requests.get(&key.request);
                 let waits = |request: &super::queue::Request| {
-                    request.device == *device && matches!(&request.phase, Phase::Waiting(of) if of == key)
+                    request.device == *device
+                        && request.is_guarantee == is_guarantee
+                        && *key == self.key_of(key.request)
+                        && matches!(&request.phase, Phase::Waiting(of) if of == key)
                 };
                 if !there.is_some_and(waits) || !queued.insert(key.request) {
                     return Err(format!("{} stands in the queue of {device} and does not wait there", key.request));
@@ -173,6 +177,20 @@ impl Ledger {
                 && !self.sessions.get(&session).is_some_and(|session| session.is_attached)
             {
                 return Err(format!("{id} is of {session}, which can ask for nothing"));
+            }
+        }
+        let guaranteed = |(session, known): (&SessionId, &super::Session)| {
+            let places = known.places().filter(|(_, place)| !place.guarantee.is_zero());
+            places.map(|(device, _)| (device, *session)).collect::<Vec<_>>()
+        };
+        let guaranteed: BTreeSet<_> = self.sessions.iter().flat_map(guaranteed).collect();
+        if guaranteed != self.guaranteed {
+            return Err(format!("{guaranteed:?} are guaranteed something, not {:?}", self.guaranteed));
+        }
+        for (device, session) in self.questions.open() {
+            let is_there = |session: &super::Session| session.is_attached && session.terms.answers;
+            if !self.devices.contains_key(&device) || !self.sessions.get(&session).is_some_and(is_there) {
+                return Err(format!("{session} is waited for on {device}, and will not answer"));
             }
         }
         let mut reserved: BTreeMap<_, Bytes> = BTreeMap::new();

@@ -6,396 +6,44 @@
 //! 1. A chunk has exactly one state, and when it is leased exactly one holder.
 //! 2. Bytes are promised before they are created, and nothing is promised beyond a device's budget.
 //! 3. A chunk that one tenant could have imported is never granted to another. For now every session is its own tenant.
-//! 4. A session never holds more than its limit.
+//! 4. A session never gets beyond its limit; what it holds when that is set lower falls with what it gives back.
 //! 5. Every request ends: granted, refused with who holds what, timed out, or gone with its session.
 //!
 //! [`Ledger::invariants`] says them in code; tests call it after every step, and the O(1) parts are asserted always.
 //!
 //! ## Who is served first
 //!
-//! Requests wait per device, by priority; within one, those of sessions that hold memory there come before those of
+//! Requests wait per device. Those within their session's guarantee come first, then by priority; within one, those of sessions that hold memory there come before those of
 //! sessions that start, and then the older first. Nobody passes a request ahead that could be served: a running job grows before a new one
 //! starts, and within each class nobody starves.
 
 mod account;
+mod asking;
 mod audit;
+mod command;
 mod queue;
+mod refusal;
+mod session;
+mod terms;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 pub use account::{AccountView, DeviceBytes};
+pub use command::{Change, Command, Effect, EndReason, Holder, Overstay, Shortage};
+pub use refusal::{Holding, LedgerError, Refusal};
+pub use session::{SessionView, Terms};
 
-use crate::error::ErrorKind;
 use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use crate::ladder::Part;
 use crate::limits;
 use crate::units::Bytes;
 use account::{Account, Shelf};
+use asking::Questions;
 use queue::Request;
+use session::Session;
 
-/// What the driver was short of when it refused a create.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Shortage {
-    /// Memory of the device: there is no more than what exists already.
-    Memory,
-    /// Descriptors of this process, or exports of the machine: the memory is there.
-    Chunks,
-    /// Nothing that is known of: something is broken.
-    Nothing,
-}
-
-/// What happens to the ledger.
-#[derive(Clone, Debug)]
-pub enum Command {
-    /// A device appears, empty.
-    AddDevice {
-        /// Its ordinal.
-        device: DeviceId,
-        /// Its bytes.
-        total: Bytes,
-        /// How many chunks of it there may be at one time: each takes descriptors, and an export.
-        chunks_max: u64,
-    },
-    /// The device is gone: nothing on it works any more.
-    Lose {
-        /// Which.
-        device: DeviceId,
-    },
-    /// The driver told how much of a device nobody holds.
-    Observe {
-        /// Which.
-        device: DeviceId,
-        /// Bytes that a create could still get.
-        free: Bytes,
-    },
-    /// A session begins.
-    Open {
-        /// Its name in the ledger; never used before.
-        session: SessionId,
-        /// Bytes that it may never pass, on all devices together.
-        limit: Bytes,
-        /// Higher is served first.
-        priority: u32,
-    },
-    /// The session's connection is gone, its process may live: it asks for nothing more and keeps what it has.
-    Detach {
-        /// Which.
-        session: SessionId,
-    },
-    /// The session is over: it said so, or its process is gone.
-    End {
-        /// Which.
-        session: SessionId,
-        /// How it ended.
-        reason: EndReason,
-    },
-    /// Somebody wants memory.
-    Acquire {
-        /// The request's name; never used before.
-        request: RequestId,
-        /// For whom.
-        holder: Holder,
-        /// Where.
-        device: DeviceId,
-        /// How much, in which chunks.
-        parts: Vec<Part>,
-        /// The plan whose reserved chunks may be used for it.
-        plan: Option<PlanId>,
-        /// How long it may wait for others to release, in milliseconds; 0 for not at all.
-        wait_ms: u64,
-    },
-    /// Nobody waits for this request any more.
-    Cancel {
-        /// Which.
-        request: RequestId,
-    },
-    /// Nothing is granted any more: who waits is refused, and whoever asks after this.
-    Close,
-    /// A session gives chunks back.
-    Release {
-        /// Which session.
-        session: SessionId,
-        /// Which chunks; all of them or, on error, none.
-        chunks: Vec<ChunkId>,
-    },
-    /// A plan's reserved chunks are for everybody again.
-    Unreserve {
-        /// Which plan.
-        plan: PlanId,
-    },
-    /// So many chunks that nobody could have imported are to lie idle: what is missing is created ahead of need, in room that nobody needs. Nothing
-    /// happens while other chunks are being created.
-    Warm {
-        /// Where.
-        device: DeviceId,
-        /// Which.
-        part: Part,
-    },
-    /// An [`Effect::Create`] was carried out.
-    Created {
-        /// Which.
-        chunk: ChunkId,
-    },
-    /// An [`Effect::Create`] was refused by the driver.
-    CreateFailed {
-        /// Which.
-        chunk: ChunkId,
-        /// What the driver was short of.
-        why: Shortage,
-    },
-    /// An [`Effect::Destroy`] was carried out, perhaps after it had failed.
-    Destroyed {
-        /// Which.
-        chunk: ChunkId,
-    },
-    /// An [`Effect::Destroy`] failed: the chunk stays in quarantine, and nobody waits for its bytes, until it is [`Command::Destroyed`] after all.
-    DestroyFailed {
-        /// Which.
-        chunk: ChunkId,
-    },
-    /// Time has passed.
-    Tick {
-        /// Milliseconds since the ledger began.
-        now_ms: u64,
-    },
-}
-
-/// What is to be done about it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Effect {
-    /// Create this chunk and say how it went.
-    Create {
-        /// Its name.
-        chunk: ChunkId,
-        /// Where.
-        device: DeviceId,
-        /// How large.
-        len: Bytes,
-    },
-    /// Give this chunk back to the driver and say how it went.
-    Destroy {
-        /// Its name.
-        chunk: ChunkId,
-    },
-    /// A request is granted.
-    Grant {
-        /// Which.
-        request: RequestId,
-        /// Whose.
-        holder: Holder,
-        /// Its chunks with their sizes, in the order of the parts asked for.
-        chunks: Vec<(ChunkId, Bytes)>,
-    },
-    /// A request is refused.
-    Refuse {
-        /// Which.
-        request: RequestId,
-        /// Whose.
-        holder: Holder,
-        /// Why.
-        refusal: Refusal,
-    },
-}
-
-/// For whom memory is held.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Holder {
-    /// A session: leased.
-    Session(SessionId),
-    /// A plan whose job has not started: reserved.
-    Plan(PlanId),
-}
-
-/// How a session ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum EndReason {
-    /// It said goodbye.
-    Closed,
-    /// Its process is gone.
-    Died,
-}
-
-/// One session with what it holds, for people who wonder where the memory is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Holding {
-    /// Who.
-    pub session: SessionId,
-    /// How much, on the device in question.
-    pub held: Bytes,
-}
-
-/// Why a request was not granted.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refusal {
-    /// The session's own limit.
-    #[error("{requested} asked for, {held} held, and the session's limit is {limit}")]
-    OverLimit {
-        /// Bytes asked for.
-        requested: Bytes,
-        /// Bytes held and promised.
-        held: Bytes,
-        /// The limit.
-        limit: Bytes,
-    },
-    /// More than the device could ever give.
-    #[error("{requested} asked for, and the whole budget of {device} is {budget}")]
-    OverBudget {
-        /// Where.
-        device: DeviceId,
-        /// Bytes asked for.
-        requested: Bytes,
-        /// All that there is.
-        budget: Bytes,
-    },
-    /// Not enough is left now, and the request was not to wait, or has waited as long as it was to.
-    #[error(
-        "{requested} asked for on {device}, {available} of {budget} available after {waited_ms} ms, {ahead} requests ahead; held by {}",
-        list(holders, *reserved)
-    )]
-    Exhausted {
-        /// Where.
-        device: DeviceId,
-        /// Bytes asked for.
-        requested: Bytes,
-        /// Bytes that could be had.
-        available: Bytes,
-        /// All that there is.
-        budget: Bytes,
-        /// Who has the rest: the largest first.
-        holders: Vec<Holding>,
-        /// What is kept for the jobs of plans.
-        reserved: Bytes,
-        /// How long the request has waited.
-        waited_ms: u64,
-        /// Requests that were to be served first.
-        ahead: usize,
-    },
-    /// The bytes are there, and the chunks are not: each takes descriptors, and an export.
-    #[error(
-        "{requested} chunks asked for on {device}, {available} of {limit} can be had; each takes open files of the daemon and an export of the machine: raise its limit of open files (LimitNOFILE), or make the ladder's sizes larger"
-    )]
-    Chunks {
-        /// Where.
-        device: DeviceId,
-        /// Chunks asked for.
-        requested: u64,
-        /// Chunks that could be had.
-        available: u64,
-        /// How many there may be.
-        limit: u64,
-    },
-    /// The device is gone.
-    #[error("{device} is lost: nothing on it works any more; the daemon's log says since when and why")]
-    Lost {
-        /// Where.
-        device: DeviceId,
-    },
-    /// Everybody who holds memory waits for more of it, so nobody will release any; this request came last.
-    #[error("every session that holds memory on {device} waits for more: {}", list(cycle, Bytes::ZERO))]
-    Deadlock {
-        /// Where.
-        device: DeviceId,
-        /// Who waits for whom.
-        cycle: Vec<Holding>,
-    },
-    /// The driver could not create a chunk for a reason other than memory.
-    #[error("the driver cannot create chunks on {device}; the daemon's log says why")]
-    Driver {
-        /// Where.
-        device: DeviceId,
-    },
-    /// The session ended, lost its connection, or took the request back.
-    #[error("the request was given up")]
-    Cancelled,
-    /// The ledger is closed ([`Command::Close`]).
-    #[error("the daemon is shutting down")]
-    Closed,
-}
-
-fn list(holders: &[Holding], reserved: Bytes) -> String {
-    let sessions = holders.iter().map(|holding| format!("{} ({})", holding.session, holding.held));
-    let plans = (!reserved.is_zero()).then(|| format!("plans whose jobs are to come ({reserved})"));
-    let all: Vec<_> = sessions.chain(plans).collect();
-    if all.is_empty() { "nobody".into() } else { all.join(", ") }
-}
-
-impl Refusal {
-    /// What a caller can do about it.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Refusal::OverLimit { .. } => ErrorKind::OverLimit,
-            Refusal::OverBudget { .. } | Refusal::Exhausted { .. } | Refusal::Chunks { .. } => ErrorKind::Exhausted,
-            Refusal::Lost { .. } => ErrorKind::Unavailable,
-            Refusal::Deadlock { .. } => ErrorKind::Conflict,
-            Refusal::Driver { .. } => ErrorKind::Broken,
-            Refusal::Cancelled | Refusal::Closed => ErrorKind::Unavailable,
-        }
-    }
-}
-
-/// A command that makes no sense. The ledger is as before.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum LedgerError {
-    /// Nobody added this device.
-    #[error("there is no {0}")]
-    NoDevice(DeviceId),
-    /// It exists already.
-    #[error("{0} exists already")]
-    DeviceExists(DeviceId),
-    /// Nobody opened this session, or it is over.
-    #[error("there is no {0}")]
-    NoSession(SessionId),
-    /// The session exists already.
-    #[error("{0} exists already")]
-    SessionExists(SessionId),
-    /// The session lost its connection and can ask for nothing.
-    #[error("{0} is no longer connected")]
-    Detached(SessionId),
-    /// The request exists already.
-    #[error("{0} exists already")]
-    RequestExists(RequestId),
-    /// Nobody holds anything for this plan.
-    #[error("nothing is reserved for plan {}", .0.to_hex())]
-    NoPlan(PlanId),
-    /// The session does not hold this chunk, or named it twice.
-    #[error("{session} does not hold {chunk}")]
-    NotHeld {
-        /// Who.
-        session: SessionId,
-        /// What.
-        chunk: ChunkId,
-    },
-    /// The answer does not fit what was asked.
-    #[error("nobody asked for that to be done to {0}")]
-    Unasked(ChunkId),
-    /// Nothing, or more than one request can be for.
-    #[error("an acquire is for 1 to {chunks} chunks of {smallest} to {largest} and at most {bytes} in all", chunks = limits::ACQUIRE_CHUNKS_MAX,
-        smallest = limits::CHUNK_LEN_MIN, largest = limits::CHUNK_LEN_MAX, bytes = limits::ACQUIRE_BYTES_MAX)]
-    Parts,
-    /// A maximum of the daemon is reached.
-    #[error("all {limit} {what} are in use")]
-    TooMany {
-        /// Of what.
-        what: &'static str,
-        /// How many.
-        limit: usize,
-    },
-}
-
-impl LedgerError {
-    /// What a caller can do about it.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            LedgerError::NoDevice(_) | LedgerError::NoSession(_) | LedgerError::NoPlan(_) => ErrorKind::NotFound,
-            LedgerError::DeviceExists(_) | LedgerError::SessionExists(_) | LedgerError::RequestExists(_) => {
-                ErrorKind::Conflict
-            }
-            LedgerError::Detached(_) => ErrorKind::Conflict,
-            LedgerError::NotHeld { .. } | LedgerError::Unasked(_) | LedgerError::Parts => ErrorKind::Invalid,
-            LedgerError::TooMany { .. } => ErrorKind::Exhausted,
-        }
-    }
-}
+/// Who has the rest of a device is told to whoever is refused: the first few.
+const HOLDERS_SHOWN: usize = 8;
 
 /// What a chunk is at this moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -421,34 +69,6 @@ struct Record {
     state: State,
 }
 
-#[derive(Debug)]
-struct Session {
-    limit: Bytes,
-    priority: u32,
-    is_attached: bool,
-    /// Leased, and promised to requests that are being created.
-    held: Bytes,
-    leased: BTreeSet<ChunkId>,
-    held_by_device: BTreeMap<DeviceId, Bytes>,
-}
-
-/// A session as the ledger sees it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SessionView {
-    /// Which.
-    pub session: SessionId,
-    /// Bytes that it may never pass.
-    pub limit: Bytes,
-    /// Higher is served first.
-    pub priority: u32,
-    /// Bytes leased and promised, by device.
-    pub held: Vec<(DeviceId, Bytes)>,
-    /// Chunks leased.
-    pub chunks: usize,
-    /// Its connection is there.
-    pub is_attached: bool,
-}
-
 /// Bytes that came back to the ledger, by how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReturnedBytes {
@@ -465,6 +85,11 @@ pub struct Ledger {
     sessions: BTreeMap<SessionId, Session>,
     chunks: HashMap<ChunkId, Record>,
     requests: BTreeMap<RequestId, Request>,
+    /// What sessions were asked to give back.
+    questions: Questions,
+    overstay: Overstay,
+    /// Who is guaranteed something, and where.
+    guaranteed: BTreeSet<(DeviceId, SessionId)>,
     /// Bytes reserved per plan.
     plans: BTreeMap<PlanId, Bytes>,
     returned: ReturnedBytes,
@@ -481,6 +106,11 @@ impl Ledger {
         Ledger::default()
     }
 
+    /// What becomes of requests within a guarantee whose time is up.
+    pub fn set_overstay(&mut self, overstay: Overstay) {
+        self.overstay = overstay;
+    }
+
     /// Takes a command. On error nothing has changed.
     pub fn step(&mut self, command: Command) -> Result<Vec<Effect>, LedgerError> {
         let mut effects = Vec::new();
@@ -488,7 +118,15 @@ impl Ledger {
             Command::AddDevice { device, total, chunks_max } => self.add_device(device, total, chunks_max)?,
             Command::Lose { device } => self.lose(device, &mut effects)?,
             Command::Observe { device, free } => self.observe(device, free, &mut effects)?,
-            Command::Open { session, limit, priority } => self.open(session, limit, priority)?,
+            Command::Open { session, terms } => self.open(session, terms)?,
+            command @ Command::Admit { .. } => self.admit(command, &mut effects)?,
+            Command::Change { session, change, revision } => self.change(session, change, revision, &mut effects)?,
+            Command::Evict { session } => self.evict(session, &mut effects)?,
+            Command::Drain { device, is_draining } => self.drain(device, is_draining, &mut effects)?,
+            Command::Trim { device, session, bytes } => self.trim(device, session, bytes, &mut effects)?,
+            Command::TrimIdle { device, bytes } => self.trim_idle(device, bytes, &mut effects)?,
+            Command::Parked { device, sessions } => self.note_parked(device, &sessions, &mut effects)?,
+            Command::Answered { session, device, ask } => self.answered(session, device, ask, &mut effects)?,
             Command::Detach { session } => self.detach(session, &mut effects)?,
             Command::End { session, reason } => self.end(session, reason, &mut effects)?,
             Command::Acquire { request, holder, device, parts, plan, wait_ms } => {
@@ -529,28 +167,22 @@ impl Ledger {
         Ok(())
     }
 
-    fn open(&mut self, session: SessionId, limit: Bytes, priority: u32) -> Result<(), LedgerError> {
+    fn open(&mut self, session: SessionId, terms: Terms) -> Result<(), LedgerError> {
         if self.sessions.contains_key(&session) {
             return Err(LedgerError::SessionExists(session));
         }
         if self.sessions.len() >= limits::SESSIONS_MAX {
             return Err(LedgerError::TooMany { what: "sessions", limit: limits::SESSIONS_MAX });
         }
-        let opened = Session {
-            limit,
-            priority,
-            is_attached: true,
-            held: Bytes::ZERO,
-            leased: BTreeSet::new(),
-            held_by_device: BTreeMap::new(),
-        };
-        self.sessions.insert(session, opened);
+        self.sessions.insert(session, Session::new(terms));
         Ok(())
     }
 
     fn detach(&mut self, session: SessionId, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
         self.sessions.get_mut(&session).ok_or(LedgerError::NoSession(session))?.is_attached = false;
-        for device in self.drop_requests_of(Holder::Session(session), effects) {
+        let mut moved = self.drop_requests_of(Holder::Session(session), &Refusal::Cancelled, effects);
+        moved.extend(self.forget_questions(session));
+        for device in moved {
             self.serve(device, effects);
         }
         Ok(())
@@ -562,8 +194,12 @@ impl Ledger {
         if !self.sessions.contains_key(&session) {
             return Err(LedgerError::NoSession(session));
         }
-        let let_go = self.drop_requests_of(Holder::Session(session), effects);
+        let mut let_go = self.drop_requests_of(Holder::Session(session), &Refusal::Cancelled, effects);
+        let_go.extend(self.forget_questions(session));
         let ended = self.sessions.remove(&session).expect("looked up above");
+        // What it had and was guaranteed others may have.
+        self.guaranteed.retain(|(_, of)| *of != session);
+        let_go.extend(ended.places().map(|(device, _)| device));
         let mut left_behind = Bytes::ZERO;
         for chunk in ended.leased {
             left_behind += self.chunks[&chunk].len;
@@ -584,6 +220,13 @@ impl Ledger {
         Ok(())
     }
 
+    /// Nobody waits for answers of a session that will give none. Says where somebody did.
+    fn forget_questions(&mut self, session: SessionId) -> Vec<DeviceId> {
+        let open: Vec<_> = self.questions.open().filter(|(_, of)| *of == session).map(|(device, _)| device).collect();
+        self.questions.forget(session);
+        open
+    }
+
     fn release(
         &mut self,
         session: SessionId,
@@ -602,17 +245,22 @@ impl Ledger {
             let Record { device, len, .. } = self.chunks[&chunk];
             self.sessions.get_mut(&session).expect("looked up above").give_back(device, chunk, len);
             self.returned.release += len;
-            self.make_idle(chunk, Some(session));
+            // What was asked for is for somebody else, who cannot have it as it is: while the rest comes it goes back to the driver.
+            match self.questions.note_released(session, device, len) {
+                true => self.destroy(chunk, effects),
+                false => self.make_idle(chunk, Some(session)),
+            }
             devices.insert(device);
         }
         for device in devices {
+            self.rekey(session, device);
             self.serve(device, effects);
         }
         Ok(())
     }
 
     fn unreserve(&mut self, plan: PlanId, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
-        let was_asked_for = !self.drop_requests_of(Holder::Plan(plan), effects).is_empty();
+        let was_asked_for = !self.drop_requests_of(Holder::Plan(plan), &Refusal::Cancelled, effects).is_empty();
         let was_in_use = self.forget_plan_of_claims(plan);
         if self.plans.remove(&plan).is_none() && !was_asked_for && !was_in_use {
             return Err(LedgerError::NoPlan(plan));
@@ -628,7 +276,7 @@ impl Ledger {
 
     fn warm(&mut self, device: DeviceId, part: Part, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
         let account = self.devices.get(&device).ok_or(LedgerError::NoDevice(device))?;
-        if account.has_waiting() || !account.bytes().creating.is_zero() {
+        if account.has_waiting() || account.is_draining() || !account.bytes().creating.is_zero() {
             return Ok(());
         }
         let missing = part.count.saturating_sub(account.count_on_shelf(Shelf::Pristine, part.len));
@@ -695,6 +343,7 @@ impl Ledger {
 
     fn tick(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
         self.now_ms = self.now_ms.max(now_ms);
+        self.let_questions_go(effects);
         for device in self.devices.keys().copied().collect::<Vec<_>>() {
             self.serve(device, effects);
         }
@@ -754,25 +403,33 @@ impl Ledger {
 
     /// Every device with its bytes by state.
     pub fn devices(&self) -> Vec<AccountView> {
-        self.devices.iter().map(|(device, account)| account.view(*device)).collect()
+        self.devices.keys().filter_map(|device| self.device(*device)).collect()
     }
 
     /// One device.
     pub fn device(&self, device: DeviceId) -> Option<AccountView> {
-        self.devices.get(&device).map(|account| account.view(device))
+        let account = self.devices.get(&device)?;
+        let guaranteed = self.guaranteed_on(device).map(|(_, place)| place.guarantee).sum();
+        let asked = self.questions.open().filter(|(of, _)| *of == device).count();
+        Some(AccountView { guaranteed, asked, ..account.view(device) })
+    }
+
+    /// What a session could get on a device beside what it holds: what nobody has, or lies idle with the daemon, less what is kept for others, within its limit.
+    pub fn room(&self, session: SessionId, device: DeviceId) -> Option<Bytes> {
+        let (known, view) = (self.sessions.get(&session)?, self.device(device)?);
+        let free = view.available().saturating_sub(self.withheld_from(Holder::Session(session), device));
+        let left = known.terms.limit.saturating_sub(known.held);
+        Some(if known.is_evicted { Bytes::ZERO } else { free.min(left) })
     }
 
     /// Every session.
     pub fn sessions(&self) -> Vec<SessionView> {
-        let view = |(session, held): (&SessionId, &Session)| SessionView {
-            session: *session,
-            limit: held.limit,
-            priority: held.priority,
-            held: held.held_by_device.iter().map(|(device, bytes)| (*device, *bytes)).collect(),
-            chunks: held.leased.len(),
-            is_attached: held.is_attached,
-        };
-        self.sessions.iter().map(view).collect()
+        self.sessions.iter().map(|(session, known)| known.view(*session)).collect()
+    }
+
+    /// One session.
+    pub fn session(&self, session: SessionId) -> Option<SessionView> {
+        self.sessions.get(&session).map(|known| known.view(session))
     }
 
     /// Chunks of a request that are there, and how many it wants. `None` once it is answered.
@@ -797,41 +454,14 @@ impl Ledger {
 
     /// The sessions that hold most on a device, the largest first.
     fn holders(&self, device: DeviceId) -> Vec<Holding> {
-        const SHOWN: usize = 8;
-        let held = |(session, held): (&SessionId, &Session)| {
-            let held = held.held_by_device.get(&device).copied().filter(|held| !held.is_zero())?;
-            Some(Holding { session: *session, held })
+        let held = |(session, known): (&SessionId, &Session)| {
+            let held = known.held_on(device);
+            (!held.is_zero()).then_some(Holding { session: *session, held })
         };
         let mut holders: Vec<_> = self.sessions.iter().filter_map(held).collect();
         holders.sort_by_key(|holding| (std::cmp::Reverse(holding.held), holding.session));
-        holders.truncate(SHOWN);
+        holders.truncate(HOLDERS_SHOWN);
         holders
-    }
-}
-
-impl Session {
-    fn take(&mut self, device: DeviceId, len: Bytes) {
-        self.held += len;
-        assert!(self.held <= self.limit, "a session never holds more than its limit");
-        *self.held_by_device.entry(device).or_default() += len;
-    }
-
-    fn untake(&mut self, device: DeviceId, len: Bytes) {
-        self.held -= len;
-        let on_device = self.held_by_device.get_mut(&device).expect("what was taken is on record");
-        *on_device -= len;
-        if on_device.is_zero() {
-            self.held_by_device.remove(&device);
-        }
-    }
-
-    fn give_back(&mut self, device: DeviceId, chunk: ChunkId, len: Bytes) {
-        assert!(self.leased.remove(&chunk), "the caller looked the chunk up");
-        self.untake(device, len);
-    }
-
-    fn holds_on(&self, device: DeviceId) -> bool {
-        self.held_by_device.contains_key(&device)
     }
 }
 

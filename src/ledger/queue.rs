@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::account::Shelf;
+use super::account::{Account, Shelf};
 use super::{Effect, Holder, Holding, Ledger, LedgerError, Refusal, Shortage, State};
 use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use crate::ladder::Part;
@@ -20,8 +20,16 @@ pub(super) struct Request {
     /// How many chunks the parts are together.
     chunks: u64,
     plan: Option<PlanId>,
-    asked_ms: u64,
-    deadline_ms: u64,
+    /// It is for a guarantee of so many bytes, and for no chunks.
+    pub(super) is_guarantee: bool,
+    /// What the session was guaranteed before this request was kept for it.
+    pub(super) guaranteed_before: Option<Bytes>,
+    /// Others were asked for what it lacks.
+    pub(super) has_asked: bool,
+    /// It waits on beyond its time.
+    pub(super) is_extended: bool,
+    pub(super) asked_ms: u64,
+    pub(super) deadline_ms: u64,
     /// Times that the driver refused to create its chunks, each soon after the last.
     refused_creates: u32,
     refused_ms: u64,
@@ -36,9 +44,10 @@ pub(super) enum Phase {
     Creating { missing: u64, ready: Vec<ChunkId>, failure: Option<Shortage> },
 }
 
-/// The place in a queue: high priority first, then those who hold memory already, then the older.
+/// The place in a queue: what is guaranteed first, then high priority, then those who hold memory already, then the older.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct QueueKey {
+    is_beyond_guarantee: bool,
     priority: Reverse<u32>,
     is_starting: bool,
     pub(super) request: RequestId,
@@ -70,21 +79,33 @@ impl Request {
         if chunks == 0 || chunks > limits::ACQUIRE_CHUNKS_MAX || distinct.len() != parts.len() {
             return Err(LedgerError::Parts);
         }
-        let deadline_ms = now_ms.saturating_add(wait_ms.min(limits::WAIT_MS_MAX));
-        let phase = Phase::Creating { missing: 0, ready: Vec::new(), failure: None };
-        Ok(Request {
+        let request = Request { parts, chunks, plan, ..Request::of(holder, device, bytes, now_ms, wait_ms) };
+        Ok(request)
+    }
+
+    /// A request of a session to be guaranteed so much.
+    pub(super) fn guarantee(session: SessionId, device: DeviceId, bytes: Bytes, now_ms: u64, wait_ms: u64) -> Request {
+        Request { is_guarantee: true, ..Request::of(Holder::Session(session), device, bytes, now_ms, wait_ms) }
+    }
+
+    fn of(holder: Holder, device: DeviceId, bytes: Bytes, now_ms: u64, wait_ms: u64) -> Request {
+        Request {
             holder,
             device,
-            parts,
+            parts: Vec::new(),
             bytes,
-            chunks,
-            plan,
+            chunks: 0,
+            plan: None,
+            is_guarantee: false,
+            guaranteed_before: None,
+            has_asked: false,
+            is_extended: false,
             asked_ms: now_ms,
-            deadline_ms,
+            deadline_ms: now_ms.saturating_add(wait_ms.min(limits::WAIT_MS_MAX)),
             refused_creates: 0,
             refused_ms: 0,
-            phase,
-        })
+            phase: Phase::Creating { missing: 0, ready: Vec::new(), failure: None },
+        }
     }
 
     /// Chunks that are there, and how many are wanted.
@@ -106,17 +127,19 @@ impl Request {
 }
 
 impl Ledger {
-    pub(super) fn acquire(
-        &mut self,
+    /// Whether there is somebody who asks, and a place for one more.
+    pub(super) fn check_asking(
+        &self,
         request: RequestId,
-        wanted: Request,
-        effects: &mut Vec<Effect>,
-    ) -> Result<(), LedgerError> {
+        holder: Holder,
+        device: DeviceId,
+    ) -> Result<Holder, LedgerError> {
         if self.requests.contains_key(&request) {
             return Err(LedgerError::RequestExists(request));
         }
-        let account = self.devices.get(&wanted.device).ok_or(LedgerError::NoDevice(wanted.device))?;
-        let (holder, device, bytes, chunks) = (wanted.holder, wanted.device, wanted.bytes, wanted.chunks);
+        if !self.devices.contains_key(&device) {
+            return Err(LedgerError::NoDevice(device));
+        }
         if let Holder::Session(session) = holder {
             let asking = self.sessions.get(&session).ok_or(LedgerError::NoSession(session))?;
             if !asking.is_attached {
@@ -126,13 +149,23 @@ impl Ledger {
         if self.requests.len() >= limits::WAITING_MAX {
             return Err(LedgerError::TooMany { what: "waiting requests", limit: limits::WAITING_MAX });
         }
+        Ok(holder)
+    }
+
+    pub(super) fn acquire(
+        &mut self,
+        request: RequestId,
+        wanted: Request,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), LedgerError> {
+        let (device, bytes, chunks) = (wanted.device, wanted.bytes, wanted.chunks);
+        let holder = self.check_asking(request, wanted.holder, device)?;
+        let account = &self.devices[&device];
         if self.chunks.len() as u64 + chunks > limits::CHUNKS_MAX as u64 {
             return Err(LedgerError::TooMany { what: "chunks of this daemon", limit: limits::CHUNKS_MAX });
         }
-        let refusal = if self.is_closed {
-            Some(Refusal::Closed)
-        } else if account.is_lost() {
-            Some(Refusal::Lost { device })
+        let refusal = if let Some(refusal) = self.barred(holder, device) {
+            Some(refusal)
         } else if bytes > account.total() {
             Some(Refusal::OverBudget { device, requested: bytes, budget: account.budget() })
         } else if chunks > account.chunks_max() {
@@ -154,45 +187,93 @@ impl Ledger {
     fn over_limit(&self, holder: Holder, requested: Bytes) -> Option<Refusal> {
         let Holder::Session(session) = holder else { return None };
         let asking = self.sessions.get(&session)?;
-        let fits = asking.held.checked_add(requested).is_some_and(|sum| sum <= asking.limit);
-        (!fits).then_some(Refusal::OverLimit { requested, held: asking.held, limit: asking.limit })
+        let limit = asking.terms.limit;
+        let fits = asking.held.checked_add(requested).is_some_and(|sum| sum <= limit);
+        (!fits).then_some(Refusal::OverLimit { requested, held: asking.held, limit })
     }
 
-    fn enqueue(&mut self, request: RequestId) {
-        let waiting = self.requests.get_mut(&request).expect("the caller has the request");
-        let (priority, is_starting) = match waiting.holder {
-            Holder::Session(session) => {
-                let asking = &self.sessions[&session];
-                (asking.priority, !asking.holds_on(waiting.device))
-            }
-            Holder::Plan(_) => (0, true),
+    /// Where a request stands in its queue.
+    pub(super) fn key_of(&self, request: RequestId) -> QueueKey {
+        let waiting = &self.requests[&request];
+        let is_starting = match waiting.holder {
+            Holder::Session(session) => !self.sessions[&session].holds_on(waiting.device),
+            Holder::Plan(_) => true,
         };
-        let key = QueueKey { priority: Reverse(priority), is_starting, request };
+        QueueKey {
+            is_beyond_guarantee: !self.is_within_guarantee(request),
+            priority: Reverse(self.priority_of(waiting.holder)),
+            is_starting,
+            request,
+        }
+    }
+
+    pub(super) fn enqueue(&mut self, request: RequestId) {
+        let key = self.key_of(request);
+        let waiting = self.requests.get_mut(&request).expect("the caller has the request");
         waiting.phase = Phase::Waiting(key);
-        self.devices.get_mut(&waiting.device).expect("the request has its device").enqueue(key);
+        let is_guarantee = waiting.is_guarantee;
+        self.devices.get_mut(&waiting.device).expect("the request has its device").enqueue(key, is_guarantee);
+    }
+
+    /// What a session holds or may have has changed: its requests may stand elsewhere now.
+    pub(super) fn rekey(&mut self, session: SessionId, device: DeviceId) {
+        let account = &self.devices[&device];
+        if !self.sessions.contains_key(&session) || !account.has_waiting() && account.admissions().is_empty() {
+            return;
+        }
+        let keys = account.waiting().iter().chain(account.admissions());
+        let of_session = |key: &&QueueKey| self.requests[&key.request].holder == Holder::Session(session);
+        let requests: Vec<_> = keys.filter(of_session).map(|key| key.request).collect();
+        for request in requests {
+            self.leave_queue(request);
+            self.enqueue(request);
+        }
+    }
+
+    fn take(&mut self, session: SessionId, device: DeviceId, bytes: Bytes) {
+        self.sessions.get_mut(&session).expect("a request ends with its session").take(device, bytes);
+        self.rekey(session, device);
     }
 
     /// Grants what can be granted, in order; then refuses what has no more time, and breaks up circles.
     pub(super) fn serve(&mut self, device: DeviceId, effects: &mut Vec<Effect>) {
+        let mut next = Some(device);
+        while let Some(device) = next {
+            self.serve_one(device, effects);
+            // Somebody left the queue of a device: whoever stood behind may be served now.
+            next = self.break_deadlock(effects);
+        }
+    }
+
+    fn serve_one(&mut self, device: DeviceId, effects: &mut Vec<Effect>) {
         if self.devices[&device].is_lost() {
             return self.clear_lost(device, effects);
         }
         loop {
+            while let Some(key) = self.devices[&device].admissions().first().copied() {
+                if !self.try_admit(key.request, effects) {
+                    break;
+                }
+            }
+            let mut is_any = false;
             while let Some(key) = self.devices[&device].waiting().first().copied() {
                 if !self.try_promise(key.request, effects) {
                     break;
                 }
+                is_any = true;
             }
-            if !self.refuse_overdue(device, effects) && !self.break_deadlock(device, effects) {
+            // Whoever waits until what it is guaranteed is there may have it by now.
+            let may_admit = is_any && !self.devices[&device].admissions().is_empty();
+            if !may_admit && !self.refuse_overdue(device, effects) {
                 return;
             }
-            // Somebody left the queue: whoever stood behind may be served now.
         }
     }
 
     /// Nobody waits for a device that is lost, and nothing on it is kept.
     fn clear_lost(&mut self, device: DeviceId, effects: &mut Vec<Effect>) {
-        while let Some(key) = self.devices[&device].waiting().first().copied() {
+        let waiting = |account: &Account| account.waiting().iter().chain(account.admissions()).next().copied();
+        while let Some(key) = waiting(&self.devices[&device]) {
             self.refuse(key.request, Refusal::Lost { device }, effects);
         }
         for chunk in self.devices[&device].all_shelved() {
@@ -207,11 +288,12 @@ impl Ledger {
     /// Promises all that the request needs, if it is there. If it is not, but idle chunks could make room, gives those up and says no for now.
     fn try_promise(&mut self, request: RequestId, effects: &mut Vec<Effect>) -> bool {
         let wanted = &self.requests[&request];
-        if let Some(refusal) = self.over_limit(wanted.holder, wanted.bytes) {
+        let (holder, device, bytes) = (wanted.holder, wanted.device, wanted.bytes);
+        if let Some(refusal) = self.barred(holder, device).or_else(|| self.over_limit(holder, bytes)) {
             self.refuse(request, refusal, effects);
             return true;
         }
-        let account = &self.devices[&wanted.device];
+        let account = &self.devices[&device];
         let (mut to_create, mut chunks) = (Bytes::ZERO, 0);
         for part in &wanted.parts {
             let there: u64 = wanted.shelves().map(|shelf| account.count_on_shelf(shelf, part.len)).sum();
@@ -219,12 +301,37 @@ impl Ledger {
             to_create += missing.bytes().expect("checked when it was asked for");
             chunks += missing.count;
         }
+        let of_plan = self.of_plan(request);
+        if !self.withheld_from(holder, device).is_zero() {
+            let lacking = self.lacking(holder, device, bytes, of_plan);
+            if !lacking.is_zero() {
+                self.ask_back(request, lacking, effects);
+                return false;
+            }
+        }
+        let account = &self.devices[&device];
         if to_create > account.available() || chunks > account.chunks_free() {
-            self.make_room(request, to_create, chunks, effects);
+            if let Err(chunks_lacking) = self.make_room(request, to_create, chunks, effects) {
+                let lacking = self.lacking(holder, device, bytes, of_plan);
+                let in_chunks = limits::CHUNK_LEN_MIN.checked_mul(chunks_lacking).unwrap_or(Bytes::MAX);
+                self.ask_back(request, lacking.max(in_chunks), effects);
+            }
             return false;
         }
         self.promise_all(request, effects);
         true
+    }
+
+    /// Bytes of a request that come from what is reserved for its plan.
+    fn of_plan(&self, request: RequestId) -> Bytes {
+        let wanted = &self.requests[&request];
+        let Some(plan) = wanted.plan else { return Bytes::ZERO };
+        let account = &self.devices[&wanted.device];
+        let there = |part: &Part| {
+            let count = account.count_on_shelf(Shelf::Reserved(plan), part.len).min(part.count);
+            Part { count, ..*part }.bytes().expect("checked when it was asked for")
+        };
+        wanted.parts.iter().map(there).sum()
     }
 
     fn promise_all(&mut self, request: RequestId, effects: &mut Vec<Effect>) {
@@ -233,7 +340,7 @@ impl Ledger {
         let (parts, shelves) = (wanted.parts.clone(), wanted.shelves().collect::<Vec<_>>());
         self.leave_queue(request);
         if let Holder::Session(session) = holder {
-            self.sessions.get_mut(&session).expect("a request ends with its session").take(device, bytes);
+            self.take(session, device, bytes);
         }
         let mut ready = Vec::new();
         let mut missing = 0;
@@ -308,8 +415,14 @@ impl Ledger {
         }
     }
 
-    /// Gives idle chunks up, the longest idle first, until `to_create` bytes in so many chunks can be promised. Gives up none where even all would not do.
-    fn make_room(&mut self, request: RequestId, to_create: Bytes, chunks: u64, effects: &mut Vec<Effect>) {
+    /// Gives idle chunks up, the longest idle first, until `to_create` bytes in so many chunks can be promised. Gives up none where even all would not do, and says how many chunks lack then.
+    fn make_room(
+        &mut self,
+        request: RequestId,
+        to_create: Bytes,
+        chunks: u64,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), u64> {
         let wanted = &self.requests[&request];
         let account = &self.devices[&wanted.device];
         let coming = account.available() + account.bytes().destroying;
@@ -339,11 +452,13 @@ impl Ledger {
             chunks_lacking = chunks_lacking.saturating_sub(1);
             given_up.push(chunk);
         }
-        if lacking.is_zero() && chunks_lacking == 0 {
-            for chunk in given_up {
-                self.destroy(chunk, effects);
-            }
+        if !lacking.is_zero() || chunks_lacking > 0 {
+            return Err(chunks_lacking);
         }
+        for chunk in given_up {
+            self.destroy(chunk, effects);
+        }
+        Ok(())
     }
 
     /// A chunk that was created for a request: claims it.
@@ -385,6 +500,9 @@ impl Ledger {
                 }
             }
             let chunks = self.in_order(&granted.parts, &ready);
+            if granted.has_asked {
+                self.settle(granted.holder, device);
+            }
             effects.push(Effect::Grant { request, holder: granted.holder, chunks });
             return;
         };
@@ -423,9 +541,10 @@ impl Ledger {
     /// Undoes the promise to a request whose chunks did not all come. None of them was handed out.
     fn take_back(&mut self, request: RequestId, ready: &[ChunkId]) {
         let failed = &self.requests[&request];
-        if let Holder::Session(session) = failed.holder {
-            let asking = self.sessions.get_mut(&session).expect("a request ends with its session");
-            asking.untake(failed.device, failed.bytes);
+        let (holder, device, bytes) = (failed.holder, failed.device, failed.bytes);
+        if let Holder::Session(session) = holder {
+            self.sessions.get_mut(&session).expect("a request ends with its session").untake(device, bytes);
+            self.rekey(session, device);
         }
         for chunk in ready {
             self.unclaim(*chunk);
@@ -433,16 +552,21 @@ impl Ledger {
     }
 
     /// Takes a request out of whatever it is in and answers it with a refusal.
-    fn refuse(&mut self, request: RequestId, refusal: Refusal, effects: &mut Vec<Effect>) {
+    pub(super) fn refuse(&mut self, request: RequestId, refusal: Refusal, effects: &mut Vec<Effect>) {
         self.leave_queue(request);
         let refused = self.requests.remove(&request).expect("the caller has the request");
+        if let (Some(before), Holder::Session(session)) = (refused.guaranteed_before, refused.holder) {
+            // What was kept for it meanwhile is not any more.
+            self.set_guarantee(session, refused.device, before);
+        }
         effects.push(Effect::Refuse { request, holder: refused.holder, refusal });
     }
 
-    fn leave_queue(&mut self, request: RequestId) {
+    pub(super) fn leave_queue(&mut self, request: RequestId) {
         let waiting = &self.requests[&request];
         if let Phase::Waiting(key) = &waiting.phase {
-            self.devices.get_mut(&waiting.device).expect("the request has its device").dequeue(key);
+            let account = self.devices.get_mut(&waiting.device).expect("the request has its device");
+            account.dequeue(key, waiting.is_guarantee);
         }
     }
 
@@ -470,18 +594,26 @@ impl Ledger {
 
     /// Gives up every request of a holder. Says where, for the caller to serve whoever stood behind them: only once all are gone, or the next of
     /// the same holder would be granted to nobody.
-    pub(super) fn drop_requests_of(&mut self, holder: Holder, effects: &mut Vec<Effect>) -> BTreeSet<DeviceId> {
+    pub(super) fn drop_requests_of(
+        &mut self,
+        holder: Holder,
+        why: &Refusal,
+        effects: &mut Vec<Effect>,
+    ) -> BTreeSet<DeviceId> {
         let of_holder = |(_, request): &(&RequestId, &Request)| request.holder == holder;
         let requests: Vec<_> =
             self.requests.iter().filter(of_holder).map(|(id, request)| (*id, request.device)).collect();
         for (request, _) in &requests {
-            self.give_up(*request, Refusal::Cancelled, effects);
+            self.give_up(*request, why.clone(), effects);
         }
         requests.into_iter().map(|(_, device)| device).collect()
     }
 
     fn exhausted(&self, request: RequestId) -> Refusal {
         let waiting = &self.requests[&request];
+        if waiting.is_guarantee {
+            return self.guarantee_refused(request);
+        }
         let account = &self.devices[&waiting.device];
         let view = account.view(waiting.device);
         let of_plan = waiting.plan.map(|plan| account.reserved_of(plan)).unwrap_or_default();
@@ -498,6 +630,7 @@ impl Ledger {
             budget: view.budget,
             holders: self.holders(waiting.device),
             reserved: view.bytes.reserved - own,
+            withheld: self.withheld_from(waiting.holder, waiting.device),
             waited_ms: self.now_ms - waiting.asked_ms,
             ahead: self.devices[&waiting.device].waiting().iter().take_while(|key| key.request != request).count(),
         }
@@ -509,41 +642,90 @@ impl Ledger {
         if !account.bytes().destroying.is_zero() {
             return false;
         }
-        let is_overdue = |request: &RequestId| self.requests[request].deadline_ms <= self.now_ms;
-        let overdue: Vec<_> = account.waiting().iter().map(|key| key.request).filter(is_overdue).collect();
+        let is_overdue = |request: &RequestId| {
+            self.requests[request].deadline_ms <= self.now_ms && !self.questions.are_open_for(device, *request)
+        };
+        let waiting = account.waiting().iter().chain(account.admissions()).map(|key| key.request);
+        let overdue: Vec<_> = waiting.filter(is_overdue).collect();
+        let mut is_any = false;
         for request in &overdue {
+            if self.overstayed(*request, effects) {
+                continue;
+            }
             let refusal = self.exhausted(*request);
             self.refuse(*request, refusal, effects);
+            is_any = true;
         }
-        !overdue.is_empty()
+        is_any
     }
 
-    /// Where every session that holds memory waits for more, nobody will release any: the youngest such request is refused.
-    fn break_deadlock(&mut self, device: DeviceId, effects: &mut Vec<Effect>) -> bool {
-        let account = &self.devices[&device];
-        if !account.has_waiting() || !account.bytes().destroying.is_zero() || !account.bytes().creating.is_zero() {
-            return false;
+    /// Where every session that holds memory waits for more, nobody will release any: the youngest such request is refused. So it is where sessions wait for each other on several
+    /// devices. Says where.
+    fn break_deadlock(&mut self, effects: &mut Vec<Effect>) -> Option<DeviceId> {
+        if !self.devices.values().any(Account::has_waiting) {
+            return None;
         }
-        let mut waiting: BTreeMap<SessionId, RequestId> = BTreeMap::new();
-        for key in account.waiting() {
-            if let Holder::Session(session) = self.requests[&key.request].holder {
-                let youngest = waiting.entry(session).or_insert(key.request);
-                *youngest = (*youngest).max(key.request);
+        let stuck = self.stuck();
+        let (session, device, request) = stuck.iter().copied().max_by_key(|(_, _, request)| *request)?;
+        let held = |session: &SessionId| self.sessions[session].held_on(device);
+        let members: BTreeSet<_> = stuck.iter().map(|(session, ..)| *session).collect();
+        let mut cycle: Vec<_> = members
+            .iter()
+            .map(|session| Holding { session: *session, held: held(session) })
+            .filter(|holding| !holding.held.is_zero() || holding.session == session)
+            .collect();
+        cycle.sort_by_key(|holding| holding.session);
+        self.refuse(request, Refusal::Deadlock { device, cycle }, effects);
+        Some(device)
+    }
+
+    /// Requests of sessions that hold memory which somebody waits for, and that can go on only if one of them gives up.
+    fn stuck(&self) -> Vec<(SessionId, DeviceId, RequestId)> {
+        let mut waiting: Vec<(SessionId, DeviceId, RequestId)> = Vec::new();
+        let mut open: BTreeSet<DeviceId> = BTreeSet::new();
+        for (device, account) in &self.devices {
+            let is_moving = !account.bytes().destroying.is_zero() || !account.bytes().creating.is_zero();
+            let may_be_asked = account.waiting().first().is_some_and(|key| self.may_ask_later(key.request));
+            if is_moving || may_be_asked || self.questions.are_open(*device) {
+                open.insert(*device);
+            }
+            for key in account.waiting() {
+                if let Holder::Session(session) = self.requests[&key.request].holder {
+                    waiting.push((session, *device, key.request));
+                }
             }
         }
-        let mut holders =
-            self.sessions.iter().filter(|(_, session)| session.holds_on(device)).map(|(id, _)| *id).peekable();
-        if holders.peek().is_none() || !holders.all(|session| waiting.contains_key(&session)) {
-            return false;
+        let holders = |device: DeviceId| {
+            self.sessions.iter().filter(move |(_, session)| session.holds_on(device)).map(|(session, _)| *session)
+        };
+        let mut stuck: BTreeSet<SessionId> = waiting.iter().map(|(session, ..)| *session).collect();
+        loop {
+            let can_hope = |device: DeviceId| {
+                let mut there = holders(device).peekable();
+                open.contains(&device) || there.peek().is_none() || there.any(|holder| !stuck.contains(&holder))
+            };
+            let hopeful: BTreeSet<DeviceId> = waiting
+                .iter()
+                .map(|(_, device, _)| *device)
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .filter(|device| can_hope(*device))
+                .collect();
+            let left: BTreeSet<SessionId> = stuck
+                .iter()
+                .copied()
+                .filter(|session| !waiting.iter().any(|(of, device, _)| of == session && hopeful.contains(device)))
+                .collect();
+            if left.len() == stuck.len() {
+                break;
+            }
+            stuck = left;
         }
-        let held = |session: &SessionId| self.sessions[session].held_by_device.get(&device).copied();
-        let cycle: Vec<_> = waiting
-            .keys()
-            .filter_map(|session| held(session).map(|held| Holding { session: *session, held }))
-            .collect();
-        let youngest = cycle.iter().map(|holding| waiting[&holding.session]).max();
-        let youngest = youngest.expect("there is at least one holder, and all of them wait");
-        self.refuse(youngest, Refusal::Deadlock { device, cycle }, effects);
-        true
+        // Whoever holds nothing of what they wait for is in nobody's way.
+        let wanted: BTreeSet<DeviceId> =
+            waiting.iter().filter(|(session, ..)| stuck.contains(session)).map(|(_, device, _)| *device).collect();
+        let is_in_the_way = |session: &SessionId| wanted.iter().any(|device| self.sessions[session].holds_on(*device));
+        waiting.retain(|(session, ..)| stuck.contains(session) && is_in_the_way(session));
+        waiting
     }
 }

@@ -1,8 +1,11 @@
 //! One behaviour each; random and exhaustive command lists are in `tests/model`.
 
+mod promises;
+
 use std::collections::VecDeque;
 
 use super::*;
+use crate::error::ErrorKind;
 
 const DEVICE: DeviceId = DeviceId(0);
 
@@ -14,6 +17,8 @@ struct Desk {
     destroyed: Vec<ChunkId>,
     /// Bytes that the driver will create before it refuses.
     driver_has: Bytes,
+    /// What was asked of whom, and what else was told.
+    news: Vec<Effect>,
 }
 
 /// What became of a request.
@@ -27,12 +32,12 @@ impl Desk {
     fn new(mib: u64) -> Desk {
         let mut ledger = Ledger::new();
         ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(mib), chunks_max: 1_000 }).unwrap();
-        Desk { ledger, next: 0, created: Vec::new(), destroyed: Vec::new(), driver_has: Bytes::MAX }
+        Desk { ledger, next: 0, created: Vec::new(), destroyed: Vec::new(), driver_has: Bytes::MAX, news: Vec::new() }
     }
 
     fn open(&mut self, session: u64, limit_mib: u64) -> SessionId {
         let session = SessionId(session);
-        self.step(Command::Open { session, limit: Bytes::mib(limit_mib), priority: 0 });
+        self.step(Command::Open { session, terms: Terms::new(Bytes::mib(limit_mib), 0) });
         session
     }
 
@@ -62,6 +67,10 @@ impl Desk {
                         answers.push((request, Answer::Granted(chunks.into_iter().map(|(chunk, _)| chunk).collect())));
                     }
                     Effect::Refuse { request, refusal, .. } => answers.push((request, Answer::Refused(refusal))),
+                    Effect::AskBack { .. }
+                    | Effect::Gave { .. }
+                    | Effect::Unanswered { .. }
+                    | Effect::EndBorrower { .. } => self.news.push(effect),
                 }
             }
         }
@@ -239,7 +248,7 @@ fn a_chunk_that_cannot_be_destroyed_stays_in_quarantine_until_it_can() {
     let mut ledger = Ledger::new();
     ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4), chunks_max: 1_000 }).unwrap();
     let session = SessionId(1);
-    ledger.step(Command::Open { session, limit: Bytes::mib(4), priority: 0 }).unwrap();
+    ledger.step(Command::Open { session, terms: Terms::new(Bytes::mib(4), 0) }).unwrap();
     let parts = vec![Part { len: Bytes::mib(2), count: 1 }];
     let acquire = |request| Command::Acquire {
         request: RequestId(request),
@@ -367,7 +376,7 @@ fn a_circle_that_a_grant_closes_is_broken_by_it() {
     let mut ledger = Ledger::new();
     ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4), chunks_max: 1_000 }).unwrap();
     let session = SessionId(1);
-    ledger.step(Command::Open { session, limit: Bytes::mib(64), priority: 0 }).unwrap();
+    ledger.step(Command::Open { session, terms: Terms::new(Bytes::mib(64), 0) }).unwrap();
     let mut acquire = |request, count| {
         let parts = vec![Part { len: Bytes::mib(2), count }];
         let holder = Holder::Session(session);
@@ -440,7 +449,7 @@ fn chunks_that_a_failed_request_leaves_idle_are_given_to_whoever_waits() {
     let mut ledger = Ledger::new();
     ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(4), chunks_max: 1_000 }).unwrap();
     for session in [SessionId(1), SessionId(2)] {
-        ledger.step(Command::Open { session, limit: Bytes::mib(64), priority: 0 }).unwrap();
+        ledger.step(Command::Open { session, terms: Terms::new(Bytes::mib(64), 0) }).unwrap();
     }
     let mut acquire = |request, count| {
         let parts = vec![Part { len: Bytes::mib(2), count }];

@@ -19,7 +19,7 @@ use crate::driver::{Call, Driver};
 use crate::error::{ErrorKind, chain, root};
 use crate::ids::{ChunkId, DeviceId, SessionId, StreamId};
 use crate::ladder::Ladder;
-use crate::ledger::Holder;
+use crate::ledger::{Holder, Terms};
 use crate::memory::{Chunk, Device};
 use crate::plan::Plan;
 use crate::pool::Request;
@@ -83,7 +83,7 @@ impl Production {
         let store = Store::new(vec![Arc::clone(&device)]);
         let steward = Steward::inline(store, Arc::clone(&clock) as Arc<dyn Clock>);
         let steward = steward.expect("a simulated device without faults says what it has");
-        let session = steward.open(Bytes::MAX, 0).expect("the first session of a ledger is opened");
+        let session = steward.open(Terms::new(Bytes::MAX, 0)).expect("the first session of a ledger is opened");
         let source = Arc::new(LedgerSource {
             steward,
             session,

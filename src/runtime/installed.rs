@@ -303,9 +303,23 @@ impl Installed {
 
     /// Of a plan that is served from no more: takes out chunks of which nothing is in use, until they hold `wanted` bytes or none is left. What cannot be unmapped stays.
     pub(super) fn take_idle(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        self.take_slots(self.idle_slots(), wanted)
+    }
+
+    /// The same of a plan that is served from: its own slots become holes, which are filled again when they are needed. None where new chunks of `granule` would not fit there.
+    pub(super) fn take_own(&mut self, wanted: Bytes, granule: Bytes) -> Vec<Arc<Chunk>> {
+        if wanted.is_zero() || !self.has_slots_of(granule) {
+            return Vec::new();
+        }
+        let mut slots = self.idle_slots();
+        slots.retain(|slot| *slot < self.base);
+        self.take_slots(slots, wanted)
+    }
+
+    fn take_slots(&mut self, slots: Vec<usize>, wanted: Bytes) -> Vec<Arc<Chunk>> {
         let mut chunks: Vec<Arc<Chunk>> = Vec::new();
         let mut found = Bytes::ZERO;
-        for slot in self.idle_slots() {
+        for slot in slots {
             if found >= wanted {
                 break;
             }

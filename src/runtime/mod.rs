@@ -15,6 +15,7 @@ mod blocks;
 mod config;
 mod counters;
 mod deferred;
+mod giving;
 mod grow;
 mod installed;
 mod lent;

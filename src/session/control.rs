@@ -15,6 +15,7 @@ use tokio::sync::mpsc as tokio_mpsc;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
+use super::giving::{Givers, Question};
 use super::link::Link;
 use super::quiet_stream::QuietStream;
 use super::{RemoteDevice, SessionConfig, SessionError};
@@ -39,6 +40,9 @@ pub(super) struct Opened {
     pub(super) devices: Vec<RemoteDevice>,
     pub(super) driver: String,
     pub(super) limit: Bytes,
+    pub(super) tenant: String,
+    pub(super) wait: Duration,
+    pub(super) guarantee: Bytes,
     pub(super) ladder: Ladder,
     pub(super) chunk_socket: String,
 }
@@ -50,6 +54,7 @@ pub(super) struct Control {
     thread: Option<JoinHandle<()>>,
     attached: Arc<AtomicBool>,
     lost: Lost,
+    givers: Arc<Givers>,
     patience: Duration,
 }
 
@@ -80,6 +85,7 @@ enum Command {
     GetPlan(v1::GetPlanRequest, Answer<v1::GetPlanReply>),
     PutPlan(Vec<u8>, String, Answer<PlanId>),
     Room(DeviceUuid, Answer<Room>),
+    Admit(DeviceUuid, Bytes, Duration, Answer<()>),
 }
 
 impl Control {
@@ -88,11 +94,12 @@ impl Control {
         let (send, opened) = mpsc::channel();
         let (commands, receive) = tokio_mpsc::unbounded_channel();
         let attached = Arc::new(AtomicBool::new(false));
-        let lost = Lost::default();
+        let (lost, givers) = (Lost::default(), Arc::new(Givers::default()));
         let worker = Worker {
             config: config.clone(),
             attached: Arc::clone(&attached),
             lost: Arc::clone(&lost),
+            givers: Arc::clone(&givers),
             watched,
             commands: receive,
         };
@@ -105,7 +112,7 @@ impl Control {
         // The thread gives up after its own patience; twice that only if it is starved.
         let answer = opened.recv_timeout(patience * 2);
         let opened = answer.unwrap_or_else(|_| Err(no_daemon(&config.socket, "no answer in time")))?;
-        Ok((Control { commands: Some(commands), thread: Some(thread), attached, lost, patience }, opened))
+        Ok((Control { commands: Some(commands), thread: Some(thread), attached, lost, givers, patience }, opened))
     }
 
     /// Every device of which the daemon has said so.
@@ -116,6 +123,10 @@ impl Control {
     /// True once the daemon has said that the device is gone.
     pub(super) fn is_lost(&self, device: DeviceUuid) -> bool {
         self.lost.lock().unwrap_or_else(PoisonError::into_inner).contains(&device)
+    }
+
+    pub(super) fn givers(&self) -> Arc<Givers> {
+        Arc::clone(&self.givers)
     }
 
     pub(super) fn is_attached(&self) -> bool {
@@ -135,13 +146,23 @@ impl Control {
         self.ask(|answer| Command::Room(device, answer))
     }
 
+    /// Has the session guaranteed so much of a device.
+    pub(super) fn admit(&self, device: DeviceUuid, guarantee: Bytes, wait: Duration) -> Result<(), SessionError> {
+        self.ask_for(wait, |answer| Command::Admit(device, guarantee, wait, answer))
+    }
+
     fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, SessionError> {
+        self.ask_for(Duration::ZERO, command)
+    }
+
+    /// The same of what may take so long.
+    fn ask_for<T>(&self, wait: Duration, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, SessionError> {
         let (send, receive) = mpsc::channel();
         let sent = self.commands.as_ref().is_some_and(|commands| commands.send(command(send)).is_ok());
         if !sent {
             return Err(SessionError::DaemonGone);
         }
-        receive.recv_timeout(self.patience * 2).unwrap_or(Err(SessionError::DaemonGone))
+        receive.recv_timeout(wait.saturating_add(self.patience * 2)).unwrap_or(Err(SessionError::DaemonGone))
     }
 }
 
@@ -168,6 +189,7 @@ struct Worker {
     config: SessionConfig,
     attached: Arc<AtomicBool>,
     lost: Lost,
+    givers: Arc<Givers>,
     watched: Watched,
     commands: tokio_mpsc::UnboundedReceiver<Command>,
 }
@@ -208,13 +230,14 @@ impl Worker {
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut was_late = false;
         // Beside the rest, and as long as it takes: whoever drops the session waits for this thread, and a daemon that was stopped after it had opened the session may go on later.
-        let lost = Arc::clone(&self.lost);
-        let gone = watch_until_gone(channel.clone(), watch, &lost);
+        let (lost, givers, watched) = (Arc::clone(&self.lost), Arc::clone(&self.givers), Arc::clone(&self.watched));
+        let gone = watch_until_gone(channel.clone(), watch, &lost, &givers, &watched);
         tokio::pin!(gone);
         loop {
             tokio::select! {
                 command = self.commands.recv() => match command {
-                    Some(command) => carry_out(command, channel.clone(), me, self.config.patience).await,
+                    // Beside the rest: one that waits must not keep questions from their answers.
+                    Some(command) => drop(tokio::spawn(carry_out(command, channel.clone(), me, self.config.patience))),
                     None => return,
                 },
                 _ = looks.tick() => was_late = look(&self.watched, was_late),
@@ -234,6 +257,8 @@ impl Worker {
             limit_bytes: self.config.limit.map_or(0, Bytes::get),
             priority: self.config.priority,
             client_version: env!("CARGO_PKG_VERSION").to_owned(),
+            tenant: self.config.tenant.clone(),
+            answers: true,
         };
         let reply = SessionsClient::new(channel.clone()).open(request).await.map_err(|status| refused(&status))?;
         Ok((channel, opened(reply.into_inner())?))
@@ -256,7 +281,13 @@ fn look(watched: &Watched, was_late: bool) -> bool {
 }
 
 /// Ends when the daemon says that it ends, or is gone. Notes what else it says.
-async fn watch_until_gone(channel: Channel, watch: v1::WatchRequest, lost: &Lost) -> &'static str {
+async fn watch_until_gone(
+    channel: Channel,
+    watch: v1::WatchRequest,
+    lost: &Lost,
+    givers: &Givers,
+    watched: &Watched,
+) -> &'static str {
     let Ok(notices) = SessionsClient::new(channel).watch(watch).await else { return "it could not be watched" };
     let mut notices = notices.into_inner();
     loop {
@@ -267,6 +298,13 @@ async fn watch_until_gone(channel: Channel, watch: v1::WatchRequest, lost: &Lost
                     tracing::warn!(device = %uuid, "the daemon says that the device is lost");
                     lost.lock().unwrap_or_else(PoisonError::into_inner).push(uuid);
                 }
+            }
+            Ok(Some(v1::Notice { what: Some(v1::notice::What::AskBack(asked)) })) => {
+                let Ok(device) = convert::device_uuid("device_uuid", &asked.device_uuid) else { continue };
+                let question = Question { device, ask: asked.ask, bytes: Bytes::new(asked.len_bytes) };
+                // Before the session is whole it has nothing.
+                let link = watched.get().map(|seen| seen.link.clone()).unwrap_or_default();
+                givers.hand_over(question, &link);
             }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return "the connection broke",
@@ -294,6 +332,18 @@ async fn carry_out(command: Command, channel: Channel, (session, secret): (Sessi
             let room =
                 |reply: v1::RoomReply| Room { most: Bytes::new(reply.most_bytes), free: Bytes::new(reply.free_bytes) };
             let _ = answer.send(in_time(patience, sessions.room(wanted)).await.map(room));
+        }
+        Command::Admit(device, guarantee, wait, answer) => {
+            let wanted = v1::AdmitRequest {
+                session_id: session.0,
+                secret: secret.to_vec(),
+                device_uuid: device.0.to_vec(),
+                guarantee_bytes: guarantee.get(),
+                wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+            };
+            let mut sessions = SessionsClient::new(channel);
+            let admitted = in_time(patience.saturating_add(wait), sessions.admit(wanted)).await;
+            let _ = answer.send(admitted.map(drop));
         }
     }
 }
@@ -355,6 +405,9 @@ fn opened(reply: v1::OpenReply) -> Result<Opened, SessionError> {
         devices: reply.devices.iter().map(device).collect::<Result<_, _>>()?,
         driver: reply.driver,
         limit: Bytes::new(reply.limit_bytes),
+        tenant: convert::name("tenant", &reply.tenant)?,
+        wait: Duration::from_millis(reply.wait_ms.min(limits::WAIT_MS_MAX)),
+        guarantee: Bytes::new(reply.guarantee_bytes),
         ladder: Ladder::new(reply.ladder_bytes.into_iter().map(Bytes::new).collect())?,
         chunk_socket: reply.chunk_socket,
     })
@@ -398,6 +451,14 @@ mod tests {
         }
 
         async fn room(&self, _: Request<v1::RoomRequest>) -> Result<Response<v1::RoomReply>, Status> {
+            std::future::pending().await
+        }
+
+        async fn admit(&self, _: Request<v1::AdmitRequest>) -> Result<Response<v1::AdmitReply>, Status> {
+            std::future::pending().await
+        }
+
+        async fn answer(&self, _: Request<v1::AnswerRequest>) -> Result<Response<v1::AnswerReply>, Status> {
             std::future::pending().await
         }
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::SessionError;
+use super::giving::Question;
 use crate::error::ErrorKind;
 use crate::ids::ChunkId;
 use crate::limits;
@@ -234,6 +235,12 @@ impl Link {
                 Err(_) => receiving.given_up.clear(),
             }
         }
+    }
+
+    /// What was asked for is released, as far as it will be.
+    pub(super) fn answer(&self, question: Question) -> Result<(), SessionError> {
+        let device_uuid = question.device.0.to_vec();
+        self.send(client_frame::What::Answer(v1::Answer { device_uuid, ask: question.ask }))
     }
 
     /// Gives chunks back, without waiting for an answer.

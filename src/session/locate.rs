@@ -50,6 +50,8 @@ pub struct Environment {
     pub world_size: Option<OsString>,
     /// `STITCHD_WITHOUT_DAEMON`: what a process does that finds no daemon, `refuse` or `private`.
     pub without_daemon: Option<OsString>,
+    /// `STITCHD_TENANT`: whose memory it is, of the tenants of the daemon's configuration that this process may be.
+    pub tenant: Option<OsString>,
     /// `STITCHD_DRIVER`: whose devices a process without a daemon uses; a daemon says itself.
     pub driver: Option<OsString>,
     /// `STITCHD_DRIVER_LIBRARY`, read in tests only: the library that stands for the vendor's.
@@ -73,12 +75,18 @@ impl Environment {
             rank: read("RANK"),
             world_size: read("WORLD_SIZE"),
             without_daemon: read("STITCHD_WITHOUT_DAEMON"),
+            tenant: read("STITCHD_TENANT"),
             driver: read("STITCHD_DRIVER"),
             #[cfg(feature = "testing")]
             library: read("STITCHD_DRIVER_LIBRARY").map(LibraryPlace::at).unwrap_or_default(),
             #[cfg(not(feature = "testing"))]
             library: LibraryPlace::default(),
         }
+    }
+
+    /// Whose memory it is; empty for what the daemon takes this process for.
+    pub fn tenant(&self) -> String {
+        self.tenant.as_ref().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
     /// What to do without a daemon. Unless told otherwise a process refuses: alone it would take memory that others were promised.

@@ -13,6 +13,7 @@ mod background;
 mod control;
 pub mod exit;
 pub mod fork;
+pub mod giving;
 mod link;
 pub mod locate;
 pub mod opening;
@@ -45,6 +46,7 @@ use crate::wire::fd_channel::ChannelError;
 use crate::wire::stats_page::StatsPageError;
 use crate::wire::v1;
 use control::{Control, Seen, Watched};
+use giving::Givers;
 use link::Link;
 
 /// How a session is opened.
@@ -58,6 +60,10 @@ pub struct SessionConfig {
     pub limit: Option<Bytes>,
     /// Higher is served first.
     pub priority: u32,
+    /// Whose memory it is; empty for what the daemon takes this process for.
+    pub tenant: String,
+    /// How long its guarantee may be waited for where the daemon gives it one, when a device is first used.
+    pub admission_wait: Duration,
     /// How long the daemon may be silent while it owes an answer. One that works on a request, or has it wait for memory, says so more often than that.
     pub patience: Duration,
     /// Where the library of the daemon's driver is.
@@ -72,6 +78,8 @@ impl SessionConfig {
             name: name.into(),
             limit: None,
             priority: 0,
+            tenant: String::new(),
+            admission_wait: Duration::from_secs(60),
             patience: Duration::from_secs(5),
             library: LibraryPlace::default(),
         }
@@ -236,6 +244,11 @@ pub struct Session {
     devices: Vec<RemoteDevice>,
     ladder: Ladder,
     limit: Bytes,
+    tenant: String,
+    wait: Duration,
+    /// What it is to be guaranteed of each device that it uses.
+    guarantee: Bytes,
+    admission_wait: Duration,
     driver: Arc<Metered>,
     clock: Arc<dyn Clock>,
     counters: Counters,
@@ -267,6 +280,10 @@ impl Session {
             devices: opened.devices,
             ladder: opened.ladder,
             limit: opened.limit,
+            tenant: opened.tenant,
+            wait: opened.wait,
+            guarantee: opened.guarantee,
+            admission_wait: config.admission_wait,
             driver,
             clock,
             counters,
@@ -296,6 +313,29 @@ impl Session {
         self.limit
     }
 
+    /// Whose memory it is, as the daemon sees it.
+    pub fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    /// How long a runtime's request should wait for others, as the daemon is configured.
+    pub fn wait(&self) -> Duration {
+        self.wait
+    }
+
+    fn givers(&self) -> Arc<Givers> {
+        self.control.givers()
+    }
+
+    /// Has the session guaranteed so much of a device, in place of what it is: what it holds up to there comes when it asks. Waits as long as it may for the guarantees of others to end.
+    ///
+    /// # Errors
+    ///
+    /// More than its tenant may have, or no room beside the guarantees of others, with who has them.
+    pub fn admit(&self, device: DeviceUuid, guarantee: Bytes, wait: Duration) -> Result<(), SessionError> {
+        self.control.admit(device, guarantee, wait)
+    }
+
     /// Driver calls that this process has made for the session.
     pub fn calls(&self) -> CallCounts {
         self.driver.layer().counts()
@@ -319,6 +359,9 @@ impl Session {
         }
         if self.control.is_lost(local.uuid) {
             return Err(SessionError::DeviceLost(local.uuid));
+        }
+        if !self.guarantee.is_zero() {
+            self.admit(local.uuid, self.guarantee, self.admission_wait)?;
         }
         let device = Device::open(self.driver(), local.id)?;
         let has_counters = !self.counters_taken.swap(true, Ordering::AcqRel);

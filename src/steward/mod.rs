@@ -13,14 +13,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::clock::Clock;
 use crate::error::chain;
 use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use crate::ladder::Part;
 use crate::ledger::{
-    AccountView, Command, Effect, EndReason, Holder, Ledger, LedgerError, Refusal, ReturnedBytes, SessionView, Shortage,
+    AccountView, Change, Command, Effect, EndReason, Holder, Ledger, LedgerError, Overstay, Refusal, ReturnedBytes,
+    SessionView, Shortage, Terms,
 };
 use crate::limits;
 use crate::store::{Store, StoreError};
@@ -40,6 +41,9 @@ pub enum Answer {
 }
 
 type Reply = Box<dyn FnOnce(Answer) + Send>;
+
+/// Is told what sessions are asked and what they answer, and whose process is to end: [`Effect::AskBack`], [`Effect::Gave`], [`Effect::Unanswered`] and [`Effect::EndBorrower`].
+pub type Herald = Box<dyn Fn(Effect) + Send + Sync>;
 
 /// Where nobody tells how much is free, a budget that a refused create has lowered holds so long; then whoever asks may try.
 const TRY_MS: u64 = 1_000;
@@ -70,6 +74,7 @@ pub struct Steward {
     spawn: Spawn,
     /// Chunks get their descriptors when they are created.
     exports: bool,
+    herald: OnceLock<Herald>,
 }
 
 #[derive(Default)]
@@ -103,6 +108,7 @@ enum Retry {
 struct Todo {
     work: Vec<Effect>,
     answers: Vec<(Reply, Answer)>,
+    news: Vec<Effect>,
 }
 
 /// Where a chunk was to be created.
@@ -143,6 +149,10 @@ impl Core {
                 }
                 Effect::Grant { request, chunks, .. } => self.answer(request, Answer::Granted(chunks), todo),
                 Effect::Refuse { request, refusal, .. } => self.answer(request, Answer::Refused(refusal), todo),
+                Effect::AskBack { .. }
+                | Effect::Gave { .. }
+                | Effect::Unanswered { .. }
+                | Effect::EndBorrower { .. } => todo.news.push(effect),
             }
         }
         Ok(())
@@ -186,13 +196,27 @@ fn is_still(view: &AccountView) -> bool {
 impl Steward {
     /// The memory of the devices in `store`, for other processes; `spawn` runs what takes time.
     pub fn new(store: Store, clock: Arc<dyn Clock>, spawn: Spawn) -> Result<Arc<Steward>, StoreError> {
-        Steward::open_devices(Steward { core: Mutex::default(), store, clock, spawn, exports: true })
+        Steward::open_devices(Steward {
+            core: Mutex::default(),
+            store,
+            clock,
+            spawn,
+            exports: true,
+            herald: OnceLock::new(),
+        })
     }
 
     /// One whose work is done on the thread that causes it, and whose chunks get a descriptor when somebody asks for one: for replay, benches and tests.
     pub fn inline(store: Store, clock: Arc<dyn Clock>) -> Result<Arc<Steward>, StoreError> {
         let spawn: Spawn = Box::new(|work| work());
-        Steward::open_devices(Steward { core: Mutex::default(), store, clock, spawn, exports: false })
+        Steward::open_devices(Steward {
+            core: Mutex::default(),
+            store,
+            clock,
+            spawn,
+            exports: false,
+            herald: OnceLock::new(),
+        })
     }
 
     fn open_devices(steward: Steward) -> Result<Arc<Steward>, StoreError> {
@@ -227,6 +251,9 @@ impl Steward {
     fn follow(self: &Arc<Self>, todo: Todo) {
         for (reply, answer) in todo.answers {
             reply(answer);
+        }
+        if let Some(herald) = self.herald.get() {
+            todo.news.into_iter().for_each(herald);
         }
         if !todo.work.is_empty() {
             let steward = Arc::clone(self);
@@ -307,7 +334,12 @@ impl Steward {
                     Command::DestroyFailed { chunk }
                 }
             }),
-            Effect::Grant { .. } | Effect::Refuse { .. } => None,
+            Effect::Grant { .. }
+            | Effect::Refuse { .. }
+            | Effect::AskBack { .. }
+            | Effect::Gave { .. }
+            | Effect::Unanswered { .. }
+            | Effect::EndBorrower { .. } => None,
         }
     }
 
@@ -358,11 +390,11 @@ impl Steward {
     }
 
     /// Begins a session.
-    pub fn open(self: &Arc<Self>, limit: Bytes, priority: u32) -> Result<SessionId, LedgerError> {
+    pub fn open(self: &Arc<Self>, terms: Terms) -> Result<SessionId, LedgerError> {
         let mut core = self.lock();
         core.next_session += 1;
         let session = SessionId(core.next_session);
-        core.step(Command::Open { session, limit, priority }, &mut Todo::default())?;
+        core.step(Command::Open { session, terms }, &mut Todo::default())?;
         Ok(session)
     }
 
@@ -391,18 +423,40 @@ impl Steward {
         ask: Ask,
         reply: impl FnOnce(Answer) + Send + 'static,
     ) -> Result<RequestId, LedgerError> {
+        let Ask { holder, device, parts, plan, wait_ms } = ask;
+        let command = |request| Command::Acquire { request, holder, device, parts, plan, wait_ms };
+        self.request(device, command, reply)
+    }
+
+    /// Asks that a session be guaranteed so much of a device; the answer is granted with no chunks, or refused. See [`Steward::acquire`].
+    pub fn admit(
+        self: &Arc<Self>,
+        session: SessionId,
+        device: DeviceId,
+        guarantee: Bytes,
+        wait_ms: u64,
+        reply: impl FnOnce(Answer) + Send + 'static,
+    ) -> Result<RequestId, LedgerError> {
+        let command = |request| Command::Admit { request, session, device, guarantee, wait_ms };
+        self.request(device, command, reply)
+    }
+
+    fn request(
+        self: &Arc<Self>,
+        device: DeviceId,
+        command: impl FnOnce(RequestId) -> Command,
+        reply: impl FnOnce(Answer) + Send + 'static,
+    ) -> Result<RequestId, LedgerError> {
         let mut todo = Todo::default();
         let now_ms = self.now_ms();
         let request = {
             let mut core = self.lock();
             core.step(Command::Tick { now_ms }, &mut todo)?;
-            core.lift(ask.device, now_ms, &mut todo);
+            core.lift(device, now_ms, &mut todo);
             core.next_request += 1;
             let request = RequestId(core.next_request);
             core.replies.insert(request, Box::new(reply));
-            let Ask { holder, device, parts, plan, wait_ms } = ask;
-            let command = Command::Acquire { request, holder, device, parts, plan, wait_ms };
-            if let Err(error) = core.step(command, &mut todo) {
+            if let Err(error) = core.step(command(request), &mut todo) {
                 core.replies.remove(&request);
                 drop(core);
                 self.follow(todo);
@@ -447,6 +501,77 @@ impl Steward {
     /// A session gives chunks back: all of them or, on error, none.
     pub fn release(self: &Arc<Self>, session: SessionId, chunks: Vec<ChunkId>) -> Result<(), LedgerError> {
         self.step(Command::Release { session, chunks })
+    }
+
+    /// Who is to be told what goes on between sessions. Only the first is.
+    pub fn tell(&self, herald: Herald) {
+        // Whoever comes second is not told, as it says.
+        let _ = self.herald.set(herald);
+    }
+
+    /// What becomes of requests within a guarantee whose time is up.
+    pub fn set_overstay(&self, overstay: Overstay) {
+        self.lock().ledger.set_overstay(overstay);
+    }
+
+    /// What lies idle in sessions, as far as they say.
+    pub fn note_parked(self: &Arc<Self>, device: DeviceId, sessions: Vec<(SessionId, Bytes)>) {
+        self.step(Command::Parked { device, sessions }).expect("the device is the ledger's own");
+    }
+
+    /// A session has given back what it will of what it was asked for.
+    pub fn answered(self: &Arc<Self>, session: SessionId, device: DeviceId, ask: u64) -> Result<(), LedgerError> {
+        self.tell_time();
+        self.step(Command::Answered { session, device, ask })
+    }
+
+    /// Changes a session's terms, and says what they are then.
+    pub fn change(
+        self: &Arc<Self>,
+        session: SessionId,
+        change: Change,
+        revision: Option<u64>,
+    ) -> Result<SessionView, LedgerError> {
+        self.step(Command::Change { session, change, revision })?;
+        self.lock().ledger.session(session).ok_or(LedgerError::NoSession(session))
+    }
+
+    /// A session gets nothing more.
+    pub fn evict(self: &Arc<Self>, session: SessionId) -> Result<(), LedgerError> {
+        self.tell_time();
+        self.step(Command::Evict { session })
+    }
+
+    /// Nothing more of a device is promised, or it is again.
+    pub fn drain(self: &Arc<Self>, device: DeviceId, is_draining: bool) -> Result<(), LedgerError> {
+        self.tell_time();
+        self.step(Command::Drain { device, is_draining })
+    }
+
+    /// Idle memory goes back to the driver: `bytes` of each session's, or of that of one, at most.
+    pub fn trim(
+        self: &Arc<Self>,
+        device: DeviceId,
+        session: Option<SessionId>,
+        bytes: Bytes,
+    ) -> Result<(), LedgerError> {
+        self.tell_time();
+        self.step(Command::Trim { device, session, bytes })
+    }
+
+    /// What lies idle with the daemon goes back to the driver, `bytes` of it at most; nobody is asked.
+    pub fn trim_idle(self: &Arc<Self>, device: DeviceId, bytes: Bytes) -> Result<(), LedgerError> {
+        self.step(Command::TrimIdle { device, bytes })
+    }
+
+    /// The ledger's time is now: how long an answer takes is counted from here.
+    fn tell_time(self: &Arc<Self>) {
+        self.step(Command::Tick { now_ms: self.now_ms() }).expect("time is always taken");
+    }
+
+    /// What a session could get on a device beside what it holds.
+    pub fn room(&self, session: SessionId, device: DeviceId) -> Option<Bytes> {
+        self.lock().ledger.room(session, device)
     }
 
     /// A plan's reserved chunks are for everybody again.
@@ -575,6 +700,16 @@ impl Steward {
         self.lock().ledger.devices()
     }
 
+    /// One device.
+    pub fn device(&self, device: DeviceId) -> Option<AccountView> {
+        self.lock().ledger.device(device)
+    }
+
+    /// One session.
+    pub fn session(&self, session: SessionId) -> Option<SessionView> {
+        self.lock().ledger.session(session)
+    }
+
     /// Every session with what it holds.
     pub fn sessions(&self) -> Vec<SessionView> {
         self.lock().ledger.sessions()
@@ -624,7 +759,7 @@ mod tests {
     #[test]
     fn what_is_granted_exists_and_what_ends_is_gone() {
         let (sim, steward) = steward(64);
-        let session = steward.open(Bytes::gib(1), 0).unwrap();
+        let session = steward.open(Terms::new(Bytes::gib(1), 0)).unwrap();
         let Answer::Granted(chunks) = steward.acquire_now(ask(session, 8)).unwrap() else { panic!() };
         assert_eq!(sim.counts().0, 8);
         assert!(steward.descriptor(chunks[0].0).is_ok());
@@ -663,7 +798,7 @@ mod tests {
         let device = Device::open(Arc::clone(&curious) as Arc<dyn Driver>, DEVICE).unwrap();
         let steward = Steward::inline(Store::new(vec![device]), Arc::new(ManualClock::default())).unwrap();
         curious.layer().steward.set(Arc::downgrade(&steward)).unwrap();
-        let session = steward.open(Bytes::gib(2), 0).unwrap();
+        let session = steward.open(Terms::new(Bytes::gib(2), 0)).unwrap();
         assert!(
             matches!(steward.acquire_now(ask(session, 300)).unwrap(), Answer::Granted(chunks) if chunks.len() == 300)
         );
@@ -679,7 +814,7 @@ mod tests {
         let device = Device::open(Arc::clone(&faulty) as Arc<dyn Driver>, DEVICE).unwrap();
         let spawn: Spawn = Box::new(|work| work());
         let steward = Steward::new(Store::new(vec![device]), Arc::new(ManualClock::default()), spawn).unwrap();
-        let session = steward.open(Bytes::gib(1), 0).unwrap();
+        let session = steward.open(Terms::new(Bytes::gib(1), 0)).unwrap();
         faulty.layer().fail_always(&[Call::Export]);
         assert!(matches!(steward.acquire_now(ask(session, 4)).unwrap(), Answer::Refused(_)));
         assert_eq!(sim.counts().0, 0, "none of the four is left");
@@ -692,7 +827,7 @@ mod tests {
         let limited = Limiter::around(Arc::clone(&sim) as Arc<dyn Driver>, limits);
         let device = Device::open(limited as Arc<dyn Driver>, DEVICE).unwrap();
         let steward = Steward::inline(Store::new(vec![device]), Arc::new(ManualClock::default())).unwrap();
-        let session = steward.open(Bytes::gib(1), 0).unwrap();
+        let session = steward.open(Terms::new(Bytes::gib(1), 0)).unwrap();
         let Answer::Refused(refusal) = steward.acquire_now(ask(session, 4)).unwrap() else { panic!("granted") };
         assert!(matches!(refusal, Refusal::Chunks { requested: 4, available: 2, .. }), "{refusal}");
         assert_eq!(steward.devices()[0].available(), Bytes::mib(64));
@@ -706,7 +841,7 @@ mod tests {
         let device = Device::open(Arc::clone(&faulty) as Arc<dyn Driver>, DEVICE).unwrap();
         let clock = Arc::new(ManualClock::default());
         let steward = Steward::inline(Store::new(vec![device]), Arc::clone(&clock) as Arc<dyn Clock>).unwrap();
-        let one = steward.open(Bytes::gib(1), 0).unwrap();
+        let one = steward.open(Terms::new(Bytes::gib(1), 0)).unwrap();
         assert!(matches!(steward.acquire_now(ask(one, 6)), Ok(Answer::Granted(_))));
         faulty.layer().fail_always(&[Call::Release]);
         steward.end(one, EndReason::Died).unwrap();
@@ -714,7 +849,7 @@ mod tests {
         steward.tick();
         assert_eq!(quarantined(), Bytes::mib(12));
         faulty.layer().fail_always(&[]);
-        let two = steward.open(Bytes::gib(1), 0).unwrap();
+        let two = steward.open(Terms::new(Bytes::gib(1), 0)).unwrap();
         assert!(matches!(steward.acquire_now(ask(two, 3)), Ok(Answer::Refused(_))), "they are not there yet");
         clock.advance(std::time::Duration::from_millis(RETRY_MS - 1));
         steward.tick();
@@ -728,11 +863,11 @@ mod tests {
     #[test]
     fn memory_that_somebody_still_holds_is_foreign_until_it_returns() {
         let (_sim, steward) = steward(16);
-        let one = steward.open(Bytes::gib(1), 0).unwrap();
+        let one = steward.open(Terms::new(Bytes::gib(1), 0)).unwrap();
         let Answer::Granted(chunks) = steward.acquire_now(ask(one, 8)).unwrap() else { panic!() };
         let kept = steward.descriptor(chunks[0].0).unwrap();
         steward.end(one, EndReason::Died).unwrap();
-        let two = steward.open(Bytes::gib(1), 0).unwrap();
+        let two = steward.open(Terms::new(Bytes::gib(1), 0)).unwrap();
         let Answer::Refused(refusal) = steward.acquire_now(ask(two, 8)).unwrap() else { panic!("granted twice") };
         assert!(matches!(refusal, Refusal::Exhausted { available, .. } if available == Bytes::mib(14)), "{refusal}");
         steward.tick();

@@ -19,7 +19,12 @@ pub struct Peer {
     pub identity: Identity,
     /// For people; 0 where the peer is in another pid namespace.
     pub pid: i32,
+    /// The user that it was when it connected, as this process's user namespace has it; [`UID_UNKNOWN`] where the kernel does not say.
+    pub uid: u32,
 }
+
+/// Nobody's number: what the kernel shows for users of other namespaces, too, is 65534 at most.
+pub const UID_UNKNOWN: u32 = u32::MAX;
 
 /// A process, never another one with the same number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -54,15 +59,38 @@ const PIDFS_MAGIC: u64 = 0x5049_4446;
 impl Peer {
     /// Asks the kernel who connected `socket`.
     pub fn of(socket: BorrowedFd<'_>) -> Peer {
-        let pid = rustix::net::sockopt::socket_peercred(socket).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+        let credentials = rustix::net::sockopt::socket_peercred(socket);
+        let (pid, uid) =
+            credentials.map_or((0, UID_UNKNOWN), |peer| (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw()));
         let pidfd = peer_pidfd(socket);
         let identity = match &pidfd {
             Ok(Some(pidfd)) => identity_of(pidfd.as_fd(), pid),
             Ok(None) => identity_by_start(pid, &stat_of(pid)),
             Err(_) => Identity::Unproven,
         };
-        Peer { pidfd: pidfd.ok().flatten(), identity, pid }
+        Peer { pidfd: pidfd.ok().flatten(), identity, pid, uid }
     }
+}
+
+/// The pod that a process runs in, by the UID that Kubernetes gives it: it stands in the name of its control group.
+pub fn pod_of(pid: i32) -> Option<String> {
+    if pid <= 0 {
+        return None;
+    }
+    pod_in(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
+}
+
+/// `…/kubepods-burstable-pod1234_….slice/…` or `…/kubepods/burstable/pod1234-…/…`.
+fn pod_in(cgroups: &str) -> Option<String> {
+    let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    let parts = paths.filter(|path| path.contains("kubepods")).flat_map(|path| path.split('/'));
+    let uid = |part: &str| {
+        let part = part.strip_suffix(".slice").unwrap_or(part);
+        let uid = part.rsplit_once("pod").map(|(_, uid)| uid.replace('_', "-"))?;
+        let is_uid = uid.len() == 36 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        is_uid.then_some(uid)
+    };
+    parts.filter_map(uid).next()
 }
 
 /// `None` where the kernel does not know the question.

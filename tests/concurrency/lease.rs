@@ -11,7 +11,7 @@ use stitchd::driver::cost_table::CostTable;
 use stitchd::driver::sim::{SimDriver, SimOptions};
 use stitchd::ids::{ChunkId, DeviceId, SessionId};
 use stitchd::ladder::Part;
-use stitchd::ledger::{EndReason, Holder, LedgerError};
+use stitchd::ledger::{EndReason, Holder, LedgerError, Terms};
 use stitchd::memory::Device;
 use stitchd::steward::{Answer, Ask, Spawn, Steward};
 use stitchd::store::Store;
@@ -48,7 +48,7 @@ impl Node {
     }
 
     fn session(&self) -> SessionId {
-        self.steward.open(TOTAL, 0).unwrap()
+        self.steward.open(Terms::new(TOTAL, 0)).unwrap()
     }
 
     fn ask(session: SessionId) -> Ask {

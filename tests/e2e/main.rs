@@ -30,6 +30,7 @@ mod recorder;
 mod replay_cli;
 mod selftest;
 mod serve;
+mod sharing;
 mod steps;
 mod torch_border;
 mod trace_cli;

@@ -39,7 +39,10 @@ impl Grpc {
     }
 
     pub(crate) fn open(&self, name: &str, protocol: u32) -> Result<v1::OpenReply, Status> {
-        let request = v1::OpenRequest { protocol, name: name.into(), ..v1::OpenRequest::default() };
+        self.open_as(v1::OpenRequest { protocol, name: name.into(), ..v1::OpenRequest::default() })
+    }
+
+    pub(crate) fn open_as(&self, request: v1::OpenRequest) -> Result<v1::OpenReply, Status> {
         self.call(async |channel| SessionsClient::new(channel).open(request).await)
     }
 

@@ -15,7 +15,7 @@ use stitchd::driver::layers::faulty::{Faults, Faulty};
 use stitchd::error::ErrorKind;
 use stitchd::ids::{ChunkId, DeviceId, SessionId, StreamId};
 use stitchd::ladder::Ladder;
-use stitchd::ledger::{EndReason, Holder};
+use stitchd::ledger::{EndReason, Holder, Terms};
 use stitchd::memory::{Chunk, Device, Quarantine};
 use stitchd::plan::{Entry, Lane, Plan};
 use stitchd::pool::Request;
@@ -229,7 +229,7 @@ impl Bench {
         let (source, session): (Arc<dyn ChunkSource>, _) = match &self.owner {
             Owner::Store(_, source) => (source.clone(), None),
             Owner::Steward(steward) => {
-                let session = steward.open(TOTAL, 0).unwrap();
+                let session = steward.open(Terms::new(TOTAL, 0)).unwrap();
                 (Arc::new(StewardSource { steward: Arc::clone(steward), session }), Some(session))
             }
         };

@@ -20,6 +20,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::driver::Driver;
 use crate::pool::Request;
 use crate::runtime::{Runtime, RuntimeConfig};
+use crate::session::giving::GiverThread;
 use crate::session::locate::Environment;
 use crate::session::{Session, SessionConfig};
 use crate::trace::{EventKind, Trace};
@@ -114,9 +115,12 @@ impl Job {
     }
 }
 
+/// How long the end waits for the thread that gives memory back.
+const GIVER_PATIENCE: Duration = Duration::from_secs(2);
+
 struct Trainer {
     session: Arc<Session>,
-    runtime: Runtime,
+    runtime: Arc<Runtime>,
     driver: Arc<dyn Driver>,
     clock: SystemClock,
     patterns: Patterns,
@@ -138,12 +142,15 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
     let (imported, _) = trace::read_numbered(&args.trace)?;
     let job = Job::new(&imported.trace);
     let plan = args.plan.as_ref().map(|path| read_plan(path)).transpose()?;
-    let library = Environment::read().library;
-    let config = SessionConfig { library, ..SessionConfig::new(args.socket.clone(), args.name.clone()) };
+    let environment = Environment::read();
+    let (library, tenant) = (environment.library.clone(), environment.tenant());
+    let config = SessionConfig { library, tenant, ..SessionConfig::new(args.socket.clone(), args.name.clone()) };
     let session = Session::connect(&config)?;
     let wait = Duration::from_secs(args.wait);
     let config = RuntimeConfig { wait, ..RuntimeConfig::default() };
-    let runtime = session.runtime(0, plan.as_ref().map_or(config, |plan| config.beside(plan)))?;
+    let runtime = Arc::new(session.runtime(0, plan.as_ref().map_or(config, |plan| config.beside(plan)))?);
+    let giver = GiverThread::begin(&session, Arc::clone(&runtime));
+    let giver = giver.context("starting the thread that gives memory back").map_err(Failure::Other)?;
     say(&json!({ "state": WAITING }));
     if let Some(plan) = &plan {
         runtime.install_plan(plan).context("installing the plan").map_err(Failure::Other)?;
@@ -170,6 +177,7 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
         // Whatever comes, or an error: the end of it is what counts.
         serve::wait_for_end_of_stdin();
     }
+    giver.end(GIVER_PATIENCE);
     DONE
 }
 

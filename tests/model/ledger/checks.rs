@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use stitchd::ids::{DeviceId, PlanId};
-use stitchd::ledger::{Command, DeviceBytes, SessionView};
+use stitchd::ledger::{Command, DeviceBytes, Holder, SessionView};
 use stitchd::units::Bytes;
 
 use super::reference::{Chunk, Device, Is, Session, World};
@@ -19,8 +19,10 @@ impl World {
         }
         let view = |session: &Session| SessionView {
             session: session.id,
-            limit: session.limit,
-            priority: session.priority,
+            terms: session.terms,
+            revision: session.revision,
+            guarantees: session.guarantees.iter().map(|(device, bytes)| (*device, *bytes)).collect(),
+            is_evicted: session.is_evicted,
             held: self
                 .devices
                 .iter()
@@ -64,7 +66,14 @@ impl World {
         let chunks = self.count(device.id, |_| true);
         assert_eq!((view.chunks, view.chunks_max, view.is_lost), (chunks, device.chunks_max, device.is_lost));
         assert_eq!((view.refused_creates, view.peak_leased), (device.refused_creates, device.peak_leased));
-        assert_eq!(view.waiting, self.queue(device.id).len());
+        assert_eq!(view.waiting, self.queue(device.id).len() + self.admissions(device.id).len());
+        assert_eq!(view.is_draining, device.is_draining);
+        let asked = self.asked.iter().filter(|((of, _), asked)| *of == device.id && !asked.is_late);
+        assert_eq!(view.asked, asked.count());
+        assert_eq!(
+            view.guaranteed,
+            self.sessions.iter().map(|session| self.guaranteed(session.id, device.id)).sum::<Bytes>()
+        );
     }
 
     /// Nobody waits for nothing.
@@ -75,20 +84,41 @@ impl World {
             let kept = self.count(device, is_kept);
             assert_eq!((queue.len(), kept), (0, 0), "{device} is lost, and somebody hopes, after {command:?}");
         }
+        let stuck = self.stuck();
+        // What somebody got by asking stays with him for a while: until then others may hope.
+        let is_settled = self.settled_ms.is_some_and(|at| self.now_ms < at + 2_000);
+        assert!(stuck.is_empty() || is_settled, "{stuck:?} wait for each other after {command:?}");
+        if let Some(first) = self.admissions(device).first() {
+            assert!(!self.device(device).is_draining, "{first:?} waits for nothing after {command:?}");
+            let overdue = self.admissions(device).into_iter().find(|request| self.is_overdue(request));
+            assert!(overdue.is_none(), "the time of {overdue:?} is up after {command:?}");
+            let (guarantee, Holder::Session(session)) = (first.bytes(), first.holder) else { panic!() };
+            let others = self.sessions.iter().filter(|other| other.id != session);
+            let promised: Bytes = others.map(|other| self.guaranteed(other.id, device)).sum();
+            let is_kept = self.guaranteed(session, device) == guarantee;
+            let lends = self.session(session).unwrap().terms.lends;
+            let unfilled = guarantee.saturating_sub(self.held(session, device));
+            let is_there = lends || self.lacking(first.holder, device, unfilled, Bytes::ZERO).is_zero();
+            let may_be_kept = is_there || first.deadline_ms > self.now_ms;
+            let fits = promised + guarantee <= self.budget(device) && may_be_kept;
+            // Whose ceiling has just been lifted by a create is looked at with the next.
+            assert!(is_kept || !fits || !self.creating(device).is_zero(), "{first:?} fits after {command:?}");
+            let is_moving = !self.creating(device).is_zero() || !self.destroying(device).is_zero();
+            assert!(!is_kept || !is_there || is_moving, "{first:?} is there after {command:?}");
+        }
         let Some(first) = queue.first() else { return };
+        assert!(!self.device(device).is_draining, "{first:?} hopes for what is drained after {command:?}");
         assert!(!self.has_room(first), "{first:?} could be served after {command:?}");
         // What a session is granted on one device can take it to its limit on another; that shows when the other one moves.
         let is_hopeless = self.devices.len() == 1 && self.is_over_limit(first);
         assert!(!is_hopeless, "{first:?} waits for more than its session may hold after {command:?}");
-        if self.destroying(device).is_zero() {
+        if self.destroying(device).is_zero() && self.leaves_what_is_kept(first) {
             let (bytes, chunks) = self.in_its_way(first);
             let has_room = self.to_create(first) <= self.room(device) + bytes
                 && self.chunks_to_create(first) <= self.chunk_room(device) + chunks;
             assert!(!has_room, "{first:?} could be served by giving idle chunks up after {command:?}");
-            let overdue = queue.iter().find(|request| request.deadline_ms <= self.now_ms);
-            assert!(overdue.is_none(), "the time of {overdue:?} is up after {command:?}");
         }
-        let circle = self.youngest_in_circle(device);
-        assert_eq!(circle, None, "all who hold memory on {device} wait for more after {command:?}");
+        let overdue = queue.iter().find(|request| self.is_overdue(request));
+        assert!(overdue.is_none(), "the time of {overdue:?} is up after {command:?}");
     }
 }

@@ -1,14 +1,15 @@
-//! The ledger against a second one that is three lists ([`reference`]). After every step both say the same about everything, and nobody waits who could be
+//! The ledger against a second one that is three lists ([`reference`]), which follows its effects by the rules ([`follow`]). After every step both say the same about everything, and nobody waits who could be
 //! served, whose time is up, or who waits for himself.
 
 mod checks;
+mod follow;
 mod reference;
 
 use std::collections::BTreeMap;
 
 use stitchd::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use stitchd::ladder::Part;
-use stitchd::ledger::{Command, EndReason, Holder, Shortage};
+use stitchd::ledger::{Change, Command, EndReason, Holder, Shortage, Terms};
 use stitchd::rng::Rng;
 use stitchd::units::Bytes;
 
@@ -108,6 +109,57 @@ impl Random {
         self.world.step(Command::Release { session, chunks });
     }
 
+    fn admit(&mut self) {
+        let (session, device) = (self.some_session(), self.some_device());
+        let guarantee = Bytes::mib(2 * self.rng.below(9));
+        let wait_ms = [0, 10, 100, 1_000][self.rng.index(4)];
+        self.world.last_request += 1;
+        let request = RequestId(self.world.last_request);
+        self.world.step(Command::Admit { request, session, device, guarantee, wait_ms });
+    }
+
+    /// One that was asked gives some of what it has, and mostly says so.
+    fn answer(&mut self) {
+        let open: Vec<_> = self.world.asked.iter().map(|(place, asked)| (*place, *asked)).collect();
+        let Some(((device, session), asked)) = self.pick(&open) else { return };
+        let mut chunks = self.world.leased(session);
+        chunks.retain(|chunk| self.world.chunk(*chunk).unwrap().device == device);
+        chunks.truncate(self.rng.index(chunks.len() + 1));
+        self.world.step(Command::Release { session, chunks });
+        let ask = if self.rng.chance(50) { asked.ask + 1 } else { asked.ask };
+        if self.rng.chance(800) {
+            self.world.step(Command::Answered { session, device, ask });
+        }
+    }
+
+    fn act(&mut self) {
+        let (session, device) = (self.some_session(), self.some_device());
+        let some = Bytes::mib(2 * self.rng.below(12));
+        self.world.step(match self.rng.below(20) {
+            0..8 => {
+                let revision = self.world.session(session).map_or(0, |session| session.revision);
+                let revision = [None, Some(revision), Some(revision + 1)][self.rng.index(3)];
+                let limit = self.rng.chance(500).then(|| some + some);
+                let priority = self.rng.chance(300).then(|| self.rng.below(3) as u32);
+                let lends = self.rng.chance(300).then(|| self.rng.chance(500));
+                Command::Change { session, change: Change { limit, priority, lends }, revision }
+            }
+            8..9 => Command::Evict { session },
+            9..11 => Command::Drain { device, is_draining: self.rng.chance(300) },
+            11..14 => Command::Trim { device, session: self.rng.chance(500).then_some(session), bytes: some },
+            14..17 => Command::TrimIdle { device, bytes: some },
+            _ => Command::Drain { device, is_draining: false },
+        });
+    }
+
+    fn park(&mut self) {
+        let device = self.some_device();
+        let sessions: Vec<_> = self.world.sessions.iter().map(|session| session.id).collect();
+        let parked = |session| (session, Bytes::mib(2 * self.rng.below(10)));
+        let sessions = sessions.into_iter().map(parked).collect();
+        self.world.step(Command::Parked { device, sessions });
+    }
+
     fn driver_works(&mut self) {
         let work = self.world.work();
         let quarantined = |chunk: &&Chunk| chunk.is == Is::Quarantined;
@@ -154,7 +206,7 @@ impl Random {
             0 => Command::Created { chunk },
             1 => Command::Destroyed { chunk },
             2 => Command::AddDevice { device: DeviceId(0), total: Bytes::mib(2), chunks_max: 1 },
-            3 => Command::Open { session: self.some_session(), limit: Bytes::mib(2), priority: 0 },
+            3 => Command::Open { session: self.some_session(), terms: Terms::new(Bytes::mib(2), 0) },
             4 => Command::Observe { device: DeviceId(9), free: Bytes::ZERO },
             5 => Command::Cancel { request: RequestId(1_000_000) },
             _ => {
@@ -174,9 +226,13 @@ impl Random {
 
     fn step(&mut self) {
         match self.rng.below(1000) {
-            0..230 => self.acquire(),
-            230..370 => self.release(),
-            370..700 => self.driver_works(),
+            0..200 => self.acquire(),
+            200..220 => self.admit(),
+            220..250 => self.answer(),
+            250..265 => self.act(),
+            265..290 => self.park(),
+            290..390 => self.release(),
+            390..700 => self.driver_works(),
             700..740 => {
                 let now_ms = self.world.now_ms + self.rng.below(60);
                 self.world.step(Command::Tick { now_ms });
@@ -190,7 +246,11 @@ impl Random {
                 if self.world.sessions.len() < 6 {
                     let limit = Bytes::mib(2 * (2 + self.rng.below(24)));
                     let priority = self.rng.below(3) as u32 / 2;
-                    self.world.open(limit, priority);
+                    match self.rng.below(3) {
+                        0 => drop(self.world.open(limit, priority)),
+                        1 => self.world.join(limit, priority, true),
+                        _ => self.world.join(limit, priority, false),
+                    }
                 }
             }
             890..900 => {
@@ -259,8 +319,11 @@ fn every_effect_of_random_commands_keeps_the_rules_and_every_request_ends_once()
             "chunks",
             "closed",
             "deadlock",
+            "draining",
             "driver",
+            "evicted",
             "exhausted",
+            "guarantee",
             "lost",
             "over budget",
             "over limit",

@@ -1,12 +1,11 @@
-//! The second ledger: three lists, and an imaginary driver with bytes of its own. It holds every effect of the first against the rules before it writes it
-//! down: who may have a chunk, what a device can give, what a session may hold, whose turn it is.
+//! The second ledger: three lists, and an imaginary driver with bytes of its own.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use stitchd::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use stitchd::ladder::Part;
-use stitchd::ledger::{Command, Effect, EndReason, Holder, Ledger, LedgerError, Refusal, ReturnedBytes, Shortage};
+use stitchd::ledger::{Command, EndReason, Holder, Ledger, ReturnedBytes, Shortage, Terms};
 use stitchd::units::Bytes;
 
 use super::UNIT;
@@ -35,9 +34,22 @@ pub(super) struct Chunk {
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: SessionId,
-    pub(super) limit: Bytes,
-    pub(super) priority: u32,
+    pub(super) terms: Terms,
+    pub(super) revision: u64,
     pub(super) is_attached: bool,
+    pub(super) is_evicted: bool,
+    pub(super) guarantees: BTreeMap<DeviceId, Bytes>,
+}
+
+/// A question that a session was asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asked {
+    pub(super) ask: u64,
+    pub(super) bytes: Bytes,
+    pub(super) given: Bytes,
+    pub(super) at_ms: u64,
+    pub(super) request: Option<RequestId>,
+    pub(super) is_late: bool,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -60,9 +72,10 @@ pub(super) struct Request {
     pub(super) device: DeviceId,
     pub(super) parts: Vec<Part>,
     pub(super) plan: Option<PlanId>,
+    /// It is for this, and for no chunks.
+    pub(super) guarantee: Option<Bytes>,
     pub(super) asked_ms: u64,
     pub(super) deadline_ms: u64,
-    pub(super) is_starting: bool,
     pub(super) refused_ms: u64,
     pub(super) refused_creates: u32,
     pub(super) phase: Phase,
@@ -70,7 +83,8 @@ pub(super) struct Request {
 
 impl Request {
     pub(super) fn bytes(&self) -> Bytes {
-        self.parts.iter().map(|part| Bytes::new(part.len.get() * part.count)).sum()
+        let parts = self.parts.iter().map(|part| Bytes::new(part.len.get() * part.count)).sum();
+        self.guarantee.unwrap_or(parts)
     }
 }
 
@@ -87,6 +101,7 @@ pub(super) struct Device {
     pub(super) foreign: Bytes,
     pub(super) chunks_max: u64,
     pub(super) is_lost: bool,
+    pub(super) is_draining: bool,
 }
 
 #[derive(Debug, Default)]
@@ -96,6 +111,15 @@ pub(super) struct World {
     pub(super) chunks: Vec<Chunk>,
     pub(super) sessions: Vec<Session>,
     pub(super) requests: Vec<Request>,
+    pub(super) asked: BTreeMap<(DeviceId, SessionId), Asked>,
+    /// The command that is followed, for whoever reads what went wrong.
+    pub(super) doing: Option<Command>,
+    /// Chunks that were released because somebody asked for them, on their way to the driver.
+    pub(super) given: Vec<ChunkId>,
+    /// In this step a request for a guarantee was refused.
+    pub(super) is_guarantee_over: bool,
+    /// When somebody was last granted what others were asked for: what he got stays with him for at most two seconds.
+    pub(super) settled_ms: Option<u64>,
     pub(super) answered: BTreeSet<RequestId>,
     pub(super) granted: u64,
     pub(super) refused: BTreeMap<&'static str, u64>,
@@ -208,7 +232,7 @@ impl World {
 
     pub(super) fn is_over_limit(&self, request: &Request) -> bool {
         let Holder::Session(session) = request.holder else { return false };
-        self.held_everywhere(session) + request.bytes() > self.session(session).unwrap().limit
+        self.held_everywhere(session) + request.bytes() > self.session(session).unwrap().terms.limit
     }
 
     pub(super) fn is_starting(&self, holder: Holder, device: DeviceId) -> bool {
@@ -220,16 +244,70 @@ impl World {
 
     /// Who waits on a device, whoever is to be served first in front.
     pub(super) fn queue(&self, device: DeviceId) -> Vec<&Request> {
-        let waits = |request: &&Request| request.device == device && request.phase == Phase::Waiting;
+        self.queue_of(device, false)
+    }
+
+    /// The same of those who wait for guarantees.
+    pub(super) fn admissions(&self, device: DeviceId) -> Vec<&Request> {
+        self.queue_of(device, true)
+    }
+
+    fn queue_of(&self, device: DeviceId, is_guarantee: bool) -> Vec<&Request> {
+        let waits = |request: &&Request| {
+            request.device == device && request.phase == Phase::Waiting && request.guarantee.is_some() == is_guarantee
+        };
         let mut queue: Vec<_> = self.requests.iter().filter(waits).collect();
         queue.sort_by_key(|request| {
-            let priority = match request.holder {
-                Holder::Session(session) => self.session(session).map_or(0, |session| session.priority),
-                Holder::Plan(_) => 0,
+            let (priority, is_within) = match request.holder {
+                Holder::Session(session) => {
+                    let is_within = self.held(session, device) + request.bytes() <= self.guaranteed(session, device);
+                    (self.session(session).map_or(0, |session| session.terms.priority), is_within || is_guarantee)
+                }
+                Holder::Plan(_) => (0, false),
             };
-            (Reverse(priority), request.is_starting, request.id)
+            (!is_within, Reverse(priority), self.is_starting(request.holder, device), request.id)
         });
         queue
+    }
+
+    pub(super) fn guaranteed(&self, session: SessionId, device: DeviceId) -> Bytes {
+        let known = self.session(session);
+        known.and_then(|session| session.guarantees.get(&device)).copied().unwrap_or_default()
+    }
+
+    /// What of their guarantees others do not lend.
+    pub(super) fn withheld(&self, holder: Holder, device: DeviceId) -> Bytes {
+        let others =
+            self.sessions.iter().filter(|session| !session.terms.lends && holder != Holder::Session(session.id));
+        others.map(|other| self.guaranteed(other.id, device).saturating_sub(self.held(other.id, device))).sum()
+    }
+
+    /// Bytes that would have to come from others for `bytes` more, `of_plan` of which are reserved for it.
+    pub(super) fn lacking(&self, holder: Holder, device: DeviceId, bytes: Bytes, of_plan: Bytes) -> Bytes {
+        let used = self.bytes(device, |chunk| !matches!(chunk.is, Is::Idle | Is::Destroying));
+        (used + bytes + self.withheld(holder, device)).saturating_sub(of_plan).saturating_sub(self.budget(device))
+    }
+
+    /// What others are kept leaves room for it.
+    pub(super) fn leaves_what_is_kept(&self, request: &Request) -> bool {
+        let of_plan = |part: &Part| {
+            let usable = self.usable(request, part.len).into_iter().take(part.count as usize);
+            usable.filter(|chunk| matches!(chunk.is, Is::Reserved(_))).map(|chunk| chunk.len).sum::<Bytes>()
+        };
+        let of_plan = request.parts.iter().map(of_plan).sum();
+        self.withheld(request.holder, request.device).is_zero()
+            || self.lacking(request.holder, request.device, request.bytes(), of_plan).is_zero()
+    }
+
+    /// Somebody was asked on behalf of a request, and is waited for.
+    pub(super) fn has_open_questions(&self, request: &Request) -> bool {
+        self.asked.values().any(|asked| !asked.is_late && asked.request == Some(request.id))
+    }
+
+    pub(super) fn is_overdue(&self, request: &Request) -> bool {
+        request.deadline_ms <= self.now_ms
+            && self.destroying(request.device).is_zero()
+            && !self.has_open_questions(request)
     }
 
     /// Chunks of `len` that a request may be given: first those of its plan, then its session's own, then those that nobody ever had.
@@ -263,6 +341,10 @@ impl World {
 
     /// It could be served at once.
     pub(super) fn has_room(&self, request: &Request) -> bool {
+        self.has_room_but_for_guarantees(request) && self.leaves_what_is_kept(request)
+    }
+
+    pub(super) fn has_room_but_for_guarantees(&self, request: &Request) -> bool {
         self.to_create(request) <= self.room(request.device)
             && self.chunks_to_create(request) <= self.chunk_room(request.device)
     }
@@ -277,491 +359,20 @@ impl World {
         (self.bytes(request.device, is_idle), self.count(request.device, is_idle))
     }
 
-    // === Steps
-
-    pub(super) fn step(&mut self, command: Command) {
-        let expected = self.error_of(&command);
-        match (self.ledger.step(command.clone()), expected) {
-            (Err(error), Some(expected)) => assert_eq!(error, expected, "{command:?}"),
-            (Ok(effects), None) => self.follow(&command, effects),
-            (outcome, expected) => panic!("{command:?}: {outcome:?}, and {expected:?} was expected"),
-        }
-        self.check(&command);
-    }
-
-    pub(super) fn error_of(&self, command: &Command) -> Option<LedgerError> {
-        let no_device = |device: DeviceId| {
-            (!self.devices.iter().any(|known| known.id == device)).then_some(LedgerError::NoDevice(device))
-        };
-        let no_session =
-            |session: SessionId| self.session(session).is_none().then_some(LedgerError::NoSession(session));
-        let unasked = |chunk: ChunkId, is_asked: &dyn Fn(Is) -> bool| {
-            (!self.chunk(chunk).is_some_and(|found| is_asked(found.is))).then_some(LedgerError::Unasked(chunk))
-        };
-        match command {
-            Command::AddDevice { device, .. } => {
-                no_device(*device).is_none().then_some(LedgerError::DeviceExists(*device))
-            }
-            Command::Observe { device, .. } | Command::Warm { device, .. } | Command::Lose { device } => {
-                no_device(*device)
-            }
-            Command::Open { session, .. } => {
-                self.session(*session).map(|session| LedgerError::SessionExists(session.id))
-            }
-            Command::Detach { session } | Command::End { session, .. } => no_session(*session),
-            Command::Acquire { request, holder, device, parts, .. } => {
-                let mut lens: Vec<_> = parts.iter().map(|part| part.len).collect();
-                lens.sort();
-                lens.dedup();
-                let is_wrong = |part: &Part| part.len < UNIT || part.len > Bytes::gib(4) || part.count == 0;
-                if parts.is_empty() || parts.iter().any(is_wrong) || lens.len() != parts.len() {
-                    return Some(LedgerError::Parts);
-                }
-                if self.request(*request).is_some() {
-                    return Some(LedgerError::RequestExists(*request));
-                }
-                no_device(*device).or_else(|| match holder {
-                    Holder::Session(session) => no_session(*session).or_else(|| {
-                        (!self.session(*session).unwrap().is_attached).then_some(LedgerError::Detached(*session))
-                    }),
-                    Holder::Plan(_) => None,
-                })
-            }
-            Command::Cancel { .. } | Command::Close | Command::Tick { .. } => None,
-            Command::Release { session, chunks } => no_session(*session).or_else(|| {
-                let is_held =
-                    |chunk: &ChunkId| self.chunk(*chunk).is_some_and(|found| found.is == Is::Leased(*session));
-                let at = (0..chunks.len()).find(|at| !is_held(&chunks[*at]) || chunks[..*at].contains(&chunks[*at]))?;
-                Some(LedgerError::NotHeld { session: *session, chunk: chunks[at] })
-            }),
-            Command::Unreserve { plan } => {
-                let is_for_it = |chunk: &Chunk| {
-                    chunk.is == Is::Reserved(*plan) || matches!(chunk.is, Is::Claimed(_, Some(from)) if from == *plan)
-                };
-                let is_asked_for = self.requests.iter().any(|request| request.holder == Holder::Plan(*plan));
-                (!is_asked_for && !self.chunks.iter().any(is_for_it)).then_some(LedgerError::NoPlan(*plan))
-            }
-            Command::Created { chunk } | Command::CreateFailed { chunk, .. } => {
-                unasked(*chunk, &|is| matches!(is, Is::Creating(_)))
-            }
-            Command::Destroyed { chunk } => unasked(*chunk, &|is| matches!(is, Is::Destroying | Is::Quarantined)),
-            Command::DestroyFailed { chunk } => unasked(*chunk, &|is| is == Is::Destroying),
-        }
-    }
-
-    pub(super) fn follow(&mut self, command: &Command, effects: Vec<Effect>) {
-        self.begin(command);
-        let mut given_up: BTreeMap<DeviceId, Bytes> = BTreeMap::new();
-        for effect in effects {
-            assert!(
-                self.to_come.is_empty() || matches!(effect, Effect::Create { .. }),
-                "{effect:?} came before the rest of {:?}",
-                self.to_come
-            );
-            match effect {
-                Effect::Create { chunk, device, len } => self.create(chunk, device, len),
-                Effect::Destroy { chunk } => self.destroy(command, chunk, &mut given_up),
-                Effect::Grant { request, holder, chunks } => self.grant(request, holder, &chunks),
-                Effect::Refuse { request, holder, refusal } => self.refuse(command, request, holder, &refusal),
-            }
-        }
-        self.end(command);
-        for (device, last) in given_up {
-            let coming = self.room(device) + self.destroying(device);
-            let chunks_coming = self.chunk_room(device) + self.count(device, |chunk| chunk.is == Is::Destroying);
-            let queue = self.queue(device);
-            let first = queue.first().expect("idle chunks are given up for somebody");
-            let (wanted, chunks) = (self.to_create(first), self.chunks_to_create(first));
-            assert!(wanted <= coming && chunks <= chunks_coming, "idle chunks are given up and do not help");
-            let is_needed = wanted > coming - last || chunks > chunks_coming - 1;
-            assert!(is_needed, "more idle chunks are given up than needed");
-        }
-    }
-
-    /// What a command changes by itself.
-    pub(super) fn begin(&mut self, command: &Command) {
-        match command {
-            Command::AddDevice { device, total, chunks_max } => self.devices.push(Device {
-                id: *device,
-                total: *total,
-                known_foreign: Bytes::ZERO,
-                ceiling: None,
-                refused_creates: 0,
-                peak_leased: Bytes::ZERO,
-                foreign: Bytes::ZERO,
-                chunks_max: *chunks_max,
-                is_lost: false,
-            }),
-            Command::Lose { device } => self.device_mut(*device).is_lost = true,
-            Command::Observe { device, free } => {
-                if self.creating(*device).is_zero() && self.destroying(*device).is_zero() {
-                    let ours = self.bytes(*device, |_| true);
-                    let device = self.device_mut(*device);
-                    device.known_foreign = device.total.saturating_sub(*free).saturating_sub(ours);
-                    device.ceiling = None;
-                }
-            }
-            Command::Open { session, limit, priority } => {
-                self.sessions.push(Session { id: *session, limit: *limit, priority: *priority, is_attached: true })
-            }
-            Command::Detach { session } => {
-                self.sessions.iter_mut().find(|known| known.id == *session).unwrap().is_attached = false;
-            }
-            Command::Acquire { request, holder, device, parts, plan, wait_ms } => self.requests.push(Request {
-                id: *request,
-                holder: *holder,
-                device: *device,
-                parts: parts.clone(),
-                plan: *plan,
-                asked_ms: self.now_ms,
-                deadline_ms: self.now_ms + wait_ms,
-                is_starting: self.is_starting(*holder, *device),
-                refused_creates: 0,
-                refused_ms: 0,
-                phase: Phase::Waiting,
-            }),
-            Command::Release { chunks, .. } => {
-                for chunk in chunks {
-                    self.chunk_mut(*chunk).is = Is::Idle;
-                    self.returned.release += self.chunk(*chunk).unwrap().len;
-                }
-            }
-            Command::Unreserve { plan } => {
-                for chunk in &mut self.chunks {
-                    match chunk.is {
-                        Is::Reserved(of) if of == *plan => chunk.is = Is::Idle,
-                        Is::Claimed(request, Some(of)) if of == *plan => chunk.is = Is::Claimed(request, None),
-                        _ => {}
-                    }
-                }
-            }
-            Command::Warm { device, part } => {
-                let here = |chunk: &&Chunk| chunk.device == *device;
-                let is_creating = self.chunks.iter().filter(here).any(|chunk| matches!(chunk.is, Is::Creating(_)));
-                if self.queue(*device).is_empty() && !is_creating {
-                    let is_warm =
-                        |chunk: &&Chunk| chunk.is == Is::Idle && chunk.len == part.len && chunk.granted_to.is_none();
-                    let warm = self.chunks.iter().filter(here).filter(is_warm).count() as u64;
-                    let missing = part.count.saturating_sub(warm);
-                    let count = (self.room(*device).get() / part.len.get()).min(missing).min(self.chunk_room(*device));
-                    self.to_come = vec![(None, part.len); count as usize];
-                }
-            }
-            Command::Created { chunk } => self.begin_created(*chunk),
-            Command::CreateFailed { chunk, why } => self.begin_create_failed(*chunk, *why),
-            Command::Destroyed { chunk } => self.chunks.retain(|known| known.id != *chunk),
-            Command::DestroyFailed { chunk } => self.chunk_mut(*chunk).is = Is::Quarantined,
-            Command::Tick { now_ms } => self.now_ms = self.now_ms.max(*now_ms),
-            Command::Close => self.is_closed = true,
-            Command::End { .. } | Command::Cancel { .. } => {}
-        }
-    }
-
-    /// The request that a chunk is created for, unless it was given up.
-    pub(super) fn created_for(&self, chunk: ChunkId) -> Option<RequestId> {
-        let Is::Creating(request) = self.chunk(chunk).unwrap().is else { panic!("{chunk} is not being created") };
-        request.filter(|request| self.request(*request).is_some())
-    }
-
-    pub(super) fn begin_created(&mut self, chunk: ChunkId) {
-        let request = self.created_for(chunk);
-        self.chunk_mut(chunk).is = request.map_or(Is::Idle, |request| Is::Claimed(request, None));
-        let device = self.chunk(chunk).unwrap().device;
-        let existing = self.existing(device);
-        let ceiling = &mut self.device_mut(device).ceiling;
-        *ceiling = ceiling.map(|ceiling| ceiling.max(existing));
-        if let Some(request) = request {
-            self.note_answer(request, None);
-        }
-    }
-
-    pub(super) fn begin_create_failed(&mut self, chunk: ChunkId, why: Shortage) {
-        let request = self.created_for(chunk);
-        let device = self.chunk(chunk).unwrap().device;
-        self.chunks.retain(|known| known.id != chunk);
-        let existing = self.existing(device);
-        let device = self.device_mut(device);
-        device.refused_creates += 1;
-        if why == Shortage::Memory {
-            device.ceiling = Some(existing);
-        }
-        if let Some(request) = request {
-            self.note_answer(request, Some(why));
-        }
-    }
-
-    /// A create for a request was answered; a failure says what has run out.
-    pub(super) fn note_answer(&mut self, id: RequestId, why: Option<Shortage>) {
-        let now_ms = self.now_ms;
-        let request = self.request_mut(id);
-        let Phase::Creating { missing, failure } = &mut request.phase else { panic!("{id} creates nothing") };
-        *missing -= 1;
-        *failure = why.or(*failure);
-        let (0, Some(failure)) = (*missing, *failure) else { return };
-        request.refused_creates = if now_ms < request.refused_ms + 1_000 { request.refused_creates + 1 } else { 1 };
-        request.refused_ms = now_ms;
-        request.phase = match (failure, request.refused_creates) {
-            (Shortage::Memory, ..3) => Phase::Waiting,
-            _ => Phase::Lost { failure },
-        };
-        let (holder, device) = (request.holder, request.device);
-        self.put_back(id);
-        self.request_mut(id).is_starting = self.is_starting(holder, device);
-    }
-
-    /// What was set aside for a request lies where it lay.
-    pub(super) fn put_back(&mut self, request: RequestId) {
-        for chunk in &mut self.chunks {
-            match chunk.is {
-                Is::Claimed(of, from) if of == request => chunk.is = from.map_or(Is::Idle, Is::Reserved),
-                Is::Creating(Some(of)) if of == request => chunk.is = Is::Creating(None),
-                _ => {}
-            }
-        }
-    }
-
-    /// Sets aside what there is for a request; what is missing has to be created next.
-    pub(super) fn promise(&mut self, id: RequestId) {
-        let request = self.request(id).unwrap().clone();
-        assert_eq!(self.queue(request.device).first().map(|first| first.id), Some(id), "others come before {id}");
-        assert!(self.has_room(&request), "{id} is promised more than there is");
-        assert!(!self.is_over_limit(&request), "{id} is promised more than its session may hold");
-        for part in &request.parts {
-            let usable = self.usable(&request, part.len);
-            let claimed: Vec<_> = usable.into_iter().take(part.count as usize).map(|chunk| chunk.id).collect();
-            let missing = part.count as usize - claimed.len();
-            self.to_come.extend(vec![(Some(id), part.len); missing]);
-            for chunk in claimed {
-                let chunk = self.chunk_mut(chunk);
-                let from = if let Is::Reserved(plan) = chunk.is { Some(plan) } else { None };
-                chunk.is = Is::Claimed(id, from);
-            }
-        }
-        self.request_mut(id).phase = Phase::Creating { missing: self.to_come.len(), failure: None };
-    }
-
-    pub(super) fn create(&mut self, chunk: ChunkId, device: DeviceId, len: Bytes) {
-        assert!(chunk.0 > self.last_chunk, "{chunk} is used twice");
-        self.last_chunk = chunk.0;
-        if self.to_come.is_empty() {
-            let first = self.queue(device).first().map(|first| first.id);
-            self.promise(first.expect("chunks are created for somebody"));
-        }
-        assert!(!self.to_come.is_empty(), "{chunk} is created for nobody");
-        let (request, expected) = self.to_come.remove(0);
-        assert_eq!(len, expected);
-        assert!(request.is_none_or(|request| self.request(request).unwrap().device == device));
-        self.chunks.push(Chunk { id: chunk, device, len, is: Is::Creating(request), granted_to: None });
-        assert!(self.bytes(device, |_| true) <= self.budget(device), "more is promised than {device} has");
-        let chunks_max = self.device(device).chunks_max;
-        assert!(self.count(device, |_| true) <= chunks_max, "{device} has more chunks than it may have");
-    }
-
-    pub(super) fn destroy(&mut self, command: &Command, chunk: ChunkId, given_up: &mut BTreeMap<DeviceId, Bytes>) {
-        let found = self.chunk(chunk).expect("what is destroyed exists").clone();
-        match (found.is, command) {
-            (Is::Leased(holder), Command::End { session, reason }) if holder == *session => match reason {
-                EndReason::Closed => self.returned.release += found.len,
-                EndReason::Died => self.returned.death += found.len,
-            },
-            (Is::Idle, Command::End { session, .. }) if found.granted_to == Some(*session) => {}
-            (Is::Idle | Is::Reserved(_), _) if self.device(found.device).is_lost => {}
-            (Is::Idle, _) => {
-                given_up.insert(found.device, found.len);
-            }
-            _ => panic!("{found:?} is destroyed"),
-        }
-        self.chunk_mut(chunk).is = Is::Destroying;
-    }
-
-    pub(super) fn grant(&mut self, id: RequestId, holder: Holder, chunks: &[(ChunkId, Bytes)]) {
-        if self.request(id).expect("only what was asked for is granted").phase == Phase::Waiting {
-            self.promise(id);
-            assert!(self.to_come.is_empty(), "{id} is granted before its chunks are there");
-        }
-        let request = self.request(id).unwrap().clone();
-        assert_eq!(request.phase, Phase::Creating { missing: 0, failure: None }, "{id} is granted too early");
-        assert!(!self.device(request.device).is_lost, "{id} is granted what is lost");
-        assert_eq!(request.holder, holder);
-        let mut left = chunks;
-        for part in &request.parts {
-            let (these, rest) = left.split_at(part.count as usize);
-            assert!(these.iter().all(|(_, len)| *len == part.len), "{id} is not granted what it asked for: {chunks:?}");
-            left = rest;
-        }
-        assert_eq!(left, [], "{id} is granted more than it asked for");
-        for (chunk, len) in chunks {
-            let chunk = self.chunk_mut(*chunk);
-            assert_eq!(chunk.len, *len);
-            assert!(matches!(chunk.is, Is::Claimed(of, _) if of == id), "{chunk:?} is granted to {id}");
-            match holder {
-                Holder::Session(session) => {
-                    let others = chunk.granted_to.replace(session).filter(|former| *former != session);
-                    assert_eq!(others, None, "{chunk:?} was another session's and is granted again");
-                    chunk.is = Is::Leased(session);
-                }
-                Holder::Plan(plan) => {
-                    assert_eq!(chunk.granted_to, None, "{chunk:?} was a session's and is reserved");
-                    chunk.is = Is::Reserved(plan);
-                }
-            }
-        }
-        self.answer(id);
-        if let Holder::Session(session) = holder {
-            let session = self.session(session).unwrap();
-            assert!(session.is_attached, "{id} is granted and nobody is there");
-            assert!(self.held_everywhere(session.id) <= session.limit, "{} is over its limit", session.id);
-        }
-        let leased = self.bytes(request.device, |chunk| matches!(chunk.is, Is::Leased(_)));
-        let device = self.device_mut(request.device);
-        device.peak_leased = device.peak_leased.max(leased);
-        self.granted += 1;
-    }
-
-    pub(super) fn answer(&mut self, request: RequestId) {
-        assert!(self.answered.insert(request), "{request} is answered twice");
-        self.requests.retain(|known| known.id != request);
-    }
-
-    pub(super) fn refuse(&mut self, command: &Command, id: RequestId, holder: Holder, refusal: &Refusal) {
-        let request = self.request(id).expect("only what was asked for is refused").clone();
-        assert_eq!(request.holder, holder);
-        let name = match refusal {
-            Refusal::OverLimit { requested, held, limit } => {
-                let Holder::Session(session) = holder else { panic!("a plan has no limit") };
-                let said = (self.held_everywhere(session), self.session(session).unwrap().limit);
-                assert_eq!((*requested, (*held, *limit)), (request.bytes(), said));
-                assert!(self.is_over_limit(&request) && request.phase == Phase::Waiting);
-                "over limit"
-            }
-            Refusal::OverBudget { device, requested, budget } => {
-                assert_eq!((*device, *requested), (request.device, request.bytes()));
-                assert_eq!(*budget, self.budget(request.device));
-                assert!(*requested > self.device(*device).total);
-                "over budget"
-            }
-            Refusal::Exhausted { device, requested, budget, waited_ms, .. } => {
-                assert_eq!((*device, *requested), (request.device, request.bytes()));
-                assert_eq!((*budget, *waited_ms), (self.budget(*device), self.now_ms - request.asked_ms));
-                let is_overdue = request.deadline_ms <= self.now_ms && self.destroying(*device).is_zero();
-                assert!(match request.phase {
-                    Phase::Waiting => is_overdue,
-                    Phase::Creating { .. } => false,
-                    Phase::Lost { failure } => failure == Shortage::Memory,
-                });
-                if request.phase == Phase::Waiting { "overdue" } else { "exhausted" }
-            }
-            Refusal::Chunks { device, requested, available, limit } => {
-                let wanted = request.parts.iter().map(|part| part.count).sum();
-                assert_eq!((*device, *requested, *limit), (request.device, wanted, self.device(*device).chunks_max));
-                assert!(requested > available && available <= limit);
-                // One that was short of descriptors is told of what came, whatever room there is.
-                let is_short = request.phase == Phase::Lost { failure: Shortage::Chunks };
-                if wanted <= *limit && !is_short {
-                    let of_plan = self.count(
-                        *device,
-                        |chunk| matches!((chunk.is, request.plan), (Is::Reserved(of), Some(plan)) if of == plan),
-                    );
-                    assert_eq!(*available, self.chunk_room_at_most(*device) + of_plan);
-                    let is_overdue = request.deadline_ms <= self.now_ms && self.destroying(*device).is_zero();
-                    assert!(is_overdue || request.phase == Phase::Lost { failure: Shortage::Memory });
-                }
-                "chunks"
-            }
-            Refusal::Lost { device } => {
-                assert!(*device == request.device && self.device(*device).is_lost);
-                match request.phase {
-                    Phase::Creating { missing, .. } => {
-                        assert_eq!(missing, 0, "{id} is refused before all answers are in");
-                        self.put_back(id);
-                    }
-                    Phase::Waiting | Phase::Lost { .. } => {}
-                }
-                "lost"
-            }
-            Refusal::Deadlock { device, cycle } => {
-                assert_eq!(Some(id), self.youngest_in_circle(*device), "{id} is refused for a circle");
-                let said: Vec<_> = cycle.iter().map(|holding| (holding.session, holding.held)).collect();
-                assert_eq!(said, self.holders(*device));
-                "deadlock"
-            }
-            Refusal::Driver { device } => {
-                assert_eq!((*device, &request.phase), (request.device, &Phase::Lost { failure: Shortage::Nothing }));
-                "driver"
-            }
-            Refusal::Cancelled => {
-                assert!(match (command, holder) {
-                    (Command::Cancel { request }, _) => *request == id,
-                    (Command::Detach { session } | Command::End { session, .. }, Holder::Session(holder)) => {
-                        *session == holder
-                    }
-                    (Command::Unreserve { plan }, Holder::Plan(holder)) => *plan == holder,
-                    _ => false,
-                });
-                self.put_back(id);
-                "cancelled"
-            }
-            Refusal::Closed => {
-                let asks = |asked: &Command| matches!(asked, Command::Acquire { request, .. } if *request == id);
-                assert!(self.is_closed && (matches!(command, Command::Close) || asks(command)), "{command:?}");
-                self.put_back(id);
-                "closed"
-            }
-        };
-        *self.refused.entry(name).or_default() += 1;
-        self.answer(id);
-    }
-
-    pub(super) fn holders(&self, device: DeviceId) -> Vec<(SessionId, Bytes)> {
-        let held = |session: &Session| (session.id, self.held(session.id, device));
-        let mut holders: Vec<_> = self.sessions.iter().map(held).filter(|(_, held)| !held.is_zero()).collect();
-        holders.sort();
-        holders
-    }
-
-    /// The youngest request of those who hold memory, where all of them wait for more and nothing is on its way.
-    pub(super) fn youngest_in_circle(&self, device: DeviceId) -> Option<RequestId> {
-        if !self.creating(device).is_zero() || !self.destroying(device).is_zero() {
-            return None;
-        }
-        let queue = self.queue(device);
-        let youngest_of = |session: SessionId| {
-            queue.iter().filter(|request| request.holder == Holder::Session(session)).map(|request| request.id).max()
-        };
-        let waiting: Option<Vec<_>> =
-            self.holders(device).into_iter().map(|(session, _)| youngest_of(session)).collect();
-        waiting?.into_iter().max()
-    }
-
-    pub(super) fn end(&mut self, command: &Command) {
-        assert_eq!(self.to_come, [], "not all is created that was promised");
-        match command {
-            Command::Cancel { request } => assert!(self.request(*request).is_none(), "{request} was cancelled"),
-            Command::Close => assert!(self.requests.is_empty(), "nobody waits for what is closed"),
-            Command::End { session, .. } => {
-                self.sessions.retain(|known| known.id != *session);
-                let is_left = |chunk: &&Chunk| {
-                    chunk.granted_to == Some(*session) && !matches!(chunk.is, Is::Destroying | Is::Quarantined)
-                };
-                assert!(!self.chunks.iter().any(|chunk| is_left(&chunk)), "{session} is gone, its chunks are not");
-            }
-            Command::Acquire { request, .. } => {
-                if let Some(request) = self.request(*request) {
-                    assert!(!self.is_closed, "{} is neither served nor refused", request.id);
-                    assert!(request.bytes() <= self.device(request.device).total);
-                }
-            }
-            _ => {}
-        }
-    }
-
     // === Whoever uses it
 
     pub(super) fn open(&mut self, limit: Bytes, priority: u32) -> SessionId {
         self.last_session += 1;
         let session = SessionId(self.last_session);
-        self.step(Command::Open { session, limit, priority });
+        self.step(Command::Open { session, terms: Terms::new(limit, priority) });
         session
+    }
+
+    /// One that answers, and perhaps keeps what it is guaranteed.
+    pub(super) fn join(&mut self, limit: Bytes, priority: u32, lends: bool) {
+        self.last_session += 1;
+        let terms = Terms { lends, answers: true, ..Terms::new(limit, priority) };
+        self.step(Command::Open { session: SessionId(self.last_session), terms });
     }
 
     pub(super) fn acquire(

@@ -1,0 +1,51 @@
+//! `stitchd drain`: nothing more of a device is leased.
+
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+
+use super::{Common, DONE, Outcome, ask, print_json};
+use crate::units::Bytes;
+use crate::wire::v1;
+use crate::wire::v1::admin_client::AdminClient;
+
+/// Every session has a second to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  stitchd drain 1            # before maintenance: nothing more of device 1 is leased, what lies idle comes back\n  stitchd drain --undo 1     # it is for everybody again\n\nExit code 0 when nothing of it is leased any more, 1 while sessions hold some."
+)]
+pub(super) struct DrainArgs {
+    /// The daemon's device
+    #[arg(value_name = "DEVICE")]
+    device: u32,
+    /// Lease it again
+    #[arg(long)]
+    undo: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+pub(super) fn run(args: &DrainArgs) -> Outcome {
+    let socket = args.common.socket();
+    let status = ask::status(&socket)?;
+    let device_uuid = ask::device(&status, args.device)?.uuid;
+    let request = v1::DrainRequest { device_uuid, undo: args.undo };
+    let reply = ask::ask(&socket, PATIENCE, async |channel| AdminClient::new(channel).drain(request).await)?;
+    let v1::DrainReply { leased_bytes, session_ids } = reply;
+    let is_left = !args.undo && leased_bytes > 0;
+    if args.common.json {
+        let (undo, leased, device) = (args.undo, leased_bytes, args.device);
+        print_json(&json!({ "device": device, "draining": !undo, "leased_bytes": leased, "sessions": session_ids }));
+    } else if args.undo {
+        outln!("device {} is leased again", args.device);
+    } else {
+        outln!("device {}: nothing more is leased; {} still is", args.device, Bytes::new(leased_bytes));
+        for session in status.sessions.iter().filter(|session| session_ids.contains(&session.session_id)) {
+            outln!("  session {} '{}' (pid {})", session.session_id, session.name, session.pid);
+        }
+    }
+    if is_left { Ok(super::Failure::NO) } else { DONE }
+}

@@ -1,0 +1,278 @@
+//! What those may do who run the daemon: look at all sessions, and act on them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tonic::{Request, Response, Status};
+
+use super::service::{Service, daemon_driver, device_message, from_ledger, refused};
+use super::{Daemon, NodeDevice};
+use crate::error::ErrorKind;
+use crate::ids::{DeviceId, SessionId};
+use crate::ledger::{AccountView, Change, LedgerError, SessionView};
+use crate::limits;
+use crate::runtime::Counter;
+use crate::units::Bytes;
+use crate::wire::convert;
+use crate::wire::status::status;
+use crate::wire::v1;
+use crate::wire::v1::admin_server::Admin;
+
+/// A process that is to end may take so long for it.
+const END_MAX: Duration = Duration::from_secs(10);
+
+impl Service {
+    /// Who asks may act on the daemon; what he does is in the log.
+    fn check_admin<T: std::fmt::Debug>(&self, request: &Request<T>) -> Result<(), Status> {
+        let peer = Service::peer(request)?;
+        if !self.0.config.is_admin(peer.uid) {
+            let text = format!(
+                "user {} may not act on this daemon: root may, the user that runs it, and those in `admins` of its configuration",
+                peer.uid
+            );
+            return Err(status(ErrorKind::OverLimit, text));
+        }
+        tracing::info!(uid = peer.uid, pid = peer.pid, what = ?request.get_ref(), "asked to act");
+        Ok(())
+    }
+
+    fn known_device(&self, uuid: &[u8]) -> Result<&NodeDevice, Status> {
+        let uuid = convert::device_uuid("device_uuid", uuid).map_err(|error| refused(&error))?;
+        self.0.device(uuid).ok_or_else(|| status(ErrorKind::NotFound, format!("there is no device {uuid}")))
+    }
+
+    fn known_session(&self, id: u64) -> Result<SessionView, Status> {
+        let session = SessionId(id);
+        self.0.steward.session(session).ok_or_else(|| from_ledger(&LedgerError::NoSession(session)))
+    }
+
+    /// Bytes that exist on these devices.
+    fn promised(&self, devices: &[DeviceId]) -> Bytes {
+        devices.iter().filter_map(|device| self.0.steward.device(*device)).map(|view| view.bytes.promised()).sum()
+    }
+}
+
+#[tonic::async_trait]
+impl Admin for Service {
+    async fn status(&self, _request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
+        let daemon = &self.0;
+        let returned = daemon.steward.returned();
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Ok(Response::new(v1::StatusReply {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            driver: daemon_driver(daemon),
+            uptime_ms: millis(daemon.uptime()),
+            devices: device_statuses(daemon),
+            sessions: session_statuses(daemon),
+            waiting_requests: daemon.steward.request_count() as u64,
+            returned_by_release_bytes: returned.release.get(),
+            returned_by_death_bytes: returned.death.get(),
+            exports: daemon.steward.store().counts().1,
+            exports_max: limits::EXPORTS_MAX,
+            open_fds: Daemon::open_fds(),
+            open_fds_max: Daemon::open_fds_max(),
+            is_draining: daemon.is_draining(),
+            asked: daemon.revocations.asked(),
+            unanswered: daemon.revocations.unanswered(),
+            returned_by_revocation_bytes: daemon.revocations.returned().get(),
+        }))
+    }
+
+    async fn limit(&self, request: Request<v1::LimitRequest>) -> Result<Response<v1::LimitReply>, Status> {
+        self.check_admin(&request)?;
+        let wanted = request.into_inner();
+        let change =
+            Change { limit: wanted.limit_bytes.map(Bytes::new), priority: wanted.priority, lends: wanted.lends };
+        if change == Change::default() {
+            return Err(status(ErrorKind::Invalid, "nothing is to be otherwise: name a limit, a priority, or lends"));
+        }
+        let changed = self.0.steward.change(SessionId(wanted.session_id), change, wanted.revision);
+        let view = changed.map_err(|error| from_ledger(&error))?;
+        let held: Bytes = view.held.iter().map(|(_, held)| *held).sum();
+        let outcome = match held <= view.terms.limit {
+            true => v1::limit_reply::Outcome::Applied,
+            false => v1::limit_reply::Outcome::Deferred,
+        };
+        Ok(Response::new(v1::LimitReply {
+            outcome: outcome.into(),
+            revision: view.revision,
+            limit_bytes: view.terms.limit.get(),
+            priority: view.terms.priority,
+            lends: view.terms.lends,
+            held_bytes: held.get(),
+        }))
+    }
+
+    async fn trim(&self, request: Request<v1::TrimRequest>) -> Result<Response<v1::TrimReply>, Status> {
+        self.check_admin(&request)?;
+        let wanted = request.into_inner();
+        let devices: Vec<DeviceId> = match wanted.device_uuid.is_empty() {
+            true => self.0.devices.iter().map(|device| device.id).collect(),
+            false => vec![self.known_device(&wanted.device_uuid)?.id],
+        };
+        let session = match wanted.session_id {
+            0 => None,
+            id => Some(self.known_session(id)?.session),
+        };
+        let most = if wanted.len_bytes == 0 { Bytes::MAX } else { Bytes::new(wanted.len_bytes) };
+        let before = self.promised(&devices);
+        for device in &devices {
+            self.0.look_for_parked(*device);
+            self.0.steward.trim(*device, session, most).map_err(|error| from_ledger(&error))?;
+        }
+        let asked =
+            devices.iter().filter_map(|device| self.0.steward.device(*device)).map(|view| view.asked).sum::<usize>();
+        let unanswered = self.0.until_answered(&devices).await;
+        // What lay with the daemon already; what sessions gave back went at once.
+        if session.is_none() {
+            for device in &devices {
+                self.0.steward.trim_idle(*device, most).map_err(|error| from_ledger(&error))?;
+            }
+            self.0.until_answered(&devices).await;
+        }
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        Ok(Response::new(v1::TrimReply {
+            returned_bytes: before.saturating_sub(self.promised(&devices)).get(),
+            asked: count(asked),
+            unanswered: count(unanswered),
+        }))
+    }
+
+    async fn evict(&self, request: Request<v1::EvictRequest>) -> Result<Response<v1::EvictReply>, Status> {
+        self.check_admin(&request)?;
+        let wanted = request.into_inner();
+        let session = self.known_session(wanted.session_id)?.session;
+        let entry = self.0.registry.get(session);
+        let entry = entry.ok_or_else(|| from_ledger(&LedgerError::NoSession(session)))?;
+        let held = || {
+            let view = self.0.steward.session(session);
+            view.map_or(Bytes::ZERO, |view| view.held.iter().map(|(_, held)| *held).sum::<Bytes>())
+        };
+        let before = held();
+        self.0.steward.evict(session).map_err(|error| from_ledger(&error))?;
+        let devices: Vec<DeviceId> = self.0.devices.iter().map(|device| device.id).collect();
+        self.0.until_answered(&devices).await;
+        let mut is_ended = false;
+        if let Some(patience) = wanted.end_after_ms.map(Duration::from_millis) {
+            let gives_all = async {
+                while !held().is_zero() {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            let is_in_time = tokio::time::timeout(patience, gives_all).await.is_ok();
+            if !is_in_time {
+                if !entry.has_pidfd {
+                    let text = "the kernel gives this daemon no hold of the process: end it yourself";
+                    return Err(status(ErrorKind::Unsupported, text));
+                }
+                entry.end_process();
+                is_ended = tokio::time::timeout(END_MAX, entry.over()).await.is_ok();
+                if !is_ended {
+                    let text = format!("process {} could not be ended: the daemon's log says why", entry.pid);
+                    return Err(status(ErrorKind::Unsupported, text));
+                }
+            }
+        }
+        let left = held();
+        let returned = before.saturating_sub(left);
+        Ok(Response::new(v1::EvictReply { returned_bytes: returned.get(), held_bytes: left.get(), is_ended }))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainReply>, Status> {
+        self.check_admin(&request)?;
+        let wanted = request.into_inner();
+        let device = self.known_device(&wanted.device_uuid)?.id;
+        self.0.look_for_parked(device);
+        self.0.steward.drain(device, !wanted.undo).map_err(|error| from_ledger(&error))?;
+        if !wanted.undo {
+            self.0.until_answered(&[device]).await;
+            self.0.steward.trim_idle(device, Bytes::MAX).map_err(|error| from_ledger(&error))?;
+            self.0.until_answered(&[device]).await;
+        }
+        let holds = |view: &SessionView| view.held.iter().any(|(of, _)| *of == device);
+        let sessions = self.0.steward.sessions();
+        Ok(Response::new(v1::DrainReply {
+            leased_bytes: self.0.steward.device(device).map_or(0, |view| view.bytes.leased.get()),
+            session_ids: sessions.iter().filter(|view| holds(view)).map(|view| view.session.0).collect(),
+        }))
+    }
+
+    async fn revocations(
+        &self,
+        _request: Request<v1::RevocationsRequest>,
+    ) -> Result<Response<v1::RevocationsReply>, Status> {
+        Ok(Response::new(v1::RevocationsReply { revocations: self.0.revocations.log() }))
+    }
+}
+
+fn device_statuses(daemon: &Daemon) -> Vec<v1::DeviceStatus> {
+    let accounts = daemon.steward.devices();
+    let status = |account: &AccountView| {
+        let device = daemon.devices.iter().find(|device| device.id == account.device)?;
+        let bytes = &account.bytes;
+        Some(v1::DeviceStatus {
+            device: Some(device_message(device)),
+            budget_bytes: account.budget.get(),
+            creating_bytes: (bytes.creating + bytes.claimed).get(),
+            idle_bytes: bytes.idle.get(),
+            reserved_bytes: bytes.reserved.get(),
+            leased_bytes: bytes.leased.get(),
+            destroying_bytes: bytes.destroying.get(),
+            quarantined_bytes: bytes.quarantined.get(),
+            foreign_bytes: account.foreign.get(),
+            available_bytes: account.available().get(),
+            waiting_requests: account.waiting as u64,
+            refused_creates: account.refused_creates,
+            peak_leased_bytes: account.peak_leased.get(),
+            chunks: account.chunks,
+            chunks_max: account.chunks_max,
+            is_lost: account.is_lost,
+            is_mps: device.is_mps,
+            is_draining: account.is_draining,
+            guaranteed_bytes: account.guaranteed.get(),
+        })
+    };
+    accounts.iter().filter_map(status).collect()
+}
+
+fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
+    let views: std::collections::HashMap<SessionId, _> =
+        daemon.steward.sessions().into_iter().map(|view| (view.session, view)).collect();
+    let now = daemon.clock.now();
+    let status = |entry: &Arc<super::registry::Entry>| {
+        let view = views.get(&entry.id)?;
+        let counters = daemon.session_counters(entry.id);
+        let of = |list: &[(DeviceId, Bytes)], device| {
+            list.iter().find(|(of, _)| *of == device).map_or(0, |(_, bytes)| bytes.get())
+        };
+        let on = |device: &NodeDevice| v1::HeldOn {
+            ordinal: device.id.0,
+            leased_bytes: of(&view.held, device.id),
+            guarantee_bytes: of(&view.guarantees, device.id),
+        };
+        let has_some = |on: &v1::HeldOn| on.leased_bytes > 0 || on.guarantee_bytes > 0;
+        Some(v1::SessionStatus {
+            session_id: entry.id.0,
+            name: entry.name.clone(),
+            pid: entry.pid,
+            limit_bytes: view.terms.limit.get(),
+            leased_bytes: view.held.iter().map(|(_, held)| held.get()).sum(),
+            chunks: view.chunks as u64,
+            is_attached: view.is_attached,
+            age_ms: u64::try_from(now.saturating_sub(entry.opened).as_millis()).unwrap_or(u64::MAX),
+            counters: Counter::ALL
+                .iter()
+                .map(|(name, counter)| ((*name).to_owned(), counters[*counter as usize]))
+                .collect(),
+            tenant: entry.tenant.clone(),
+            priority: view.terms.priority,
+            on: daemon.devices.iter().map(on).filter(has_some).collect(),
+            revision: view.revision,
+            is_evicted: view.is_evicted,
+            lends: view.terms.lends,
+            unanswered: entry.unanswered.load(Ordering::Relaxed),
+        })
+    };
+    daemon.registry.all().iter().filter_map(status).collect()
+}

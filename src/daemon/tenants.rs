@@ -1,0 +1,141 @@
+//! Whose a session is, and what it may have.
+//!
+//! A tenant is named in the configuration, with the users and pods that are it. Whoever is nobody's there is a tenant of his own: his pod, or else his user. A process may say which of
+//! the configured tenants it is that it may be; it cannot say that it is somebody else.
+
+use super::config::{Config, TenantConfig};
+use crate::ledger::Terms;
+use crate::units::Bytes;
+use crate::wire::peer::{Peer, pod_of};
+
+/// What a session is opened with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Seated {
+    pub(super) tenant: String,
+    pub(super) terms: Terms,
+    /// The most that it can be guaranteed of a device.
+    pub(super) guarantee: Bytes,
+}
+
+/// What a session asks for.
+#[derive(Clone, Debug)]
+pub(super) struct Wish<'a> {
+    /// A tenant's name, or nothing.
+    pub(super) tenant: &'a str,
+    pub(super) limit: Bytes,
+    pub(super) priority: u32,
+    pub(super) answers: bool,
+}
+
+impl TenantConfig {
+    fn has(&self, uid: u32, pod: Option<&str>) -> bool {
+        self.uids.contains(&uid) || pod.is_some_and(|pod| self.pods.iter().any(|of| of == pod))
+    }
+
+    /// Nobody in particular is it: whoever says so is.
+    fn is_open(&self) -> bool {
+        self.uids.is_empty() && self.pods.is_empty()
+    }
+}
+
+impl Config {
+    /// The terms of a session of this process; `all` is what the devices have together.
+    pub(super) fn seat(&self, peer: &Peer, wish: &Wish<'_>, all: Bytes) -> Result<Seated, String> {
+        self.seat_of(peer.uid, pod_of(peer.pid).as_deref(), wish, all)
+    }
+
+    fn seat_of(&self, uid: u32, pod: Option<&str>, wish: &Wish<'_>, all: Bytes) -> Result<Seated, String> {
+        let own = pod.map_or_else(|| format!("uid:{uid}"), |pod| format!("pod:{pod}"));
+        let known = if wish.tenant.is_empty() {
+            self.tenants.iter().find(|tenant| tenant.has(uid, pod))
+        } else {
+            let named = self.tenants.iter().find(|tenant| tenant.name == wish.tenant);
+            if named.is_none() && wish.tenant != own {
+                return Err(format!("there is no tenant '{}' in the daemon's configuration", wish.tenant));
+            }
+            if named.is_some_and(|tenant| !tenant.is_open() && !tenant.has(uid, pod)) {
+                return Err(format!(
+                    "this process ({own}) is none of the users and pods that are the tenant '{}'",
+                    wish.tenant
+                ));
+            }
+            named
+        };
+        let configured = known.and_then(|tenant| tenant.limit).or(self.session_limit);
+        let limit = match (wish.limit, configured) {
+            (Bytes::ZERO, configured) => configured.unwrap_or(all),
+            // One that nobody was given by name may say more: it is what a session has that says nothing.
+            (wanted, Some(most)) if known.is_some_and(|tenant| tenant.limit.is_some()) => wanted.min(most),
+            (wanted, _) => wanted,
+        };
+        let priority = match known {
+            // It may be more modest than it has to be, by saying so.
+            Some(tenant) if wish.priority == 0 => tenant.priority,
+            Some(tenant) => wish.priority.min(tenant.priority.max(self.priority_max)),
+            None => wish.priority.min(self.priority_max),
+        };
+        let terms = Terms {
+            limit: limit.min(all),
+            priority,
+            lends: known.is_none_or(|tenant| tenant.lends),
+            answers: wish.answers,
+        };
+        let guarantee = known.map_or(Bytes::ZERO, |tenant| tenant.guarantee);
+        Ok(Seated { tenant: known.map_or(own, |tenant| tenant.name.clone()), terms, guarantee })
+    }
+
+    /// A user may act on the daemon and on all sessions.
+    pub(super) fn is_admin(&self, uid: u32) -> bool {
+        uid == 0 || uid == rustix::process::geteuid().as_raw() || self.admins.contains(&uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::config::Flags;
+
+    fn config() -> Config {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("stitchd.toml");
+        let text = "session_limit = '3GiB'\npriority_max = 1\n[[tenant]]\nname = 'web'\nuids = [1001]\nguarantee = '1GiB'\nlimit = '2GiB'\nlend = false\npriority = 7\n\
+            [[tenant]]\nname = 'batch'\npods = ['11111111-2222-3333-4444-555555555555']\n[[tenant]]\nname = 'any'\n";
+        std::fs::write(&path, text).unwrap();
+        Config::load(Some(&path), &Flags::default()).unwrap()
+    }
+
+    fn seat(uid: u32, pod: Option<&str>, tenant: &str, limit: Bytes, priority: u32) -> Result<Seated, String> {
+        config().seat_of(uid, pod, &Wish { tenant, limit, priority, answers: true }, Bytes::gib(16))
+    }
+
+    #[test]
+    fn a_session_is_whose_its_user_or_pod_is_and_nobody_elses() {
+        let (none, pod) = (Bytes::ZERO, Some("11111111-2222-3333-4444-555555555555"));
+        let whose = |uid, pod, tenant| seat(uid, pod, tenant, none, 0).map(|seated| seated.tenant);
+        assert_eq!(whose(1001, None, "").unwrap(), "web");
+        assert_eq!(whose(0, pod, "").unwrap(), "batch");
+        assert_eq!(whose(5, None, "").unwrap(), "uid:5");
+        assert_eq!(whose(5, Some("x"), "").unwrap(), "pod:x");
+        assert_eq!(whose(5, None, "any").unwrap(), "any", "it is open to all");
+        assert_eq!(whose(5, None, "uid:5").unwrap(), "uid:5");
+        assert!(whose(5, None, "web").unwrap_err().contains("(uid:5) is none of the users"));
+        assert!(whose(5, None, "uid:6").unwrap_err().contains("no tenant 'uid:6'"));
+        assert!(whose(5, None, "nobody").unwrap_err().contains("no tenant 'nobody'"));
+    }
+
+    #[test]
+    fn what_a_session_asks_for_is_held_against_what_its_tenant_has() {
+        let terms = |uid, limit, priority| seat(uid, None, "", limit, priority).unwrap();
+        let web = terms(1001, Bytes::ZERO, 0);
+        assert_eq!((web.guarantee, web.terms.limit, web.terms.priority), (Bytes::gib(1), Bytes::gib(2), 7));
+        assert!(!web.terms.lends && web.terms.answers);
+        let greedy = terms(1001, Bytes::gib(9), 99).terms;
+        assert_eq!((greedy.limit, greedy.priority), (Bytes::gib(2), 7));
+        assert_eq!(terms(1001, Bytes::gib(1), 2).terms.priority, 2);
+        let nobody = terms(5, Bytes::ZERO, 9);
+        assert_eq!((nobody.guarantee, nobody.terms.limit), (Bytes::ZERO, Bytes::gib(3)));
+        assert_eq!((nobody.terms.priority, nobody.terms.lends), (1, true));
+        assert_eq!(terms(5, Bytes::gib(9), 0).terms.limit, Bytes::gib(9), "a default is no limit");
+        assert_eq!(terms(5, Bytes::gib(99), 0).terms.limit, Bytes::gib(16));
+    }
+}

@@ -1,0 +1,54 @@
+//! Idle memory that goes back because others wait for it.
+
+use std::sync::Arc;
+
+use super::{Pools, Runtime, fill_up};
+use crate::memory::Chunk;
+use crate::units::Bytes;
+
+/// So many chunks are taken down at one time while the job's requests wait: half a millisecond on the host.
+const AT_ONCE: u64 = 32;
+
+impl Runtime {
+    /// Gives back what lies idle, `wanted` bytes of it at most, and says how much that was: what has been idle longest first, a plan's own places last. The job goes on meanwhile, but for
+    /// moments. None while a private pool is open: unmapping would break a capture.
+    ///
+    /// Streams have passed what is given. What is queued now is waited for before the pools' lock is taken, so that whoever holds it has little left to wait for.
+    pub fn give_back_idle(&self, wanted: Bytes) -> Bytes {
+        if self.lock().private.is_open() || self.synchronize().is_err() {
+            return Bytes::ZERO;
+        }
+        let slice = self.config.granule.checked_mul(AT_ONCE).unwrap_or(Bytes::MAX);
+        let mut given = Bytes::ZERO;
+        while given < wanted {
+            let chunks = {
+                let mut pools = self.lock();
+                if pools.private.is_open() {
+                    return given;
+                }
+                pools.empty_small_slabs();
+                let chunks = pools.take_parked((wanted - given).min(slice), self.config.granule);
+                self.note_held(&mut pools);
+                chunks
+            };
+            let some = self.give_back(chunks) + self.give_back_spent();
+            if some.is_zero() {
+                break;
+            }
+            given += some;
+        }
+        given
+    }
+}
+
+impl Pools {
+    /// Idle chunks, and at last those behind the plan's own places: these are holes from then on, and filled again when they are needed.
+    fn take_parked(&mut self, wanted: Bytes, granule: Bytes) -> Vec<Arc<Chunk>> {
+        let mut chunks = self.take_idle(wanted);
+        fill_up(&mut chunks, wanted, |rest| match &mut self.planned {
+            Some(installed) => installed.take_own(rest, granule),
+            None => Vec::new(),
+        });
+        chunks
+    }
+}
