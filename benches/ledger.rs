@@ -15,7 +15,7 @@ use stitchd::driver::Driver;
 use stitchd::driver::sim::{SimDriver, SimOptions};
 use stitchd::ids::{ChunkId, DeviceId, SessionId};
 use stitchd::ladder::Part;
-use stitchd::ledger::Holder;
+use stitchd::ledger::{Holder, Terms};
 use stitchd::limits::ACQUIRE_CHUNKS_MAX;
 use stitchd::memory::Device;
 use stitchd::rng::Rng;
@@ -40,7 +40,7 @@ impl Node {
         let driver = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::gib(400)])));
         let device = Device::open(driver as Arc<dyn Driver>, DEVICE).unwrap();
         let steward = Steward::inline(Store::new(vec![device]), Arc::new(SystemClock::new())).unwrap();
-        let opened = (0..sessions).map(|_| steward.open(Bytes::gib(400), 0).unwrap()).collect();
+        let opened = (0..sessions).map(|_| steward.open(Terms::new(Bytes::gib(400), 0)).unwrap()).collect();
         let node = Node { steward, sessions: opened };
         for n in 0..sessions {
             let mut left = (n + 1) * chunks / sessions - n * chunks / sessions;

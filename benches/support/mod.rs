@@ -13,6 +13,10 @@ pub(crate) struct Compared {
     pub(crate) nanos: f64,
     /// The same of the floor.
     pub(crate) floor: f64,
+    /// What 99 of 100 rounds stay below.
+    pub(crate) p99: f64,
+    /// The same of the floor.
+    pub(crate) floor_p99: f64,
 }
 
 impl Compared {
@@ -38,12 +42,15 @@ pub(crate) fn compare(
             floors.push(other);
         }
     }
-    Compared { name: name.into(), nanos: median(&mut subjects), floor: median(&mut floors) }
-}
-
-fn median(samples: &mut [f64]) -> f64 {
-    samples.sort_by(f64::total_cmp);
-    samples[samples.len() / 2]
+    subjects.sort_by(f64::total_cmp);
+    floors.sort_by(f64::total_cmp);
+    Compared {
+        name: name.into(),
+        nanos: subjects[subjects.len() / 2],
+        floor: floors[floors.len() / 2],
+        p99: subjects[(subjects.len() - 1) * 99 / 100],
+        floor_p99: floors[(floors.len() - 1) * 99 / 100],
+    }
 }
 
 /// Words on the command line choose: all of them must be in the name.
@@ -66,14 +73,25 @@ pub(crate) fn print(unit: (&str, f64), compared: &[Compared]) {
         let rows: Vec<_> = compared
             .iter()
             .map(|row| {
-                serde_json::json!({ "name": row.name, "ns": row.nanos, "floor_ns": row.floor, "ratio": row.ratio() })
+                serde_json::json!({
+                    "name": row.name, "ns": row.nanos, "floor_ns": row.floor, "ratio": row.ratio(),
+                    "p99_ns": row.p99, "floor_p99_ns": row.floor_p99,
+                })
             })
             .collect();
         println!("{}", serde_json::json!({ "measurements": rows }));
         return;
     }
-    println!("{:<48} {:>10} {:>10} {:>7}", "", unit, "floor", "ratio");
+    println!("{:<48} {:>10} {:>10} {:>7} {:>10} {:>10}", "", unit, "floor", "ratio", "p99", "floor p99");
     for row in compared {
-        println!("{:<48} {:>10.1} {:>10.1} {:>6.2}x", row.name, row.nanos / scale, row.floor / scale, row.ratio());
+        println!(
+            "{:<48} {:>10.1} {:>10.1} {:>6.2}x {:>10.1} {:>10.1}",
+            row.name,
+            row.nanos / scale,
+            row.floor / scale,
+            row.ratio(),
+            row.p99 / scale,
+            row.floor_p99 / scale
+        );
     }
 }
