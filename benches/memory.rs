@@ -1,4 +1,4 @@
-//! What a runtime has of the process's own memory for each live block, by the pool that serves it. What the simulated driver keeps of a chunk is in it.
+//! What a runtime has of the process's own memory for each live block, by the pool that serves it, and a daemon for each chunk. What the simulated driver keeps of a chunk is in it.
 //!
 //! The floor is a hash table of addresses with a size and a stream each: what anybody keeps who is to take a block back.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
@@ -10,14 +10,22 @@ mod made;
 #[path = "support/runtime.rs"]
 mod subject;
 
+use std::sync::Arc;
+
 use allocations::{Counting, peak_of};
 use made::event;
+use stitchd::clock::SystemClock;
 use stitchd::driver::sim::{SimDriver, SimOptions};
-use stitchd::driver::{Access, Driver as _};
+use stitchd::driver::{Access, Driver, Handle};
 use stitchd::ids::{DeviceId, StreamId};
+use stitchd::ladder::Part;
+use stitchd::ledger::{Holder, Terms};
+use stitchd::memory::Device;
 use stitchd::plan::Plan;
 use stitchd::pool::{AddressMap, Request};
 use stitchd::runtime::Runtime;
+use stitchd::steward::{Answer, Ask, Steward};
+use stitchd::store::Store;
 use stitchd::trace::{EventKind, Trace};
 use stitchd::units::{Bytes, DeviceAddress, Place as _, Span};
 
@@ -110,7 +118,34 @@ fn main() {
         }));
         rows.push(measure(driver_name, count, || mapped(count, chunks)));
     }
+    const LEASED: u64 = 100_000;
+    rows.push(measure("chunk of a daemon, of 1,000 sessions", LEASED as usize, || leased(LEASED, 1_000)));
+    rows.push(measure("  of that the simulated driver", LEASED as usize, || created(LEASED)));
     print(&rows);
+}
+
+/// A daemon's ledger and store, all of whose chunks are leased. The descriptor of each, which a daemon has, too, is the kernel's.
+fn leased(chunks: u64, sessions: u64) -> Arc<Steward> {
+    let device = Device::open(Arc::new(node()) as Arc<dyn Driver>, DeviceId(0)).unwrap();
+    let steward = Steward::inline(Store::new(vec![device]), Arc::new(SystemClock::new())).unwrap();
+    for _ in 0..sessions {
+        let session = steward.open(Terms::new(Bytes::gib(400), 0)).unwrap();
+        let parts = vec![Part { len: Bytes::mib(2), count: chunks / sessions }];
+        let ask = Ask { holder: Holder::Session(session), device: DeviceId(0), parts, plan: None, wait_ms: 0 };
+        assert!(matches!(steward.acquire_now(ask), Ok(Answer::Granted(_))));
+    }
+    steward
+}
+
+fn node() -> SimDriver {
+    SimDriver::new(SimOptions::with_devices(&[Bytes::gib(400)]))
+}
+
+/// The simulated driver alone with as many chunks, and the list of them.
+fn created(chunks: u64) -> (SimDriver, Vec<Handle>) {
+    let driver = node();
+    let handles = (0..chunks).map(|_| driver.create(DeviceId(0), Bytes::mib(2)).unwrap()).collect();
+    (driver, handles)
 }
 
 fn print(rows: &[Row]) {

@@ -31,6 +31,7 @@ mod replay_cli;
 mod selftest;
 mod serve;
 mod sharing;
+mod soak;
 mod steps;
 mod torch_border;
 mod trace_cli;
