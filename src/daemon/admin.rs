@@ -26,9 +26,9 @@ impl Service {
     /// Who asks may act on the daemon; what he does is in the log.
     fn check_admin<T: std::fmt::Debug>(&self, request: &Request<T>) -> Result<(), Status> {
         let peer = Service::peer(request)?;
-        if !self.0.config.is_admin(peer.uid) {
+        if !self.0.config.is_admin(&peer) {
             let text = format!(
-                "user {} may not act on this daemon: root may, the user that runs it, and those in `admins` of its configuration",
+                "user {} may not act on this daemon: root may and the user that runs it, from outside of containers or from the daemon's own pod, and those in `admins` of its configuration",
                 peer.uid
             );
             return Err(status(ErrorKind::OverLimit, text));
@@ -45,6 +45,11 @@ impl Service {
     fn known_session(&self, id: u64) -> Result<SessionView, Status> {
         let session = SessionId(id);
         self.0.steward.session(session).ok_or_else(|| from_ledger(&LedgerError::NoSession(session)))
+    }
+
+    /// What lies idle in sessions is looked at anew.
+    fn look_everywhere(&self) {
+        self.0.devices.iter().for_each(|device| self.0.look_for_parked(device.id));
     }
 
     /// Bytes that exist on these devices.
@@ -75,7 +80,7 @@ impl Admin for Service {
             is_draining: daemon.is_draining(),
             asked: daemon.revocations.asked(),
             unanswered: daemon.revocations.unanswered(),
-            returned_by_revocation_bytes: daemon.revocations.returned().get(),
+            returned_by_revocation_bytes: returned.revoke.get(),
         }))
     }
 
@@ -87,6 +92,7 @@ impl Admin for Service {
         if change == Change::default() {
             return Err(status(ErrorKind::Invalid, "nothing is to be otherwise: name a limit, a priority, or lends"));
         }
+        self.look_everywhere();
         let changed = self.0.steward.change(SessionId(wanted.session_id), change, wanted.revision);
         let view = changed.map_err(|error| from_ledger(&error))?;
         let held: Bytes = view.held.iter().map(|(_, held)| *held).sum();
@@ -117,13 +123,14 @@ impl Admin for Service {
         };
         let most = if wanted.len_bytes == 0 { Bytes::MAX } else { Bytes::new(wanted.len_bytes) };
         let before = self.promised(&devices);
+        let (asked_before, unanswered_before) = (self.0.revocations.asked(), self.0.revocations.unanswered());
         for device in &devices {
             self.0.look_for_parked(*device);
             self.0.steward.trim(*device, session, most).map_err(|error| from_ledger(&error))?;
         }
-        let asked =
-            devices.iter().filter_map(|device| self.0.steward.device(*device)).map(|view| view.asked).sum::<usize>();
-        let unanswered = self.0.until_answered(&devices).await;
+        let asked = self.0.revocations.asked() - asked_before;
+        self.0.until_answered(&devices).await;
+        let unanswered = self.0.revocations.unanswered() - unanswered_before;
         // What lay with the daemon already; what sessions gave back went at once.
         if session.is_none() {
             for device in &devices {
@@ -131,7 +138,7 @@ impl Admin for Service {
             }
             self.0.until_answered(&devices).await;
         }
-        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let count = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
         Ok(Response::new(v1::TrimReply {
             returned_bytes: before.saturating_sub(self.promised(&devices)).get(),
             asked: count(asked),
@@ -150,6 +157,7 @@ impl Admin for Service {
             view.map_or(Bytes::ZERO, |view| view.held.iter().map(|(_, held)| *held).sum::<Bytes>())
         };
         let before = held();
+        self.look_everywhere();
         self.0.steward.evict(session).map_err(|error| from_ledger(&error))?;
         let devices: Vec<DeviceId> = self.0.devices.iter().map(|device| device.id).collect();
         self.0.until_answered(&devices).await;
@@ -166,7 +174,7 @@ impl Admin for Service {
                     let text = "the kernel gives this daemon no hold of the process: end it yourself";
                     return Err(status(ErrorKind::Unsupported, text));
                 }
-                entry.end_process();
+                let _ = entry.end_process();
                 is_ended = tokio::time::timeout(END_MAX, entry.over()).await.is_ok();
                 if !is_ended {
                     let text = format!("process {} could not be ended: the daemon's log says why", entry.pid);

@@ -198,7 +198,7 @@ impl Daemon {
             // The ledger counts what came back for the node; it stands with the first device.
             let node = |bytes: Bytes| if is_first { bytes.get() } else { 0 };
             count("stitchd_returned_bytes_total", "reason", "release", node(returned.release));
-            count("stitchd_returned_bytes_total", "reason", "revoke", 0);
+            count("stitchd_returned_bytes_total", "reason", "revoke", node(returned.revoke));
             count("stitchd_returned_bytes_total", "reason", "death", node(returned.death));
         }
         let node: [(&'static str, u64); 4] = [

@@ -57,12 +57,14 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Has its process ended, by whoever has hold of it.
-    pub(super) fn end_process(&self) {
+    /// Has its process ended, by whoever has hold of it. False where nobody has.
+    pub(super) fn end_process(&self) -> bool {
         if !self.has_pidfd {
             tracing::error!(session = %self.id, pid = self.pid, "the kernel gives this daemon no hold of the process: it is not ended");
+            return false;
         }
         self.ending.send_replace(true);
+        true
     }
 
     /// Completes when the session is over.
@@ -300,6 +302,7 @@ impl Daemon {
                     // By its descriptor: a number may be another's by now.
                     if let Err(error) = rustix::process::pidfd_send_signal(pidfd.get_ref(), rustix::process::Signal::KILL) {
                         tracing::error!(session = %entry.id, pid = entry.pid, %error, "the process cannot be ended");
+                        self.steward.spare(entry.id);
                     }
                 }
             }

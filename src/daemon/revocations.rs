@@ -35,8 +35,12 @@ pub(super) struct Revocations {
     log: Mutex<VecDeque<v1::Revocation>>,
     asked: AtomicU64,
     unanswered: AtomicU64,
-    returned_bytes: AtomicU64,
+    /// When it was last looked what lies idle in sessions, by device.
+    looked: Mutex<BTreeMap<DeviceId, Duration>>,
 }
+
+/// What was seen of sessions holds so long: a flood of requests is not a flood of looks.
+const LOOK_HOLDS: Duration = Duration::from_millis(2);
 
 impl Revocations {
     pub(super) fn log(&self) -> Vec<v1::Revocation> {
@@ -58,10 +62,6 @@ impl Revocations {
     pub(super) fn unanswered(&self) -> u64 {
         self.unanswered.load(Ordering::Relaxed)
     }
-
-    pub(super) fn returned(&self) -> Bytes {
-        Bytes::new(self.returned_bytes.load(Ordering::Relaxed))
-    }
 }
 
 impl Daemon {
@@ -77,7 +77,6 @@ impl Daemon {
                 });
             }
             Effect::Gave { session, device, waiting, asked, given, took_ms } => {
-                self.revocations.returned_bytes.fetch_add(given.get(), Ordering::Relaxed);
                 self.note_revocation(session, device, waiting, asked, given, took_ms, false);
             }
             Effect::Unanswered { session, device, asked } => {
@@ -94,7 +93,9 @@ impl Daemon {
                 let Some(entry) = self.registry.get(session) else { return };
                 let for_whom = self.registry.get(waiting).map_or_else(String::new, |entry| entry.name.clone());
                 tracing::warn!(%session, name = entry.name, pid = entry.pid, %device, %waiting, for_whom, "ending the process: it uses memory that another is guaranteed, and has not given it back in time (borrowed = \"end\")");
-                entry.end_process();
+                if !entry.end_process() {
+                    self.steward.spare(session);
+                }
             }
             Effect::Create { .. } | Effect::Destroy { .. } | Effect::Grant { .. } | Effect::Refuse { .. } => {}
         }
@@ -134,32 +135,43 @@ impl Daemon {
 
     /// A session has answered.
     pub(super) fn answered(&self, entry: &Entry, device: DeviceId, ask: u64) {
+        let mut is_open = false;
         entry.questions.send_if_modified(|questions| {
-            let is_it = questions.get(&device).is_some_and(|question| question.ask == ask);
-            if is_it {
+            is_open = questions.get(&device).is_some_and(|question| question.ask == ask);
+            if is_open {
                 questions.remove(&device);
             }
             // Nobody waits for fewer.
             false
         });
+        if !is_open {
+            return;
+        }
         // One that has ended in the same moment has nothing to answer.
         let _ = self.steward.answered(entry.id, device, ask);
     }
 
     /// Tells the ledger what lies idle in sessions, where somebody waits for it or is about to.
     pub(super) fn look_for_parked(&self, device: DeviceId) {
+        let now = self.clock.now();
+        {
+            let mut looked = self.revocations.looked.lock().unwrap_or_else(PoisonError::into_inner);
+            if looked.get(&device).is_some_and(|at| now < *at + LOOK_HOLDS) {
+                return;
+            }
+            looked.insert(device, now);
+        }
         let mut parked = Vec::new();
         for view in self.steward.sessions() {
-            let is_only_there = view.held.len() == 1 && view.held[0].0 == device;
-            if !view.terms.answers || !is_only_there {
-                // Its figures are of one of its devices; nobody knows of which.
+            let is_there = view.held.iter().any(|(of, _)| *of == device);
+            if !view.terms.answers || !is_there {
                 continue;
             }
             let counters = self.session_counters(view.session);
             let (held, used) = (counters[Counter::HeldBytes as usize], counters[Counter::OccupiedBytes as usize]);
-            if held > 0 {
-                parked.push((view.session, Bytes::new(held.saturating_sub(used))));
-            }
+            // Of a session on several devices the figures are one of theirs, and nobody knows whose.
+            let is_known = view.held.len() == 1 && held > 0;
+            parked.push((view.session, is_known.then(|| Bytes::new(held.saturating_sub(used)))));
         }
         if !parked.is_empty() {
             self.steward.note_parked(device, parked);

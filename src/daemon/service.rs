@@ -443,16 +443,19 @@ impl Sessions for Service {
             // A receiver that is gone has heard enough.
             let _ = send.send(notice(v1::notice::What::Attached(v1::Attached {}))).await;
             let mut told = 0;
-            let mut asked = 0;
+            let mut asked: HashMap<DeviceId, u64> = HashMap::new();
             loop {
                 let open: Vec<_> = questions.borrow_and_update().values().copied().collect();
-                let newest = open.iter().map(|question| question.ask).max();
-                for question in open.into_iter().filter(|question| question.ask > asked) {
+                for question in open {
+                    // By device: the news of two come in any order.
+                    let told = asked.insert(question.device, question.ask);
+                    if told.is_some_and(|told| told >= question.ask) {
+                        continue;
+                    }
                     let device_uuid = uuids[&question.device].clone();
                     let ask_back = v1::AskBack { device_uuid, ask: question.ask, len_bytes: question.bytes.get() };
                     let _ = send.send(notice(v1::notice::What::AskBack(ask_back))).await;
                 }
-                asked = newest.unwrap_or(asked).max(asked);
                 let more: Vec<_> = lost.borrow_and_update()[told..].to_vec();
                 told += more.len();
                 for uuid in more {

@@ -6,7 +6,7 @@
 use super::config::{Config, TenantConfig};
 use crate::ledger::Terms;
 use crate::units::Bytes;
-use crate::wire::peer::{Peer, pod_of};
+use crate::wire::peer::{Peer, UID_OVERFLOW, is_beside_us, pod_of};
 
 /// What a session is opened with.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,20 +46,23 @@ impl Config {
 
     fn seat_of(&self, uid: u32, pod: Option<&str>, wish: &Wish<'_>, all: Bytes) -> Result<Seated, String> {
         let own = pod.map_or_else(|| format!("uid:{uid}"), |pod| format!("pod:{pod}"));
-        let known = if wish.tenant.is_empty() {
-            self.tenants.iter().find(|tenant| tenant.has(uid, pod))
+        let first = self.tenants.iter().find(|tenant| tenant.has(uid, pod));
+        let known = if wish.tenant.is_empty() || wish.tenant == own {
+            // Whose terms somebody has is not for himself to leave.
+            first
         } else {
             let named = self.tenants.iter().find(|tenant| tenant.name == wish.tenant);
-            if named.is_none() && wish.tenant != own {
-                return Err(format!("there is no tenant '{}' in the daemon's configuration", wish.tenant));
-            }
-            if named.is_some_and(|tenant| !tenant.is_open() && !tenant.has(uid, pod)) {
+            let named =
+                named.ok_or_else(|| format!("there is no tenant '{}' in the daemon's configuration", wish.tenant))?;
+            let may = if named.is_open() { first.is_none() } else { named.has(uid, pod) };
+            if !may {
+                let whose = first.map_or_else(String::new, |first| format!(", which is the tenant '{}',", first.name));
                 return Err(format!(
-                    "this process ({own}) is none of the users and pods that are the tenant '{}'",
+                    "this process ({own}){whose} is none of the users and pods that are the tenant '{}'",
                     wish.tenant
                 ));
             }
-            named
+            Some(named)
         };
         let configured = known.and_then(|tenant| tenant.limit).or(self.session_limit);
         let limit = match (wish.limit, configured) {
@@ -80,13 +83,16 @@ impl Config {
             lends: known.is_none_or(|tenant| tenant.lends),
             answers: wish.answers,
         };
-        let guarantee = known.map_or(Bytes::ZERO, |tenant| tenant.guarantee);
+        // No more than it may hold: a guarantee that cannot be made would keep it from starting.
+        let guarantee = known.map_or(Bytes::ZERO, |tenant| tenant.guarantee.min(terms.limit));
         Ok(Seated { tenant: known.map_or(own, |tenant| tenant.name.clone()), terms, guarantee })
     }
 
-    /// A user may act on the daemon and on all sessions.
-    pub(super) fn is_admin(&self, uid: u32) -> bool {
-        uid == 0 || uid == rustix::process::geteuid().as_raw() || self.admins.contains(&uid)
+    /// A process may act on the daemon and on all sessions. Root in a container is not root of the node, and what a user namespace shows as somebody may be nobody.
+    pub(super) fn is_admin(&self, peer: &Peer) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        let is_trusted = peer.uid == 0 || peer.uid == own && own != UID_OVERFLOW;
+        self.admins.contains(&peer.uid) || is_trusted && is_beside_us(peer.pid)
     }
 }
 
@@ -118,6 +124,8 @@ mod tests {
         assert_eq!(whose(5, Some("x"), "").unwrap(), "pod:x");
         assert_eq!(whose(5, None, "any").unwrap(), "any", "it is open to all");
         assert_eq!(whose(5, None, "uid:5").unwrap(), "uid:5");
+        assert_eq!(whose(1001, None, "uid:1001").unwrap(), "web", "nobody leaves his tenant by naming himself");
+        assert!(whose(1001, None, "any").unwrap_err().contains("which is the tenant 'web'"));
         assert!(whose(5, None, "web").unwrap_err().contains("(uid:5) is none of the users"));
         assert!(whose(5, None, "uid:6").unwrap_err().contains("no tenant 'uid:6'"));
         assert!(whose(5, None, "nobody").unwrap_err().contains("no tenant 'nobody'"));
@@ -129,6 +137,7 @@ mod tests {
         let web = terms(1001, Bytes::ZERO, 0);
         assert_eq!((web.guarantee, web.terms.limit, web.terms.priority), (Bytes::gib(1), Bytes::gib(2), 7));
         assert!(!web.terms.lends && web.terms.answers);
+        assert_eq!(terms(1001, Bytes::mib(8), 0).guarantee, Bytes::mib(8), "no more than its limit");
         let greedy = terms(1001, Bytes::gib(9), 99).terms;
         assert_eq!((greedy.limit, greedy.priority), (Bytes::gib(2), 7));
         assert_eq!(terms(1001, Bytes::gib(1), 2).terms.priority, 2);

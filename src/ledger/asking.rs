@@ -175,7 +175,7 @@ impl Ledger {
         if waiting.holder == Holder::Session(session) {
             return Askable::No;
         }
-        let Some(bytes) = self.may_give(session, waiting.device) else { return Askable::No };
+        let Some(bytes) = self.may_give(session, waiting.device, false) else { return Askable::No };
         let outranks = self.is_within_guarantee(request) || self.priority_of(waiting.holder) > other.terms.priority;
         match place {
             Place { settled_until_ms, .. } if self.now_ms < settled_until_ms && !outranks => Askable::Later,
@@ -183,8 +183,8 @@ impl Ledger {
         }
     }
 
-    /// What a session may be asked for at this moment.
-    pub(super) fn may_give(&self, session: SessionId, device: DeviceId) -> Option<Bytes> {
+    /// What a session may be asked for at this moment: by others, not what it is guaranteed and does not lend; by whoever runs the daemon, all.
+    pub(super) fn may_give(&self, session: SessionId, device: DeviceId, is_by_hand: bool) -> Option<Bytes> {
         let other = &self.sessions[&session];
         let place = other.place(device);
         let is_asked = self.questions.by_place.get(&(device, session)).is_some_and(|asked| {
@@ -198,7 +198,11 @@ impl Ledger {
         if place.dry.is_some_and(|dry| parked <= dry.parked && self.now_ms < dry.until_ms) {
             return None;
         }
-        let bytes = if other.terms.lends { parked } else { parked.min(place.held.saturating_sub(place.guarantee)) };
+        let bytes = if other.terms.lends || is_by_hand {
+            parked
+        } else {
+            parked.min(place.held.saturating_sub(place.guarantee))
+        };
         (!bytes.is_zero()).then_some(bytes)
     }
 
@@ -257,7 +261,7 @@ impl Ledger {
     pub(super) fn note_parked(
         &mut self,
         device: DeviceId,
-        sessions: &[(SessionId, Bytes)],
+        sessions: &[(SessionId, Option<Bytes>)],
         effects: &mut Vec<Effect>,
     ) -> Result<(), LedgerError> {
         if !self.devices.contains_key(&device) {
@@ -266,7 +270,7 @@ impl Ledger {
         for (session, parked) in sessions {
             // One that has ended in the same moment has nothing.
             let Some(known) = self.sessions.get_mut(session) else { continue };
-            known.place_mut(device).parked = Some(*parked);
+            known.place_mut(device).parked = *parked;
         }
         self.serve(device, effects);
         Ok(())
@@ -325,7 +329,7 @@ impl Ledger {
             if let Some(session) = self.sessions.get_mut(&session) {
                 session.place_mut(device).dry = None;
             }
-            if let Some(there) = self.may_give(session, device).filter(|_| !bytes.is_zero()) {
+            if let Some(there) = self.may_give(session, device, true).filter(|_| !bytes.is_zero()) {
                 self.ask(session, device, there.min(bytes), None, effects);
             }
         }

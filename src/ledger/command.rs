@@ -75,6 +75,11 @@ pub enum Command {
         /// Which.
         session: SessionId,
     },
+    /// What [`Effect::EndBorrower`] asked for cannot be done.
+    Spare {
+        /// Whose process goes on.
+        session: SessionId,
+    },
     /// Nothing more of a device is promised, and all idle memory is asked back; or that ends.
     Drain {
         /// Which.
@@ -102,8 +107,8 @@ pub enum Command {
     Parked {
         /// Where.
         device: DeviceId,
-        /// How much of whose.
-        sessions: Vec<(SessionId, Bytes)>,
+        /// How much of whose; nothing where nobody knows.
+        sessions: Vec<(SessionId, Option<Bytes>)>,
     },
     /// A session has given back what it will of what [`Effect::AskBack`] asked for.
     Answered {

@@ -74,6 +74,8 @@ struct Record {
 pub struct ReturnedBytes {
     /// Released by live sessions, or left behind by those that said goodbye.
     pub release: Bytes,
+    /// Released by sessions that were asked for it.
+    pub revoke: Bytes,
     /// Left behind by sessions whose process died.
     pub death: Bytes,
 }
@@ -122,6 +124,7 @@ impl Ledger {
             command @ Command::Admit { .. } => self.admit(command, &mut effects)?,
             Command::Change { session, change, revision } => self.change(session, change, revision, &mut effects)?,
             Command::Evict { session } => self.evict(session, &mut effects)?,
+            Command::Spare { session } => self.spare(session)?,
             Command::Drain { device, is_draining } => self.drain(device, is_draining, &mut effects)?,
             Command::Trim { device, session, bytes } => self.trim(device, session, bytes, &mut effects)?,
             Command::TrimIdle { device, bytes } => self.trim_idle(device, bytes, &mut effects)?,
@@ -244,11 +247,13 @@ impl Ledger {
         for chunk in named {
             let Record { device, len, .. } = self.chunks[&chunk];
             self.sessions.get_mut(&session).expect("looked up above").give_back(device, chunk, len);
-            self.returned.release += len;
             // What was asked for is for somebody else, who cannot have it as it is: while the rest comes it goes back to the driver.
-            match self.questions.note_released(session, device, len) {
-                true => self.destroy(chunk, effects),
-                false => self.make_idle(chunk, Some(session)),
+            let is_wanted = self.questions.note_released(session, device, len);
+            *(if is_wanted { &mut self.returned.revoke } else { &mut self.returned.release }) += len;
+            if is_wanted || self.devices[&device].is_draining() {
+                self.destroy(chunk, effects);
+            } else {
+                self.make_idle(chunk, Some(session));
             }
             devices.insert(device);
         }
@@ -344,6 +349,7 @@ impl Ledger {
     fn tick(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
         self.now_ms = self.now_ms.max(now_ms);
         self.let_questions_go(effects);
+        self.ask_for_all_excess(effects);
         for device in self.devices.keys().copied().collect::<Vec<_>>() {
             self.serve(device, effects);
         }

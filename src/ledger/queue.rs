@@ -26,6 +26,8 @@ pub(super) struct Request {
     pub(super) guaranteed_before: Option<Bytes>,
     /// Others were asked for what it lacks.
     pub(super) has_asked: bool,
+    /// It was to wait for others.
+    pub(super) waits: bool,
     /// It waits on beyond its time.
     pub(super) is_extended: bool,
     pub(super) asked_ms: u64,
@@ -99,6 +101,7 @@ impl Request {
             is_guarantee: false,
             guaranteed_before: None,
             has_asked: false,
+            waits: wait_ms > 0,
             is_extended: false,
             asked_ms: now_ms,
             deadline_ms: now_ms.saturating_add(wait_ms.min(limits::WAIT_MS_MAX)),
@@ -682,50 +685,58 @@ impl Ledger {
     /// Requests of sessions that hold memory which somebody waits for, and that can go on only if one of them gives up.
     fn stuck(&self) -> Vec<(SessionId, DeviceId, RequestId)> {
         let mut waiting: Vec<(SessionId, DeviceId, RequestId)> = Vec::new();
+        // Devices on which somebody waits who may hope, and who holds memory on the others.
         let mut open: BTreeSet<DeviceId> = BTreeSet::new();
-        for (device, account) in &self.devices {
+        let mut holders: BTreeMap<DeviceId, Vec<SessionId>> = BTreeMap::new();
+        for (device, account) in self.devices.iter().filter(|(_, account)| account.has_waiting()) {
             let is_moving = !account.bytes().destroying.is_zero() || !account.bytes().creating.is_zero();
-            let may_be_asked = account.waiting().first().is_some_and(|key| self.may_ask_later(key.request));
-            if is_moving || may_be_asked || self.questions.are_open(*device) {
+            if is_moving || self.questions.are_open(*device) {
                 open.insert(*device);
+            } else {
+                let there = self.sessions.iter().filter(|(_, session)| session.holds_on(*device));
+                let there: Vec<_> = there.map(|(session, _)| *session).collect();
+                if there.is_empty() {
+                    open.insert(*device);
+                }
+                holders.insert(*device, there);
             }
+        }
+        if holders.is_empty() {
+            return waiting;
+        }
+        let mut waits_on: BTreeMap<SessionId, BTreeSet<DeviceId>> = BTreeMap::new();
+        for (device, account) in &self.devices {
             for key in account.waiting() {
                 if let Holder::Session(session) = self.requests[&key.request].holder {
                     waiting.push((session, *device, key.request));
+                    waits_on.entry(session).or_default().insert(*device);
                 }
             }
         }
-        let holders = |device: DeviceId| {
-            self.sessions.iter().filter(move |(_, session)| session.holds_on(device)).map(|(session, _)| *session)
-        };
-        let mut stuck: BTreeSet<SessionId> = waiting.iter().map(|(session, ..)| *session).collect();
+        let mut stuck = waits_on;
         loop {
-            let can_hope = |device: DeviceId| {
-                let mut there = holders(device).peekable();
-                open.contains(&device) || there.peek().is_none() || there.any(|holder| !stuck.contains(&holder))
-            };
-            let hopeful: BTreeSet<DeviceId> = waiting
-                .iter()
-                .map(|(_, device, _)| *device)
-                .collect::<BTreeSet<_>>()
-                .into_iter()
-                .filter(|device| can_hope(*device))
-                .collect();
-            let left: BTreeSet<SessionId> = stuck
-                .iter()
-                .copied()
-                .filter(|session| !waiting.iter().any(|(of, device, _)| of == session && hopeful.contains(device)))
-                .collect();
-            if left.len() == stuck.len() {
+            // A device opens up when one of its holders may go on; there are few devices, and each opens once.
+            let before = open.len();
+            for (device, there) in &holders {
+                if !open.contains(device) && there.iter().any(|holder| !stuck.contains_key(holder)) {
+                    open.insert(*device);
+                }
+            }
+            let count = stuck.len();
+            stuck.retain(|_, devices| devices.is_disjoint(&open));
+            if stuck.is_empty() || open.len() == before && stuck.len() == count {
                 break;
             }
-            stuck = left;
         }
         // Whoever holds nothing of what they wait for is in nobody's way.
-        let wanted: BTreeSet<DeviceId> =
-            waiting.iter().filter(|(session, ..)| stuck.contains(session)).map(|(_, device, _)| *device).collect();
+        let wanted: BTreeSet<DeviceId> = stuck.values().flatten().copied().collect();
         let is_in_the_way = |session: &SessionId| wanted.iter().any(|device| self.sessions[session].holds_on(*device));
-        waiting.retain(|(session, ..)| stuck.contains(session) && is_in_the_way(session));
+        waiting.retain(|(session, ..)| stuck.contains_key(session) && is_in_the_way(session));
+        // Looked at last, as it takes a walk over all sessions: what somebody got by asking may be asked back later.
+        let first = |device: &DeviceId| self.devices[device].waiting().first().map(|key| key.request);
+        if !waiting.is_empty() && wanted.iter().filter_map(first).any(|request| self.may_ask_later(request)) {
+            waiting.clear();
+        }
         waiting
     }
 }

@@ -33,6 +33,10 @@ pub(super) struct Session {
     pub(super) is_attached: bool,
     /// It gets nothing more.
     pub(super) is_evicted: bool,
+    /// Its process is being ended.
+    pub(super) is_ending: bool,
+    /// Its process could not be ended.
+    pub(super) is_spared: bool,
     /// Leased, and promised to requests that are being created.
     pub(super) held: Bytes,
     /// The most that it may hold: its limit, or what it held when that was set lower, less what it has given back since.
@@ -105,6 +109,8 @@ impl Session {
             revision: 0,
             is_attached: true,
             is_evicted: false,
+            is_ending: false,
+            is_spared: false,
             held: Bytes::ZERO,
             most: terms.limit,
             leased: BTreeSet::new(),
@@ -125,7 +131,7 @@ impl Session {
             guarantees: by_device(|place| place.guarantee),
             chunks: self.leased.len(),
             is_attached: self.is_attached,
-            is_evicted: self.is_evicted,
+            is_evicted: self.is_evicted || self.is_ending,
         }
     }
 

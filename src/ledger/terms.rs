@@ -11,6 +11,8 @@ use crate::units::Bytes;
 
 /// What a borrower's end may take: its process is killed, and the kernel takes its mappings down.
 const END_MS_MAX: u64 = 10_000;
+/// Nobody is ended for a request that has waited less than that: borrowers are asked first, and have a second to answer.
+const END_AFTER_MS: u64 = 2 * limits::ANSWER_MS_MAX;
 
 impl Ledger {
     /// Asks for a guarantee.
@@ -27,8 +29,7 @@ impl Ledger {
         }
         let account = &self.devices[&device];
         let asking = &self.sessions[&session];
-        let elsewhere: Bytes =
-            asking.places().filter(|(other, _)| *other != device).map(|(_, place)| place.guarantee).sum();
+        let elsewhere = self.guaranteed_elsewhere(session, device);
         let has = asking.place(device).guarantee;
         let sum = elsewhere.checked_add(guarantee).unwrap_or(Bytes::MAX);
         let refusal = if guarantee > account.total() {
@@ -54,6 +55,12 @@ impl Ledger {
         self.enqueue(request);
         self.serve(device, effects);
         Ok(())
+    }
+
+    /// What a session is guaranteed of other devices.
+    fn guaranteed_elsewhere(&self, session: SessionId, device: DeviceId) -> Bytes {
+        let places = self.sessions[&session].places().filter(|(other, _)| *other != device);
+        places.map(|(_, place)| place.guarantee).sum()
     }
 
     /// What others are guaranteed of a device.
@@ -93,6 +100,13 @@ impl Ledger {
             let unfilled = guarantee.saturating_sub(self.sessions[&session].held_on(device));
             let is_there =
                 self.sessions[&session].terms.lends || self.lacking(holder, device, unfilled, Bytes::ZERO).is_zero();
+            // Its limit, and what it is guaranteed elsewhere, may be others by now.
+            let limit = self.sessions[&session].terms.limit;
+            let elsewhere = self.guaranteed_elsewhere(session, device);
+            if elsewhere.checked_add(guarantee).is_none_or(|sum| sum > limit) {
+                self.refuse(request, Refusal::OverLimit { requested: guarantee, held: elsewhere, limit }, effects);
+                return true;
+            }
             // For one that may not wait nothing is kept that is not there.
             let may_wait = self.requests[&request].deadline_ms > self.now_ms;
             if after > self.devices[&device].budget() || !is_there && !may_wait {
@@ -159,7 +173,8 @@ impl Ledger {
     /// The time of a request is up that was guaranteed what it waits for. Says whether it may wait on.
     pub(super) fn overstayed(&mut self, request: RequestId, effects: &mut Vec<Effect>) -> bool {
         let waiting = &self.requests[&request];
-        if waiting.is_guarantee || waiting.is_extended || !self.is_within_guarantee(request) {
+        // One that was not to wait asked nobody, and hears at once that there is nothing.
+        if waiting.is_guarantee || waiting.is_extended || !waiting.waits || !self.is_within_guarantee(request) {
             return false;
         }
         let (device, holder, bytes) = (waiting.device, waiting.holder, waiting.bytes);
@@ -169,6 +184,13 @@ impl Ledger {
             Overstay::End => {
                 let Holder::Session(waiting) = holder else { return false };
                 let lacking = self.lacking(holder, device, bytes, Bytes::ZERO);
+                let not_before_ms = self.requests[&request].asked_ms.saturating_add(END_AFTER_MS);
+                if self.now_ms < not_before_ms {
+                    // Whatever lies idle in them comes without that.
+                    self.ask_borrowers(waiting, device, effects);
+                    self.requests.get_mut(&request).expect("looked up above").deadline_ms = not_before_ms;
+                    return true;
+                }
                 if !self.end_borrowers(waiting, device, lacking, effects) {
                     return false;
                 }
@@ -180,6 +202,29 @@ impl Ledger {
         true
     }
 
+    /// Sessions that hold more of a device than they are guaranteed.
+    fn borrowers(&self, waiting: SessionId, device: DeviceId) -> impl Iterator<Item = (SessionId, &super::Session)> {
+        let others = self.sessions.iter().filter(move |(session, _)| **session != waiting);
+        let others = others.filter(move |(_, other)| other.held_on(device) > other.place(device).guarantee);
+        others.map(|(session, other)| (*session, other))
+    }
+
+    fn ask_borrowers(&mut self, waiting: SessionId, device: DeviceId, effects: &mut Vec<Effect>) {
+        let borrowers: Vec<_> = self.borrowers(waiting, device).map(|(session, _)| session).collect();
+        for session in borrowers {
+            if let Some(there) = self.may_give(session, device, false) {
+                self.ask(session, device, there, None, effects);
+            }
+        }
+    }
+
+    /// The process of a session could not be ended: it goes on as before, and is not tried again.
+    pub(super) fn spare(&mut self, session: SessionId) -> Result<(), LedgerError> {
+        let spared = self.sessions.get_mut(&session).ok_or(LedgerError::NoSession(session))?;
+        (spared.is_ending, spared.is_spared) = (false, true);
+        Ok(())
+    }
+
     /// Ends those who have borrowed most, of the lowest priority first, until that is enough. None where all would not do.
     fn end_borrowers(
         &mut self,
@@ -188,15 +233,21 @@ impl Ledger {
         lacking: Bytes,
         effects: &mut Vec<Effect>,
     ) -> bool {
-        let others = self.sessions.iter().filter(|(session, _)| **session != waiting);
-        let mut borrowers: Vec<_> = others
-            .map(|(session, other)| (other.terms.priority, *session, other.place(device)))
-            .filter(|(_, _, place)| place.held > place.guarantee)
+        // What comes of those that end already is not asked of more.
+        let ending: Bytes =
+            self.sessions.values().filter(|other| other.is_ending).map(|other| other.held_on(device)).sum();
+        let mut borrowers: Vec<_> = self
+            .borrowers(waiting, device)
+            .filter(|(_, other)| !other.is_ending && !other.is_spared)
+            .map(|(session, other)| (other.terms.priority, session, other.place(device)))
             .collect();
         borrowers.sort_by_key(|(priority, session, place)| {
             (*priority, std::cmp::Reverse(place.held.saturating_sub(place.guarantee)), *session)
         });
-        let mut left = lacking;
+        let mut left = lacking.saturating_sub(ending);
+        if left.is_zero() {
+            return !ending.is_zero();
+        }
         let mut ended = Vec::new();
         for (_, session, place) in borrowers {
             if left.is_zero() {
@@ -209,7 +260,7 @@ impl Ledger {
             return false;
         }
         for session in ended {
-            self.sessions.get_mut(&session).expect("looked up above").is_evicted = true;
+            self.sessions.get_mut(&session).expect("looked up above").is_ending = true;
             effects.push(Effect::EndBorrower { session, device, waiting });
         }
         true
@@ -236,6 +287,7 @@ impl Ledger {
         known.terms.lends = change.lends.unwrap_or(known.terms.lends);
         if let Some(limit) = change.limit {
             known.set_limit(limit);
+            self.forget_dry(session);
             self.ask_for_excess(session, effects);
         }
         for device in self.devices.keys().copied().collect::<Vec<_>>() {
@@ -245,16 +297,35 @@ impl Ledger {
         Ok(())
     }
 
-    /// Asks a session for what it holds above its limit, wherever it has it parked.
+    /// Whoever runs the daemon asks: one that gave little a moment ago is asked again.
+    fn forget_dry(&mut self, session: SessionId) {
+        let Some(known) = self.sessions.get_mut(&session) else { return };
+        let places: Vec<_> = known.places().map(|(device, _)| device).collect();
+        places.into_iter().for_each(|device| known.place_mut(device).dry = None);
+    }
+
+    /// Asks those again that hold more than they may, or that are to give everything.
+    pub(super) fn ask_for_all_excess(&mut self, effects: &mut Vec<Effect>) {
+        let has_excess =
+            |known: &super::Session| known.is_evicted && !known.held.is_zero() || known.held > known.terms.limit;
+        let those: Vec<_> =
+            self.sessions.iter().filter(|(_, known)| has_excess(known)).map(|(session, _)| *session).collect();
+        for session in those {
+            self.ask_for_excess(session, effects);
+        }
+    }
+
+    /// Asks a session for what it holds above its limit, wherever it has it parked; one that was evicted for everything.
     fn ask_for_excess(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
         let known = &self.sessions[&session];
-        let mut left = known.held.saturating_sub(known.terms.limit);
+        let limit = if known.is_evicted { Bytes::ZERO } else { known.terms.limit };
+        let mut left = known.held.saturating_sub(limit);
         let places: Vec<_> = known.places().map(|(device, _)| device).collect();
         for device in places {
             if left.is_zero() {
                 return;
             }
-            if let Some(there) = self.may_give(session, device) {
+            if let Some(there) = self.may_give(session, device, true) {
                 let bytes = there.min(left);
                 left -= bytes;
                 self.ask(session, device, bytes, None, effects);
@@ -270,10 +341,9 @@ impl Ledger {
         for device in &places {
             // What it is not to get any more is for others.
             self.set_guarantee(session, *device, Bytes::ZERO);
-            if let Some(there) = self.may_give(session, *device) {
-                self.ask(session, *device, there, None, effects);
-            }
         }
+        self.forget_dry(session);
+        self.ask_for_excess(session, effects);
         for device in places.into_iter().chain(let_go) {
             self.serve(device, effects);
         }
@@ -298,7 +368,9 @@ impl Ledger {
     /// Nobody may ask for anything there, or it may not.
     pub(super) fn barred(&self, holder: Holder, device: DeviceId) -> Option<Refusal> {
         let account = &self.devices[&device];
-        let is_evicted = |session: SessionId| self.sessions.get(&session).is_some_and(|session| session.is_evicted);
+        let is_evicted = |session: SessionId| {
+            self.sessions.get(&session).is_some_and(|session| session.is_evicted || session.is_ending)
+        };
         if self.is_closed {
             Some(Refusal::Closed)
         } else if account.is_lost() {

@@ -145,7 +145,7 @@ fn a_dead_sessions_chunks_are_destroyed_and_their_bytes_granted_once() {
     assert_eq!(waiting, []);
     let answers = desk.step(Command::End { session: one, reason: EndReason::Died });
     assert!(matches!(&answers[..], [(_, Answer::Granted(chunks))] if chunks.iter().all(|chunk| !left.contains(chunk))));
-    assert_eq!(desk.ledger.returned(), ReturnedBytes { release: Bytes::ZERO, death: Bytes::mib(16) });
+    assert_eq!(desk.ledger.returned(), ReturnedBytes { death: Bytes::mib(16), ..ReturnedBytes::default() });
     assert!(desk.ledger.step(Command::End { session: one, reason: EndReason::Died }).is_err());
 }
 

@@ -1,6 +1,6 @@
 //! Idle memory that goes back because others wait for it.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use super::{Pools, Runtime, fill_up};
 use crate::memory::Chunk;
@@ -15,6 +15,8 @@ impl Runtime {
     ///
     /// Streams have passed what is given. What is queued now is waited for before the pools' lock is taken, so that whoever holds it has little left to wait for.
     pub fn give_back_idle(&self, wanted: Bytes) -> Bytes {
+        // Until the end of it: a capture that begins waits for this, as waiting for the device and letting go of memory would break it.
+        let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         if self.lock().private.is_open() || self.synchronize().is_err() {
             return Bytes::ZERO;
         }

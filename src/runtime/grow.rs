@@ -130,6 +130,8 @@ impl Runtime {
         let mut pressure = Pressure::None;
         // A source that fails, rather than lacks memory, is not asked again for this request: it may take its patience to fail each time.
         let mut failed: Option<SourceError> = None;
+        // What was said when others had been waited for is what is told: it has who has the memory, and how long that took.
+        let mut said: Option<SourceError> = None;
         for _ in 0..ROUNDS_MAX {
             let missing = {
                 let mut pools = self.lock();
@@ -167,7 +169,8 @@ impl Runtime {
                 }
             };
             // Outside the lock: others go on.
-            let wait = if pressure < Pressure::Last { Duration::ZERO } else { self.config.wait };
+            // Once: where others had nothing to give, our own streams have been waited for since, and the rest is asked for as it is.
+            let wait = if pressure == Pressure::Last { self.config.wait } else { Duration::ZERO };
             let grown = match failed.take() {
                 None => self.grow(missing, stream, wait),
                 Some(error) => Err(GrowError::Source(error)),
@@ -177,11 +180,14 @@ impl Runtime {
                 Err(GrowError::Memory(source)) => return Err(AllocError::Memory { requested: bytes, source }),
                 Err(GrowError::Source(error)) => error,
             };
+            if pressure == Pressure::Last {
+                said = Some(error.clone());
+            }
             pressure = match pressure {
                 Pressure::None if error.kind.is_lack() => Pressure::Usual,
                 Pressure::None | Pressure::Usual => Pressure::Last,
                 Pressure::Last if self.wait_for_streams(stream) => Pressure::Waited,
-                Pressure::Last | Pressure::Waited => return Err(self.out_of_memory(bytes, error)),
+                Pressure::Last | Pressure::Waited => return Err(self.out_of_memory(bytes, said.unwrap_or(error))),
             };
             failed = Some(error).filter(|error| !error.kind.is_lack());
         }

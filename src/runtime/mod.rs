@@ -74,6 +74,8 @@ pub struct Runtime {
     pools: Lock<Pools>,
     /// Held while memory is brought for what is smaller than the least that can be: what comes for the first of many threads is enough for all.
     growing: Mutex<()>,
+    /// Held while idle memory goes back because others want it, and while a capture begins.
+    giving: Mutex<()>,
     counters: Counters,
 }
 
@@ -333,7 +335,16 @@ impl Runtime {
             marks: Watermarks::default(),
             until_look: OPERATIONS_PER_LOOK,
         };
-        Runtime { device, source, clock, config, pools: Lock::new(pools), growing: Mutex::new(()), counters }
+        Runtime {
+            device,
+            source,
+            clock,
+            config,
+            pools: Lock::new(pools),
+            growing: Mutex::new(()),
+            giving: Mutex::new(()),
+            counters,
+        }
     }
 
     #[inline]

@@ -11,7 +11,7 @@
 //! Invariant: no chunk is in two private pools, nor in one and elsewhere.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::grow::ROUNDS_MAX;
@@ -178,6 +178,7 @@ impl PrivatePools {
 impl Runtime {
     /// Opens a private pool, which is made if it is not there: from now on a capture may be under way. To be ended, and released, once for each time.
     pub fn begin_private(&self, id: PrivatePoolId) {
+        let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut pools = self.lock();
         pools.private.begin(id, &self.device, self.config.granule);
         pools.stitching.keep_mapped(true);

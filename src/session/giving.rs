@@ -63,11 +63,7 @@ fn answer(question: Question, link: &Weak<Link>) {
 
 /// Somebody answers for a device, until this goes.
 #[derive(Debug)]
-pub struct GiverThread {
-    session: Weak<Session>,
-    device: DeviceUuid,
-    thread: Background<()>,
-}
+pub struct GiverThread(Background<()>);
 
 impl GiverThread {
     /// Gives back what lies idle in `runtime`, whose memory is of `session`, when the daemon asks.
@@ -95,25 +91,27 @@ impl GiverThread {
                     answer(question, &link);
                 }
             }
-            givers.all().remove(&device);
+            // Another may have taken its place.
+            let mut all = givers.all();
+            if all.get(&device).is_some_and(|known| Arc::ptr_eq(known, &inbox)) {
+                all.remove(&device);
+            }
+            drop(all);
             // What came in the last moment.
             let left = std::mem::take(&mut *inbox.questions.lock().unwrap_or_else(PoisonError::into_inner));
             left.into_iter().for_each(|question| answer(question, &link));
         })?;
-        Ok(GiverThread { session: Arc::downgrade(session), device, thread })
+        Ok(GiverThread(thread))
     }
 
     /// Nobody gives any more when this comes back, in `patience` at most: a driver that is being unloaded should not be called.
     pub fn end(self, patience: Duration) {
-        let _ = self.thread.end(patience);
+        let _ = self.0.end(patience);
     }
 }
 
 impl Drop for GiverThread {
     fn drop(&mut self) {
-        if let Some(session) = self.session.upgrade() {
-            session.givers().all().remove(&self.device);
-        }
-        self.thread.stop();
+        self.0.stop();
     }
 }

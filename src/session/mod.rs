@@ -22,9 +22,10 @@ mod quiet_stream;
 pub mod recording;
 mod stats_page;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use control::dial;
@@ -248,6 +249,8 @@ pub struct Session {
     wait: Duration,
     /// What it is to be guaranteed of each device that it uses.
     guarantee: Bytes,
+    /// What it is, by device.
+    guaranteed: Mutex<BTreeMap<DeviceUuid, Bytes>>,
     admission_wait: Duration,
     driver: Arc<Metered>,
     clock: Arc<dyn Clock>,
@@ -283,6 +286,7 @@ impl Session {
             tenant: opened.tenant,
             wait: opened.wait,
             guarantee: opened.guarantee,
+            guaranteed: Mutex::default(),
             admission_wait: config.admission_wait,
             driver,
             clock,
@@ -336,6 +340,18 @@ impl Session {
         self.control.admit(device, guarantee, wait)
     }
 
+    /// Has the session guaranteed of a device what its tenant is, as far as its limit goes beyond what it is guaranteed elsewhere.
+    fn be_guaranteed(&self, device: DeviceUuid) -> Result<(), SessionError> {
+        let mut guaranteed = self.guaranteed.lock().unwrap_or_else(PoisonError::into_inner);
+        let elsewhere = guaranteed.iter().filter(|(other, _)| **other != device).map(|(_, bytes)| *bytes).sum();
+        let wanted = self.guarantee.min(self.limit.saturating_sub(elsewhere));
+        if !wanted.is_zero() && guaranteed.get(&device) != Some(&wanted) {
+            self.admit(device, wanted, self.admission_wait)?;
+            guaranteed.insert(device, wanted);
+        }
+        Ok(())
+    }
+
     /// Driver calls that this process has made for the session.
     pub fn calls(&self) -> CallCounts {
         self.driver.layer().counts()
@@ -360,9 +376,7 @@ impl Session {
         if self.control.is_lost(local.uuid) {
             return Err(SessionError::DeviceLost(local.uuid));
         }
-        if !self.guarantee.is_zero() {
-            self.admit(local.uuid, self.guarantee, self.admission_wait)?;
-        }
+        self.be_guaranteed(local.uuid)?;
         let device = Device::open(self.driver(), local.id)?;
         let has_counters = !self.counters_taken.swap(true, Ordering::AcqRel);
         let counters = if has_counters { self.counters } else { Counters::private() };

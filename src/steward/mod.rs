@@ -515,7 +515,7 @@ impl Steward {
     }
 
     /// What lies idle in sessions, as far as they say.
-    pub fn note_parked(self: &Arc<Self>, device: DeviceId, sessions: Vec<(SessionId, Bytes)>) {
+    pub fn note_parked(self: &Arc<Self>, device: DeviceId, sessions: Vec<(SessionId, Option<Bytes>)>) {
         self.step(Command::Parked { device, sessions }).expect("the device is the ledger's own");
     }
 
@@ -540,6 +540,12 @@ impl Steward {
     pub fn evict(self: &Arc<Self>, session: SessionId) -> Result<(), LedgerError> {
         self.tell_time();
         self.step(Command::Evict { session })
+    }
+
+    /// The process of a session that was to be ended goes on.
+    pub fn spare(self: &Arc<Self>, session: SessionId) {
+        // One that has ended meanwhile needs no mercy.
+        let _ = self.step(Command::Spare { session });
     }
 
     /// Nothing more of a device is promised, or it is again.

@@ -23,6 +23,16 @@ pub struct Peer {
     pub uid: u32,
 }
 
+/// What a user of another namespace is shown as: nobody in particular.
+pub const UID_OVERFLOW: u32 = 65_534;
+
+/// A process sees the same users as this one, and is in the same pod, or in none as this one is.
+pub fn is_beside_us(pid: i32) -> bool {
+    let users = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
+    let theirs = users(&pid.to_string());
+    pid > 0 && theirs.is_some() && theirs == users("self") && pod_of(pid) == pod_of(std::process::id().cast_signed())
+}
+
 /// Nobody's number: what the kernel shows for users of other namespaces, too, is 65534 at most.
 pub const UID_UNKNOWN: u32 = u32::MAX;
 
@@ -80,10 +90,11 @@ pub fn pod_of(pid: i32) -> Option<String> {
     pod_in(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
 }
 
-/// `…/kubepods-burstable-pod1234_….slice/…` or `…/kubepods/burstable/pod1234-…/…`.
+/// `/kubepods.slice/kubepods-burstable-pod1234_….slice/…` or `/kubepods/burstable/pod1234-…/…`: from the root on, as only root can be put there. A user may call groups below his own as he likes.
 fn pod_in(cgroups: &str) -> Option<String> {
     let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    let parts = paths.filter(|path| path.contains("kubepods")).flat_map(|path| path.split('/'));
+    let is_of_pods = |path: &&str| matches!(path.split('/').nth(1), Some("kubepods" | "kubepods.slice"));
+    let parts = paths.filter(is_of_pods).flat_map(|path| path.split('/'));
     let uid = |part: &str| {
         let part = part.strip_suffix(".slice").unwrap_or(part);
         let uid = part.rsplit_once("pod").map(|(_, uid)| uid.replace('_', "-"))?;
@@ -189,6 +200,18 @@ mod tests {
         here.send(&Ack { request: 3 }, &[]).unwrap();
         drop(there);
         assert_eq!(unread(), 0);
+    }
+
+    #[test]
+    fn a_pod_is_known_by_its_control_group_and_by_no_other() {
+        let uid = "0a1b2c3d-1111-2222-3333-444455556666";
+        let slice = uid.replace('-', "_");
+        let systemd =
+            format!("0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-x.scope\n");
+        let cgroupfs = format!("12:memory:/kubepods/besteffort/pod{uid}/abc\n0::/\n");
+        assert_eq!([pod_in(&systemd), pod_in(&cgroupfs)], [Some(uid.to_owned()), Some(uid.to_owned())]);
+        let made = format!("0::/user.slice/user-1000.slice/user@1000.service/kubepods-pod{slice}.slice/x\n");
+        assert_eq!([pod_in(&made), pod_in("0::/system.slice/ssh.service\n"), pod_in("")], [None, None, None]);
     }
 
     #[test]

@@ -212,8 +212,9 @@ fn an_evicted_session_keeps_what_is_live_until_its_process_is_ended() {
 #[test]
 fn what_a_tenant_is_guaranteed_comes_back_from_those_who_borrowed_it() {
     let uid = rustix::process::geteuid().as_raw();
-    let config =
-        format!("[[tenant]]\nname = 'owner'\nuids = [{uid}]\nguarantee = '40MiB'\n[[tenant]]\nname = 'guest'\n");
+    let config = format!(
+        "[[tenant]]\nname = 'owner'\nuids = [{uid}]\nguarantee = '40MiB'\n[[tenant]]\nname = 'guest'\nuids = [{uid}]\n"
+    );
     let daemon = configured(64, &config);
     let guest = SessionConfig { tenant: "guest".into(), ..daemon.session_config("guest") };
     let guest = Job::open(&guest, Duration::from_secs(10)).unwrap();
@@ -248,7 +249,7 @@ fn what_a_tenant_is_guaranteed_comes_back_from_those_who_borrowed_it() {
 fn borrowers_that_stay_are_ended_where_the_daemon_is_told_so() {
     let uid = rustix::process::geteuid().as_raw();
     let config = format!(
-        "borrowed = 'end'\n[[tenant]]\nname = 'guest'\n[[tenant]]\nname = 'owner'\nuids = [{uid}]\nguarantee = '40MiB'\n"
+        "borrowed = 'end'\n[[tenant]]\nname = 'owner'\nuids = [{uid}]\nguarantee = '40MiB'\n[[tenant]]\nname = 'guest'\nuids = [{uid}]\n"
     );
     let mut daemon = configured(48, &config);
     daemon.expect_complaint("ending the process");

@@ -23,7 +23,7 @@ impl Desk {
     }
 
     fn park(&mut self, session: SessionId, mib: u64) -> Vec<(RequestId, Answer)> {
-        self.step(Command::Parked { device: DEVICE, sessions: vec![(session, Bytes::mib(mib))] })
+        self.step(Command::Parked { device: DEVICE, sessions: vec![(session, Some(Bytes::mib(mib)))] })
     }
 
     fn change(&mut self, session: SessionId, change: Change) {
@@ -292,6 +292,7 @@ fn what_becomes_of_borrowers_who_stay_is_what_the_policy_says() {
         desk.granted(large, 6);
         desk.park(small, 0);
         desk.park(large, 0);
+        assert!(matches!(desk.refused(owner, 2, 0), Refusal::Exhausted { .. }), "who does not wait asks nobody");
         assert_eq!(desk.acquire(owner, 2, 100), []);
         let answers = desk.tick(100);
         match overstay {
@@ -301,13 +302,90 @@ fn what_becomes_of_borrowers_who_stay_is_what_the_policy_says() {
                 assert!(matches!(refusal(desk.tick(limits::WAIT_MS_MAX)), Refusal::Exhausted { .. }));
             }
             Overstay::End => {
+                assert_eq!((answers, desk.tick(2 * limits::ANSWER_MS_MAX - 1), desk.news.len()), (vec![], vec![], 0));
+                assert_eq!(desk.tick(2 * limits::ANSWER_MS_MAX), []);
                 let ended = Effect::EndBorrower { session: large, device: DEVICE, waiting: owner };
-                assert_eq!((answers, std::mem::take(&mut desk.news)), (vec![], vec![ended]));
+                assert_eq!(std::mem::take(&mut desk.news), [ended]);
                 assert!(matches!(desk.refused(large, 1, 0), Refusal::Evicted));
                 assert!(is_granted(&desk.step(Command::End { session: large, reason: EndReason::Died })));
             }
         }
     }
+}
+
+#[test]
+fn borrowers_are_asked_before_any_of_them_is_ended_and_one_that_cannot_be_is_passed_over() {
+    let mut desk = Desk::new(16);
+    desk.ledger.set_overstay(Overstay::End);
+    let (owner, first, second) = (desk.join(1, 0), desk.join(2, 0), desk.join(3, 0));
+    desk.admitted(owner, 12);
+    let held = desk.granted(first, 5);
+    desk.granted(second, 3);
+    desk.park(first, 4);
+    desk.park(second, 0);
+    assert_eq!(desk.acquire(owner, 5, 100), []);
+    assert_eq!(desk.asked(), [], "4 MiB would not do");
+    desk.tick(100);
+    assert_eq!(desk.asked(), [(2, 1, 4)], "before anybody is ended they are taken");
+    desk.release(first, &held[..2]);
+    desk.answer(first, 1);
+    desk.tick(2_000);
+    let ended = |session| Effect::EndBorrower { session, device: DEVICE, waiting: owner };
+    assert_eq!(desk.news.last(), Some(&ended(first)), "it has most: {:?}", desk.news);
+    assert!(desk.ledger.session(first).unwrap().is_evicted);
+    // It turns out that it does not end.
+    desk.step(Command::Spare { session: first });
+    assert!(!desk.ledger.session(first).unwrap().is_evicted, "it goes on as before");
+    assert!(matches!(refusal(desk.tick(12_000)), Refusal::Exhausted { .. }));
+    desk.acquire(owner, 4, 100);
+    desk.tick(12_200);
+    desk.tick(14_000);
+    assert_eq!(desk.news.last(), Some(&ended(second)));
+}
+
+#[test]
+fn a_limit_that_falls_while_a_guarantee_is_waited_for_is_kept() {
+    let mut desk = Desk::new(16);
+    let (one, two) = (desk.join(1, 0), desk.join(2, 0));
+    desk.admitted(one, 12);
+    assert_eq!(desk.admit(two, 8, 1_000), []);
+    let change = Change { limit: Some(Bytes::mib(6)), ..Change::default() };
+    let answers = desk.step(Command::Change { session: two, change, revision: None });
+    assert!(matches!(refusal(answers), Refusal::OverLimit { .. }));
+    desk.step(Command::End { session: one, reason: EndReason::Closed });
+    assert_eq!(desk.ledger.device(DEVICE).unwrap().guaranteed, Bytes::ZERO);
+}
+
+#[test]
+fn one_that_holds_more_than_it_may_is_asked_again_until_it_does_not() {
+    let mut desk = Desk::new(16);
+    let one = desk.join(1, 0);
+    let held = desk.granted(one, 4);
+    desk.park(one, 0);
+    desk.change(one, Change { limit: Some(Bytes::mib(4)), ..Change::default() });
+    assert_eq!(desk.asked(), [], "it has nothing idle");
+    desk.park(one, 6);
+    desk.tick(20);
+    assert_eq!(desk.asked(), [(1, 1, 4)]);
+    desk.release(one, &held[..2]);
+    desk.answer(one, 1);
+    desk.tick(1_000);
+    assert_eq!(desk.asked(), []);
+}
+
+#[test]
+fn whoever_runs_the_daemon_gets_what_is_idle_though_it_is_guaranteed() {
+    let mut desk = Desk::new(16);
+    let one = desk.join(1, 0);
+    desk.change(one, Change { lends: Some(false), ..Change::default() });
+    desk.admitted(one, 16);
+    let held = desk.granted(one, 4);
+    desk.park(one, 8);
+    desk.step(Command::Drain { device: DEVICE, is_draining: true });
+    assert_eq!(desk.asked(), [(1, 1, 8)]);
+    desk.answer(one, 1);
+    desk.release(one, &held);
+    assert_eq!(desk.ledger.device(DEVICE).unwrap().chunks, 0, "nothing of a device that is drained is kept");
 }
 
 #[test]
@@ -399,8 +477,8 @@ fn who_waits_for_each_other_on_two_devices_is_told_so() {
     };
     assert!(is_granted(&want(&mut desk, one, DEVICE, 0)));
     assert!(is_granted(&want(&mut desk, two, other, 0)));
-    desk.step(Command::Parked { device: DEVICE, sessions: vec![(one, Bytes::ZERO)] });
-    desk.step(Command::Parked { device: other, sessions: vec![(two, Bytes::ZERO)] });
+    desk.step(Command::Parked { device: DEVICE, sessions: vec![(one, Some(Bytes::ZERO))] });
+    desk.step(Command::Parked { device: other, sessions: vec![(two, Some(Bytes::ZERO))] });
     assert_eq!(want(&mut desk, one, other, 10_000), [], "the other may go on");
     let Refusal::Deadlock { device, cycle } = refusal(want(&mut desk, two, DEVICE, 10_000)) else { panic!() };
     assert_eq!((device, cycle[0].session), (DEVICE, one));

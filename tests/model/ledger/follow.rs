@@ -45,7 +45,7 @@ impl World {
             | Command::Parked { device, .. } => no_device(*device),
             Command::Trim { device, session, .. } => no_device(*device).or_else(|| session.and_then(no_session)),
             Command::Answered { session, device, .. } => no_session(*session).or_else(|| no_device(*device)),
-            Command::Evict { session } => no_session(*session),
+            Command::Evict { session } | Command::Spare { session } => no_session(*session),
             Command::Change { session, change, revision } => no_session(*session).or_else(|| {
                 let known = self.session(*session).unwrap();
                 let guaranteed = known.guarantees.values().copied().sum();
@@ -269,7 +269,11 @@ impl World {
                 refused_ms: 0,
                 phase: Phase::Waiting,
             }),
-            Command::Trim { .. } | Command::TrimIdle { .. } | Command::Parked { .. } | Command::Answered { .. } => {}
+            Command::Spare { .. }
+            | Command::Trim { .. }
+            | Command::TrimIdle { .. }
+            | Command::Parked { .. }
+            | Command::Answered { .. } => {}
             Command::Acquire { request, holder, device, parts, plan, wait_ms } => self.requests.push(Request {
                 id: *request,
                 holder: *holder,
@@ -288,12 +292,14 @@ impl World {
                     let chunk = *chunk;
                     self.chunk_mut(*chunk).is = Is::Idle;
                     let Chunk { len, device, .. } = *self.chunk(*chunk).unwrap();
-                    self.returned.release += len;
-                    if let Some(asked) = self.asked.get_mut(&(device, *session)) {
-                        if !asked.is_late && asked.given < asked.bytes {
-                            self.given.push(*chunk);
-                        }
+                    let asked = self.asked.get_mut(&(device, *session));
+                    let is_wanted = asked.as_ref().is_some_and(|asked| !asked.is_late && asked.given < asked.bytes);
+                    if let Some(asked) = asked {
                         asked.given += len;
+                    }
+                    *(if is_wanted { &mut self.returned.revoke } else { &mut self.returned.release }) += len;
+                    if is_wanted || self.device(device).is_draining {
+                        self.given.push(*chunk);
                     }
                 }
             }
@@ -350,6 +356,7 @@ impl World {
             Command::Trim { device: of, session: only, .. } => *of == device && only.is_none_or(|only| only == session),
             Command::Change { session: of, .. } | Command::Evict { session: of } => *of == session,
             Command::Drain { device: of, .. } => *of == device,
+            Command::Tick { .. } => known.is_evicted || self.held_everywhere(session) > known.terms.limit,
             _ => false,
         };
         let first = self.queue(device).first().map(|first| (*first).clone());

@@ -155,7 +155,7 @@ impl Random {
     fn park(&mut self) {
         let device = self.some_device();
         let sessions: Vec<_> = self.world.sessions.iter().map(|session| session.id).collect();
-        let parked = |session| (session, Bytes::mib(2 * self.rng.below(10)));
+        let parked = |session| (session, self.rng.chance(900).then(|| Bytes::mib(2 * self.rng.below(10))));
         let sessions = sessions.into_iter().map(parked).collect();
         self.world.step(Command::Parked { device, sessions });
     }
