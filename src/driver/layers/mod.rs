@@ -1,4 +1,4 @@
-//! Decorators over any driver: [`metered`] counts and times, [`limited`] runs out early, [`faulty`] fails on purpose.
+//! Decorators over any driver: [`metered`] counts and times, [`limited`] runs out early, [`faulty`] fails on purpose. And [`sleeping`], whose chunks stay while their memory goes and comes.
 //!
 //! Each is an [`Intercept`], which sees every call as a [`Step`]; [`Layered`] is the one place that forwards them.
 //!
@@ -7,6 +7,7 @@
 pub mod faulty;
 pub mod limited;
 pub mod metered;
+pub mod sleeping;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
