@@ -128,7 +128,7 @@ pub enum Refusal {
     /// The session ended, lost its connection, or took the request back.
     #[error("the request was given up")]
     Cancelled,
-    /// The ledger is closed ([`Command::Close`]).
+    /// The ledger is closed ([`super::Command::Close`]).
     #[error("the daemon is shutting down")]
     Closed,
 }
