@@ -187,7 +187,11 @@ impl Runtime {
                 Pressure::None if error.kind.is_lack() => Pressure::Usual,
                 Pressure::None | Pressure::Usual => Pressure::Last,
                 Pressure::Last if self.wait_for_streams(stream) => Pressure::Waited,
-                Pressure::Last | Pressure::Waited => return Err(self.out_of_memory(bytes, said.unwrap_or(error))),
+                Pressure::Last | Pressure::Waited => {
+                    // A source that has failed since is what is wrong, and not who has the memory.
+                    let told = said.filter(|_| error.kind.is_lack()).unwrap_or(error);
+                    return Err(self.out_of_memory(bytes, told));
+                }
             };
             failed = Some(error).filter(|error| !error.kind.is_lack());
         }
