@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
-use super::service::{Service, daemon_driver, device_message, from_ledger, refused};
+use super::service::{Service, daemon_driver, device_message, from_ledger};
 use super::{Daemon, NodeDevice};
 use crate::error::ErrorKind;
 use crate::ids::{DeviceId, SessionId};
@@ -14,7 +14,6 @@ use crate::ledger::{AccountView, Change, LedgerError, SessionView};
 use crate::limits;
 use crate::runtime::Counter;
 use crate::units::Bytes;
-use crate::wire::convert;
 use crate::wire::status::status;
 use crate::wire::v1;
 use crate::wire::v1::admin_server::Admin;
@@ -35,11 +34,6 @@ impl Service {
         }
         tracing::info!(uid = peer.uid, pid = peer.pid, what = ?request.get_ref(), "asked to act");
         Ok(())
-    }
-
-    fn known_device(&self, uuid: &[u8]) -> Result<&NodeDevice, Status> {
-        let uuid = convert::device_uuid("device_uuid", uuid).map_err(|error| refused(&error))?;
-        self.0.device(uuid).ok_or_else(|| status(ErrorKind::NotFound, format!("there is no device {uuid}")))
     }
 
     fn known_session(&self, id: u64) -> Result<SessionView, Status> {
@@ -95,7 +89,7 @@ impl Admin for Service {
         self.look_everywhere();
         let changed = self.0.steward.change(SessionId(wanted.session_id), change, wanted.revision);
         let view = changed.map_err(|error| from_ledger(&error))?;
-        let held: Bytes = view.held.iter().map(|(_, held)| *held).sum();
+        let held = view.held_bytes();
         let outcome = match held <= view.terms.limit {
             true => v1::limit_reply::Outcome::Applied,
             false => v1::limit_reply::Outcome::Deferred,
@@ -152,10 +146,7 @@ impl Admin for Service {
         let session = self.known_session(wanted.session_id)?.session;
         let entry = self.0.registry.get(session);
         let entry = entry.ok_or_else(|| from_ledger(&LedgerError::NoSession(session)))?;
-        let held = || {
-            let view = self.0.steward.session(session);
-            view.map_or(Bytes::ZERO, |view| view.held.iter().map(|(_, held)| *held).sum::<Bytes>())
-        };
+        let held = || self.0.steward.session(session).map_or(Bytes::ZERO, |view| view.held_bytes());
         let before = held();
         self.look_everywhere();
         self.0.steward.evict(session).map_err(|error| from_ledger(&error))?;
@@ -265,7 +256,7 @@ fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
             name: entry.name.clone(),
             pid: entry.pid,
             limit_bytes: view.terms.limit.get(),
-            leased_bytes: view.held.iter().map(|(_, held)| held.get()).sum(),
+            leased_bytes: view.held_bytes().get(),
             chunks: view.chunks as u64,
             is_attached: view.is_attached,
             age_ms: u64::try_from(now.saturating_sub(entry.opened).as_millis()).unwrap_or(u64::MAX),

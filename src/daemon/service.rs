@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use tokio::net::UnixListener;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
@@ -184,7 +184,22 @@ impl Daemon {
     }
 }
 
+/// A place among the requests of a session that wait over gRPC.
+fn place_to_wait(entry: &Entry) -> Result<SemaphorePermit<'_>, Status> {
+    let too_many = |_| {
+        let text = format!("{} acquires of this session wait already", limits::ACQUIRES_QUEUED_MAX);
+        status(ErrorKind::Exhausted, text)
+    };
+    entry.acquires.try_acquire().map_err(too_many)
+}
+
 impl Service {
+    /// The daemon's device of this name.
+    pub(super) fn known_device(&self, uuid: &[u8]) -> Result<&NodeDevice, Status> {
+        let uuid = convert::device_uuid("device_uuid", uuid).map_err(|error| refused(&error))?;
+        self.0.device(uuid).ok_or_else(|| status(ErrorKind::NotFound, format!("there is no device {uuid}")))
+    }
+
     /// Has something done with the plans: reading, checking and writing one takes milliseconds, not on a thread that others wait for.
     async fn with_plans<T: Send + 'static>(
         &self,
@@ -373,13 +388,11 @@ impl Sessions for Service {
 
     async fn room(&self, request: Request<v1::RoomRequest>) -> Result<Response<v1::RoomReply>, Status> {
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
-        let uuid = convert::device_uuid("device_uuid", &request.get_ref().device_uuid);
-        let uuid = uuid.map_err(|error| refused(&error))?;
-        let device = self.0.device(uuid).map(|device| device.id);
-        let no_device = || status(ErrorKind::NotFound, format!("there is no device {uuid}"));
-        let device = device.ok_or_else(no_device)?;
+        let device = self.known_device(&request.get_ref().device_uuid)?.id;
         let (account, session) = (self.0.steward.device(device), self.0.steward.session(entry.id));
-        let (account, session) = account.zip(session).ok_or_else(no_device)?;
+        // The device is the daemon's own; the session may have ended in this moment.
+        let both = account.zip(session);
+        let (account, session) = both.ok_or_else(|| from_ledger(&LedgerError::NoSession(entry.id)))?;
         Ok(Response::new(v1::RoomReply {
             most_bytes: account.budget.min(session.terms.limit).get(),
             free_bytes: self.0.steward.room(entry.id, device).unwrap_or(Bytes::ZERO).get(),
@@ -390,9 +403,7 @@ impl Sessions for Service {
         self.check_draining()?;
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
         let wanted = request.into_inner();
-        let uuid = convert::device_uuid("device_uuid", &wanted.device_uuid).map_err(|error| refused(&error))?;
-        let no_device = || status(ErrorKind::NotFound, format!("there is no device {uuid}"));
-        let device = self.0.device(uuid).ok_or_else(no_device)?.id;
+        let device = self.known_device(&wanted.device_uuid)?.id;
         let guarantee = Bytes::new(wanted.guarantee_bytes);
         if guarantee > entry.guarantee {
             let text = format!(
@@ -401,11 +412,7 @@ impl Sessions for Service {
             );
             return Err(status(ErrorKind::OverLimit, text));
         }
-        let too_many = |_| {
-            let text = format!("{} requests of this session wait already", limits::ACQUIRES_QUEUED_MAX);
-            status(ErrorKind::Exhausted, text)
-        };
-        let _place = entry.acquires.try_acquire().map_err(too_many)?;
+        let _place = place_to_wait(&entry)?;
         self.0.look_for_parked(device);
         let wait_ms = wanted.wait_ms.min(limits::WAIT_MS_MAX);
         self.answer_to(Holder::Session(entry.id), |reply| {
@@ -418,9 +425,7 @@ impl Sessions for Service {
     async fn answer(&self, request: Request<v1::AnswerRequest>) -> Result<Response<v1::AnswerReply>, Status> {
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
         let v1::AnswerRequest { device_uuid, ask, .. } = request.into_inner();
-        let uuid = convert::device_uuid("device_uuid", &device_uuid).map_err(|error| refused(&error))?;
-        let no_device = || status(ErrorKind::NotFound, format!("there is no device {uuid}"));
-        let device = self.0.device(uuid).ok_or_else(no_device)?.id;
+        let device = self.known_device(&device_uuid)?.id;
         self.0.answered(&entry, device, ask);
         Ok(Response::new(v1::AnswerReply {}))
     }
@@ -487,11 +492,7 @@ impl Leases for Service {
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
         let peer = Self::peer(&request)?;
         let want = request.into_inner().want.ok_or_else(|| refused(&convert::malformed("want", "missing")))?;
-        let too_many = |_| {
-            let text = format!("{} acquires of this session wait already", limits::ACQUIRES_QUEUED_MAX);
-            status(ErrorKind::Exhausted, text)
-        };
-        let _place = entry.acquires.try_acquire().map_err(too_many)?;
+        let _place = place_to_wait(&entry)?;
         let chunks = self.acquire(self.0.ask_for(entry.id, want)?).await?;
         let infos = convert::chunk_infos(&chunks);
         let claim = Good::Claim(Claim { session: entry.id, chunks });
@@ -566,9 +567,7 @@ impl Plans for Service {
         let wanted = request.into_inner();
         let id = PlanId(wanted.plan_id);
         let stored = self.0.plans.stored(id).map_err(|error| status(error.kind(), chain(&error)))?;
-        let uuid = convert::device_uuid("device_uuid", &wanted.device_uuid).map_err(|error| refused(&error))?;
-        let no_device = || status(ErrorKind::NotFound, format!("there is no device {uuid}"));
-        let device = self.0.device(uuid).ok_or_else(no_device)?.id;
+        let device = self.known_device(&wanted.device_uuid)?.id;
         let len = stored.pool_len.max(Bytes::new(1));
         let too_large = || status(ErrorKind::Invalid, format!("a pool of {len} is more than one lease can be"));
         let parts = self.0.cover(device, len, Shape::STATIC).ok_or_else(too_large)?;

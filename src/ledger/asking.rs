@@ -10,7 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::session::{Dry, Place};
+use super::session::Dry;
 use super::{Effect, Holder, Ledger, LedgerError};
 use crate::ids::{DeviceId, RequestId, SessionId};
 use crate::limits;
@@ -177,10 +177,7 @@ impl Ledger {
         }
         let Some(bytes) = self.may_give(session, waiting.device, false) else { return Askable::No };
         let outranks = self.is_within_guarantee(request) || self.priority_of(waiting.holder) > other.terms.priority;
-        match place {
-            Place { settled_until_ms, .. } if self.now_ms < settled_until_ms && !outranks => Askable::Later,
-            _ => Askable::Now(bytes),
-        }
+        if self.now_ms < place.settled_until_ms && !outranks { Askable::Later } else { Askable::Now(bytes) }
     }
 
     /// What a session may be asked for at this moment: by others, not what it is guaranteed and does not lend; by whoever runs the daemon, all.

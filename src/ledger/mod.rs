@@ -92,6 +92,8 @@ pub struct Ledger {
     overstay: Overstay,
     /// Who is guaranteed something, and where.
     guaranteed: BTreeSet<(DeviceId, SessionId)>,
+    /// Sessions that were told to hold less, until they do.
+    in_excess: BTreeSet<SessionId>,
     /// Bytes reserved per plan.
     plans: BTreeMap<PlanId, Bytes>,
     returned: ReturnedBytes,

@@ -102,6 +102,13 @@ pub struct SessionView {
     pub is_evicted: bool,
 }
 
+impl SessionView {
+    /// Bytes leased and promised, on all devices.
+    pub fn held_bytes(&self) -> Bytes {
+        self.held.iter().map(|(_, held)| *held).sum()
+    }
+}
+
 impl Session {
     pub(super) fn new(terms: Terms) -> Session {
         Session {
@@ -170,6 +177,11 @@ impl Session {
     pub(super) fn set_limit(&mut self, limit: Bytes) {
         self.terms.limit = limit;
         self.most = limit.max(self.held);
+    }
+
+    /// What it holds and is not to: above its limit, and all where it was evicted.
+    pub(super) fn excess(&self) -> Bytes {
+        if self.is_evicted { self.held } else { self.held.saturating_sub(self.terms.limit) }
     }
 
     /// The most that it may hold now.

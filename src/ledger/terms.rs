@@ -28,39 +28,32 @@ impl Ledger {
             self.refuse(request, Refusal::Cancelled, effects);
         }
         let account = &self.devices[&device];
-        let asking = &self.sessions[&session];
-        let elsewhere = self.guaranteed_elsewhere(session, device);
-        let has = asking.place(device).guarantee;
-        let sum = elsewhere.checked_add(guarantee).unwrap_or(Bytes::MAX);
         let refusal = if guarantee > account.total() {
             Some(Refusal::OverBudget { device, requested: guarantee, budget: account.budget() })
-        } else if sum > asking.terms.limit {
-            Some(Refusal::OverLimit { requested: guarantee, held: elsewhere, limit: asking.terms.limit })
         } else {
-            self.barred(holder, device)
+            self.guaranteed_over_limit(session, device, guarantee).or_else(|| self.barred(holder, device))
         };
-        if guarantee <= has {
+        if guarantee <= self.sessions[&session].place(device).guarantee {
             self.set_guarantee(session, device, guarantee);
             effects.push(Effect::Grant { request, holder, chunks: Vec::new() });
-            self.serve(device, effects);
-            return Ok(());
-        }
-        if let Some(refusal) = refusal {
+        } else if let Some(refusal) = refusal {
             effects.push(Effect::Refuse { request, holder, refusal });
-            // What was kept for an older wish is not any more.
-            self.serve(device, effects);
-            return Ok(());
+        } else {
+            self.requests.insert(request, Request::guarantee(session, device, guarantee, self.now_ms, wait_ms));
+            self.enqueue(request);
         }
-        self.requests.insert(request, Request::guarantee(session, device, guarantee, self.now_ms, wait_ms));
-        self.enqueue(request);
+        // In any case: what was kept for an older wish is not any more.
         self.serve(device, effects);
         Ok(())
     }
 
-    /// What a session is guaranteed of other devices.
-    fn guaranteed_elsewhere(&self, session: SessionId, device: DeviceId) -> Bytes {
-        let places = self.sessions[&session].places().filter(|(other, _)| *other != device);
-        places.map(|(_, place)| place.guarantee).sum()
+    /// So much of a device would be beyond a session's limit, with what it is guaranteed of others.
+    fn guaranteed_over_limit(&self, session: SessionId, device: DeviceId, guarantee: Bytes) -> Option<Refusal> {
+        let asking = &self.sessions[&session];
+        let places = asking.places().filter(|(other, _)| *other != device);
+        let (held, limit) = (places.map(|(_, place)| place.guarantee).sum::<Bytes>(), asking.terms.limit);
+        let fits = held.checked_add(guarantee).is_some_and(|sum| sum <= limit);
+        (!fits).then_some(Refusal::OverLimit { requested: guarantee, held, limit })
     }
 
     /// What others are guaranteed of a device.
@@ -94,33 +87,27 @@ impl Ledger {
             self.refuse(request, refusal, effects);
             return true;
         }
-        if waiting.guaranteed_before.is_none() {
-            let has = self.sessions[&session].place(device).guarantee;
-            let after = self.promised_to_others(session, device) + guarantee;
-            let unfilled = guarantee.saturating_sub(self.sessions[&session].held_on(device));
-            let is_there =
-                self.sessions[&session].terms.lends || self.lacking(holder, device, unfilled, Bytes::ZERO).is_zero();
-            // Its limit, and what it is guaranteed elsewhere, may be others by now.
-            let limit = self.sessions[&session].terms.limit;
-            let elsewhere = self.guaranteed_elsewhere(session, device);
-            if elsewhere.checked_add(guarantee).is_none_or(|sum| sum > limit) {
-                self.refuse(request, Refusal::OverLimit { requested: guarantee, held: elsewhere, limit }, effects);
-                return true;
-            }
-            // For one that may not wait nothing is kept that is not there.
-            let may_wait = self.requests[&request].deadline_ms > self.now_ms;
-            if after > self.devices[&device].budget() || !is_there && !may_wait {
-                return false;
-            }
-            self.requests.get_mut(&request).expect("looked up above").guaranteed_before = Some(has);
-            self.set_guarantee(session, device, guarantee);
-        }
-        let asking = &self.sessions[&session];
+        let (is_kept, may_wait) = (waiting.guaranteed_before.is_some(), waiting.deadline_ms > self.now_ms);
+        let (asking, place) = (&self.sessions[&session], self.sessions[&session].place(device));
         // What is kept for others is none of it.
         let lacking = match asking.terms.lends {
             true => Bytes::ZERO,
-            false => self.lacking(holder, device, asking.place(device).unfilled(), Bytes::ZERO),
+            false => self.lacking(holder, device, guarantee.saturating_sub(place.held), Bytes::ZERO),
         };
+        if !is_kept {
+            // Its limit, and what it is guaranteed elsewhere, may be others by now.
+            if let Some(refusal) = self.guaranteed_over_limit(session, device, guarantee) {
+                self.refuse(request, refusal, effects);
+                return true;
+            }
+            let after = self.promised_to_others(session, device) + guarantee;
+            // For one that may not wait nothing is kept that is not there.
+            if after > self.devices[&device].budget() || !lacking.is_zero() && !may_wait {
+                return false;
+            }
+            self.requests.get_mut(&request).expect("looked up above").guaranteed_before = Some(place.guarantee);
+            self.set_guarantee(session, device, guarantee);
+        }
         if !lacking.is_zero() {
             self.ask_back(request, lacking, effects);
             return false;
@@ -306,11 +293,9 @@ impl Ledger {
 
     /// Asks those again that hold more than they may, or that are to give everything.
     pub(super) fn ask_for_all_excess(&mut self, effects: &mut Vec<Effect>) {
-        let has_excess =
-            |known: &super::Session| known.is_evicted && !known.held.is_zero() || known.held > known.terms.limit;
-        let those: Vec<_> =
-            self.sessions.iter().filter(|(_, known)| has_excess(known)).map(|(session, _)| *session).collect();
-        for session in those {
+        let sessions = &self.sessions;
+        self.in_excess.retain(|session| sessions.get(session).is_some_and(|known| !known.excess().is_zero()));
+        for session in self.in_excess.clone() {
             self.ask_for_excess(session, effects);
         }
     }
@@ -318,8 +303,8 @@ impl Ledger {
     /// Asks a session for what it holds above its limit, wherever it has it parked; one that was evicted for everything.
     fn ask_for_excess(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
         let known = &self.sessions[&session];
-        let limit = if known.is_evicted { Bytes::ZERO } else { known.terms.limit };
-        let mut left = known.held.saturating_sub(limit);
+        let mut left = known.excess();
+        self.in_excess.insert(session);
         let places: Vec<_> = known.places().map(|(device, _)| device).collect();
         for device in places {
             if left.is_zero() {
