@@ -39,6 +39,10 @@ id! {
     RequestId(u64), "request "
 }
 id! {
+    /// A shared range of the daemon. Never reused while the daemon lives.
+    RangeId(u64), "range "
+}
+id! {
     /// A plan, by the checksum of its contents: the same plan has the same id everywhere.
     PlanId(u64), "plan "
 }

@@ -40,6 +40,18 @@ pub const SESSIONS_MAX: usize = 4096;
 pub const PROCESS_SESSIONS_MAX: usize = 256;
 /// Connections of one process, on both sockets: two for each session that it may have, and as many that are on their way.
 pub const PROCESS_CONNECTIONS_MAX: usize = 4 * PROCESS_SESSIONS_MAX;
+/// Shared ranges of one daemon, whoever published them.
+pub const RANGES_MAX: usize = 4096;
+/// Shared ranges that one session may hold.
+pub const SESSION_RANGES_MAX: usize = 1024;
+/// Shared ranges of one tenant.
+pub const TENANT_RANGES_MAX: usize = RANGES_MAX / 4;
+/// Bytes of the key of a shared range: no fewer than nobody can guess.
+pub const KEY_LEN_MIN: usize = 16;
+/// And no more than this.
+pub const KEY_LEN_MAX: usize = 64;
+/// Milliseconds that a shared range may outlive its last holder: a week.
+pub const LINGER_MS_MAX: u64 = 7 * 24 * 3_600_000;
 /// Requests that wait for memory at one time, all sessions together.
 pub const WAITING_MAX: usize = 8192;
 /// Longest wait that an acquire may ask for, in milliseconds: an hour.

@@ -230,6 +230,7 @@ fn device_statuses(daemon: &Daemon) -> Vec<v1::DeviceStatus> {
             is_mps: device.is_mps,
             is_draining: account.is_draining,
             guaranteed_bytes: account.guaranteed.get(),
+            shared_bytes: bytes.shared.get(),
         })
     };
     accounts.iter().filter_map(status).collect()
@@ -249,6 +250,7 @@ fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
             ordinal: device.id.0,
             leased_bytes: of(&view.held, device.id),
             guarantee_bytes: of(&view.guarantees, device.id),
+            shared_bytes: of(&view.shared, device.id),
         };
         let has_some = |on: &v1::HeldOn| on.leased_bytes > 0 || on.guarantee_bytes > 0;
         Some(v1::SessionStatus {

@@ -293,9 +293,17 @@ async fn greet(
             Some(entry) => Served::new(daemon, connection, entry, word_every(patience_ms)).run().await,
             None => connection.refuse(0, ErrorKind::NotFound, format!("{session} is over")).await,
         },
-        (Ok(Good::Claim(claim)), Some(client_frame::What::Claim(_))) => hand_over(daemon, connection, claim).await,
+        (Ok(Good::Claim(claim)), Some(client_frame::What::Claim(_))) => {
+            let is_held = |range| daemon.steward.range(range).is_some_and(|view| view.holders.contains(&claim.session));
+            if claim.range.is_none_or(is_held) {
+                return hand_over(daemon, connection, claim).await;
+            }
+            connection
+                .refuse(0, ErrorKind::NotFound, "the session does not hold this shared range any more".into())
+                .await
+        }
         (Ok(Good::Claim(claim)), _) => {
-            give_back(daemon, claim.session, &claim.chunks);
+            take_back(daemon, &claim);
             connection.refuse(0, ErrorKind::Invalid, "this ticket is for a claim".into()).await
         }
         (Ok(Good::Link(_)), _) => connection.refuse(0, ErrorKind::Invalid, "this ticket is for a hello".into()).await,
@@ -316,6 +324,18 @@ fn check_no_descriptors(fds: &[OwnedFd]) -> Result<(), ChannelError> {
     Err(ChannelError::Garbage(format!("{} descriptors came with a message that has none", fds.len())))
 }
 
+/// Nobody has fetched what a claim is for: leased chunks go back, and a shared range is held once less.
+pub(super) fn take_back(daemon: &Daemon, claim: &Claim) {
+    match claim.range {
+        None => give_back(daemon, claim.session, &claim.chunks),
+        Some(range) => {
+            if let Err(error) = daemon.steward.leave(claim.session, range) {
+                tracing::debug!(session = %claim.session, error = %chain(&error), "a shared range is held no more already");
+            }
+        }
+    }
+}
+
 /// Releases what of `chunks` the session still has.
 pub(super) fn give_back(daemon: &Daemon, session: SessionId, chunks: &[(ChunkId, Bytes)]) {
     let all = chunks.iter().map(|(chunk, _)| *chunk).collect();
@@ -330,7 +350,7 @@ pub(super) fn give_back(daemon: &Daemon, session: SessionId, chunks: &[(ChunkId,
     }
 }
 
-/// Sends what was leased over gRPC, and ends.
+/// Sends what was leased or attached over gRPC, and ends.
 async fn hand_over(daemon: &Daemon, connection: &mut Connection, claim: Claim) -> Result<(), ChannelError> {
     let mut delivery = Delivery { request: 0, left: claim.chunks.clone().into(), is_acknowledged: true };
     while let Some(batch) = delivery.next_batch() {
@@ -344,17 +364,17 @@ async fn hand_over(daemon: &Daemon, connection: &mut Connection, claim: Claim) -
             Ok((frame, fds)) if is_ack(&frame) && fds.is_empty() => match connection.check_read() {
                 Ok(()) => delivery.is_acknowledged = true,
                 Err(error) => {
-                    give_back(daemon, claim.session, &claim.chunks);
+                    take_back(daemon, &claim);
                     return Err(error);
                 }
             },
             // What is not surely with the process is the daemon's again; what is may be imported, and is never another's.
             Ok(_) => {
-                give_back(daemon, claim.session, &claim.chunks);
+                take_back(daemon, &claim);
                 return Err(ChannelError::Garbage("a batch was answered with something else than an ack".into()));
             }
             Err(error) => {
-                give_back(daemon, claim.session, &claim.chunks);
+                take_back(daemon, &claim);
                 return Err(error);
             }
         }

@@ -8,6 +8,7 @@
 //! drain = "2s"
 //! driver_deadline = "30s"         # a driver call that takes longer has failed
 //! wait = "5s"                     # how long a session that grows waits for others
+//! linger_max = "1h"               # how long a shared range may outlive its last holder
 //! borrowed = "refuse"             # or wait, end: when what is guaranteed is lent and does not come back
 //!
 //! [[tenant]]
@@ -42,6 +43,9 @@ const DRIVER_DEADLINE: Duration = Duration::from_secs(30);
 /// A job that has no memory left and shares its device had better wait for a moment than fail.
 const WAIT: Duration = Duration::from_secs(5);
 
+/// Whoever publishes for the next process of a job is followed within that.
+const LINGER_MAX: Duration = Duration::from_secs(3_600);
+
 /// What a daemon does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -73,6 +77,8 @@ pub struct Config {
     pub plans: Option<PathBuf>,
     /// How long a session that grows waits for others, unless it says so itself.
     pub wait: Duration,
+    /// How long a shared range may outlive its last holder, whatever it is published with.
+    pub linger_max: Duration,
     /// What becomes of a request within a guarantee when others do not give back in time what was lent to them.
     pub borrowed: Overstay,
     /// Users that may act on the daemon, beside root and its own.
@@ -158,6 +164,7 @@ struct File {
     socket_mode: Option<String>,
     plans: Option<PathBuf>,
     wait: Option<String>,
+    linger_max: Option<String>,
     borrowed: Option<String>,
     admins: Option<Vec<u32>>,
     // Written only if there are some: people append tables to what --print-config prints.
@@ -335,6 +342,7 @@ impl Config {
             socket_mode: file.socket_mode.map_or(Ok(0o660), |text| parse_mode(&text))?,
             plans: file.plans,
             wait: file.wait.map_or(Ok(WAIT), |text| parse_duration("wait", &text))?,
+            linger_max: file.linger_max.map_or(Ok(LINGER_MAX), |text| parse_duration("linger_max", &text))?,
             borrowed,
             admins: file.admins.unwrap_or_default(),
             tenants,
@@ -372,6 +380,7 @@ impl Config {
             // Not where they would be by default: in a file that is used with another runtime directory they go with that.
             plans: self.plans.clone(),
             wait: Some(format!("{}ms", self.wait.as_millis())),
+            linger_max: Some(format!("{}ms", self.linger_max.as_millis())),
             borrowed: BORROWED.iter().find(|(_, word)| *word == self.borrowed).map(|(word, _)| (*word).to_owned()),
             admins: Some(self.admins.clone()),
             device: self.devices.iter().map(device).collect(),
@@ -450,6 +459,7 @@ fn parse_duration(key: &'static str, text: &str) -> Result<Duration, ConfigError
         "ms" => Some(1),
         "s" => Some(1000),
         "m" => Some(60_000),
+        "h" => Some(3_600_000),
         _ => None,
     };
     // In milliseconds it is written again.

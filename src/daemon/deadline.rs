@@ -224,6 +224,10 @@ impl Driver for Deadline {
         self.within(Call::Export, self.home_of(handle), move |driver| driver.export(handle), keep)
     }
 
+    fn seal(&self, handle: Handle) -> Result<bool, DriverError> {
+        self.within(Call::SetAccess, self.home_of(handle), move |driver| driver.seal(handle), keep)
+    }
+
     fn native_handle(&self, handle: Handle) -> Result<u64, DriverError> {
         self.inner.native_handle(handle)
     }

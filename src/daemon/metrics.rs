@@ -229,7 +229,7 @@ fn record_device(device: &NodeDevice, account: &AccountView, sessions: &[Session
         ("budget", account.budget),
         ("idle", bytes.idle + bytes.reserved),
         ("leased", bytes.leased + bytes.creating + bytes.claimed),
-        ("shared", Bytes::ZERO),
+        ("shared", bytes.shared),
         ("quarantined", bytes.quarantined + bytes.destroying),
         ("foreign", account.foreign),
     ] {

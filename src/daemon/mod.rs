@@ -12,6 +12,7 @@
 //! | [`tenants`] | whose a session is, and what it may have |
 //! | [`service`], [`admin`], [`gate`] | gRPC, and what keeps its large messages few |
 //! | [`revocations`] | memory that is asked back |
+//! | [`ranges`] | memory that is shared, by name |
 //! | [`chunk_server`] | the chunk socket |
 //! | [`measured`] | the process that measures what calls cost, where the ladder is to follow from that |
 //! | [`deadline`] | driver calls that end in time |
@@ -30,6 +31,7 @@ mod listener;
 mod measured;
 mod metrics;
 mod plans;
+mod ranges;
 mod registry;
 mod revocations;
 pub mod scrubber;
@@ -64,6 +66,7 @@ use deadline::Deadline;
 pub use listener::{ListenError, Listeners};
 use metrics::Metrics;
 use plans::{PlanStore, PlanStoreError};
+use ranges::Names;
 use registry::Registry;
 use revocations::Revocations;
 use scrubber::Scrubber;
@@ -80,6 +83,7 @@ pub struct Daemon {
     plans: PlanStore,
     metrics: Metrics,
     revocations: Revocations,
+    names: Names,
     clock: Arc<dyn Clock>,
     started: Duration,
     draining: AtomicBool,
@@ -244,6 +248,7 @@ impl Daemon {
             plans,
             metrics,
             revocations: Revocations::default(),
+            names: Names::default(),
             clock,
             started,
             draining: AtomicBool::new(false),
@@ -473,7 +478,7 @@ async fn tick(daemon: Arc<Daemon>) {
             daemon.look_for_parked(account.device);
         }
         for expired in daemon.registry.expired_claims(daemon.clock.now()) {
-            chunk_server::give_back(&daemon, expired.session, &expired.chunks);
+            chunk_server::take_back(&daemon, &expired);
         }
     }
 }

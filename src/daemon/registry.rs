@@ -18,7 +18,7 @@ use super::connections::Seat;
 use super::revocations::Questions;
 use super::watched;
 use crate::error::chain;
-use crate::ids::{ChunkId, SessionId};
+use crate::ids::{ChunkId, RangeId, SessionId};
 use crate::ledger::EndReason;
 use crate::limits;
 use crate::units::Bytes;
@@ -83,11 +83,13 @@ pub(super) enum Good {
     Claim(Claim),
 }
 
-/// A lease whose descriptors nobody has fetched yet.
+/// A lease, or a shared range, whose descriptors nobody has fetched yet.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) session: SessionId,
     pub(super) chunks: Vec<(ChunkId, Bytes)>,
+    /// They are of a shared range, which the session holds for it.
+    pub(super) range: Option<RangeId>,
 }
 
 impl Good {
@@ -346,7 +348,7 @@ mod tests {
     }
 
     fn claim(session: SessionId, chunk: u64) -> Good {
-        Good::Claim(Claim { session, chunks: vec![(ChunkId(chunk), Bytes::mib(2))] })
+        Good::Claim(Claim { session, chunks: vec![(ChunkId(chunk), Bytes::mib(2))], range: None })
     }
 
     fn count(registry: &Registry) -> usize {

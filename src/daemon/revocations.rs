@@ -97,6 +97,7 @@ impl Daemon {
                     self.steward.spare(session);
                 }
             }
+            Effect::RangeGone { range } => self.names.forget(range),
             Effect::Create { .. } | Effect::Destroy { .. } | Effect::Grant { .. } | Effect::Refuse { .. } => {}
         }
     }

@@ -33,6 +33,7 @@ use crate::wire::status::status;
 use crate::wire::v1::admin_server::AdminServer;
 use crate::wire::v1::leases_server::{Leases, LeasesServer};
 use crate::wire::v1::plans_server::{Plans, PlansServer};
+use crate::wire::v1::ranges_server::RangesServer;
 use crate::wire::v1::sessions_server::{Sessions, SessionsServer};
 use crate::wire::{DESCRIPTORS, PROTOCOL, stats_page, v1};
 
@@ -42,6 +43,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
     health.set_serving::<SessionsServer<Service>>().await;
     health.set_serving::<LeasesServer<Service>>().await;
     health.set_serving::<PlansServer<Service>>().await;
+    health.set_serving::<RangesServer<Service>>().await;
     health.set_serving::<AdminServer<Service>>().await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
@@ -60,6 +62,8 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
     let admin = Gate::of(admin, Arc::clone(&daemon.connections));
     let leases = LeasesServer::new(service.clone()).max_decoding_message_size(limits::GRPC_LEASE_MESSAGE_LEN_MAX);
     let leases = Gate::of(leases, Arc::clone(&daemon.connections));
+    let ranges = RangesServer::new(service.clone()).max_decoding_message_size(limits::GRPC_LEASE_MESSAGE_LEN_MAX);
+    let ranges = Gate::of(ranges, Arc::clone(&daemon.connections));
     let reflection = Gate::of(reflection.max_decoding_message_size(SMALL), Arc::clone(&daemon.connections));
     let incoming = accept(Arc::clone(&daemon.connections), listener);
     tonic::transport::Server::builder()
@@ -71,6 +75,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
         .add_service(reflection)
         .add_service(SessionsServer::new(service.clone()).max_decoding_message_size(SMALL))
         .add_service(leases)
+        .add_service(ranges)
         .add_service(plans)
         .add_service(admin)
         .serve_with_incoming_shutdown(incoming, daemon.ended())
@@ -216,13 +221,13 @@ impl Service {
         info.map(|info| Arc::clone(&info.0)).ok_or_else(|| status(ErrorKind::Broken, "the connection has no peer"))
     }
 
-    fn authorise<T>(&self, request: &Request<T>, session: u64, secret: &[u8]) -> Result<Arc<Entry>, Status> {
+    pub(super) fn authorise<T>(&self, request: &Request<T>, session: u64, secret: &[u8]) -> Result<Arc<Entry>, Status> {
         let secret = convert::token("secret", secret).map_err(|error| refused(&error))?;
         let peer = Self::peer(request)?;
         self.0.registry.authorise(SessionId(session), &secret, &peer).map_err(not_good)
     }
 
-    fn check_draining(&self) -> Result<(), Status> {
+    pub(super) fn check_draining(&self) -> Result<(), Status> {
         if self.0.is_draining() { Err(status(ErrorKind::Unavailable, "the daemon is shutting down")) } else { Ok(()) }
     }
 
@@ -495,7 +500,7 @@ impl Leases for Service {
         let _place = place_to_wait(&entry)?;
         let chunks = self.acquire(self.0.ask_for(entry.id, want)?).await?;
         let infos = convert::chunk_infos(&chunks);
-        let claim = Good::Claim(Claim { session: entry.id, chunks });
+        let claim = Good::Claim(Claim { session: entry.id, chunks, range: None });
         let ticket = self.0.registry.issue(claim, peer.identity, self.0.clock.now());
         let ticket = ticket.map_err(|error| status(ErrorKind::Broken, chain(&error)))?;
         Ok(Response::new(v1::AcquireReply { ticket: ticket.to_vec(), chunks: infos }))

@@ -203,8 +203,12 @@ fn len_of(span: AddressSpan) -> usize {
 
 /// A second open file description of the same memory.
 fn reopen(file: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    reopen_as(file, OFlags::RDWR)
+}
+
+fn reopen_as(file: BorrowedFd<'_>, access: OFlags) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// linux/fcntl.h; the libc crate lacks it.
@@ -228,31 +232,31 @@ fn is_held_elsewhere(probe: BorrowedFd<'_>) -> bool {
     std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
 }
 
-/// A new piece of shareable memory that nobody can resize.
+/// A new piece of shareable memory that nobody can resize. More seals can come: they only take rights away, and whoever has a descriptor takes them from himself.
 fn new_chunk_file(len: Bytes) -> Result<OwnedFd, Cause> {
     let memfd = rustix::fs::memfd_create("stitchd-chunk", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(system("memfd_create"))?;
     rustix::fs::ftruncate(&memfd, len.get()).map_err(system("ftruncate"))?;
-    rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-        .map_err(system("fcntl(F_ADD_SEALS)"))?;
+    rustix::fs::fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW).map_err(system("fcntl(F_ADD_SEALS)"))?;
     // The description that memfd_create made is not counted by the kernel's check for leases; one that was opened is.
     Ok(reopen(memfd.as_fd()).unwrap_or(memfd))
 }
 
-/// `fd` is a chunk of `len` bytes that whoever sent it can no longer resize under us.
-fn check_chunk_file(fd: BorrowedFd<'_>, len: Bytes) -> Result<(), Cause> {
+/// `fd` is a chunk of `len` bytes that whoever sent it can no longer resize under us. Says whether nobody can write it any more.
+fn check_chunk_file(fd: BorrowedFd<'_>, len: Bytes) -> Result<bool, Cause> {
     let not_a_chunk = |found: String| Cause::NotAChunk { expected: len, found };
     let seals =
         rustix::fs::fcntl_get_seals(fd).map_err(|errno| not_a_chunk(format!("it cannot be sealed ({errno})")))?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
         return Err(not_a_chunk("it is not sealed against resizing".into()));
     }
+    let is_sealed = seals.contains(SealFlags::WRITE);
     // What fstat would say, for a third of its time; nobody uses the position that this changes.
     let found = rustix::fs::seek(fd, SeekFrom::End(0)).map_err(system("lseek"))?;
     if found != len.get() {
         return Err(not_a_chunk(format!("it has {found} bytes")));
     }
-    Ok(())
+    Ok(is_sealed)
 }
 
 /// Turns `span` into reserved addresses with nothing behind them, whatever was mapped there.
@@ -365,12 +369,26 @@ impl Driver for HostDriver {
         rustix::io::fcntl_dupfd_cloexec(&state.files[&chunk].file, 3).map_err(system("fcntl(F_DUPFD)")).map_err(fail)
     }
 
+    fn seal(&self, handle: Handle) -> Result<bool, DriverError> {
+        let fail = |cause| DriverError::new(Call::SetAccess, cause);
+        let state = self.lock();
+        let (chunk, _) = state.books.chunk(handle).map_err(fail)?;
+        rustix::fs::fcntl_add_seals(&state.files[&chunk].file, SealFlags::WRITE | SealFlags::SEAL)
+            .map_err(system("fcntl(F_ADD_SEALS)"))
+            .map_err(fail)?;
+        Ok(true)
+    }
+
     fn import(&self, device: DeviceId, fd: OwnedFd, len: Bytes) -> Result<Handle, DriverError> {
         let fail = |cause| DriverError::new(Call::Import, cause);
         self.total(device).map_err(fail)?;
         let mut state = self.lock();
         state.books.check_len("chunk size", len).map_err(fail)?;
-        check_chunk_file(fd.as_fd(), len).map_err(fail)?;
+        let fd = match check_chunk_file(fd.as_fd(), len).map_err(fail)? {
+            // Before Linux 6.7 what is sealed can be mapped only through a description that cannot write.
+            true => reopen_as(fd.as_fd(), OFlags::RDONLY).unwrap_or(fd),
+            false => fd,
+        };
         let (handle, chunk) = state.books.add_chunk(len);
         state.files.insert(chunk, ChunkFile { file: fd, len, charged: None });
         Ok(handle)

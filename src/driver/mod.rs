@@ -70,6 +70,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// The vendor's own handle of the chunk, for libraries that register memory chunk by chunk. It stays the driver's: good until the handle is released, and never to be released by others.
     fn native_handle(&self, handle: Handle) -> Result<u64, DriverError>;
 
+    /// Lets nobody write the chunk any more, in whatever process, for good. False where the driver cannot: there an importer chooses its own access. Fails where somebody maps it for writing.
+    fn seal(&self, _handle: Handle) -> Result<bool, DriverError> {
+        Ok(false)
+    }
+
     /// Misuses the vendor's library, past all checks, and tells what it answers to each misuse: what is written down about it is too little. Nothing where there is no such library. Only for a process
     /// that does nothing else: it may end by it.
     fn misuse(&self, _device: DeviceId, _tell: &mut dyn FnMut(&'static str, String)) -> Result<(), DriverError> {
@@ -233,7 +238,7 @@ pub enum Call {
     Map,
     /// [`Driver::unmap`]
     Unmap,
-    /// [`Driver::set_access`]
+    /// [`Driver::set_access`], [`Driver::seal`]
     SetAccess,
     /// [`Driver::export`]
     Export,

@@ -22,6 +22,8 @@ pub struct DeviceBytes {
     pub reserved: Bytes,
     /// With a session.
     pub leased: Bytes,
+    /// In shared ranges: counted once, whoever holds them.
+    pub shared: Bytes,
     /// On the way back to the driver.
     pub destroying: Bytes,
     /// In quarantine: the driver did not take them back when it was asked.
@@ -31,7 +33,14 @@ pub struct DeviceBytes {
 impl DeviceBytes {
     /// All of them: what counts against the budget.
     pub fn promised(&self) -> Bytes {
-        self.creating + self.claimed + self.idle + self.reserved + self.leased + self.destroying + self.quarantined
+        self.creating
+            + self.claimed
+            + self.idle
+            + self.reserved
+            + self.leased
+            + self.shared
+            + self.destroying
+            + self.quarantined
     }
 
     fn of(&mut self, state: State) -> &mut Bytes {
@@ -41,6 +50,7 @@ impl DeviceBytes {
             State::Idle { .. } => &mut self.idle,
             State::Reserved { .. } => &mut self.reserved,
             State::Leased { .. } => &mut self.leased,
+            State::Shared { .. } => &mut self.shared,
             State::Quarantined { failed: false } => &mut self.destroying,
             State::Quarantined { failed: true } => &mut self.quarantined,
         }
@@ -109,7 +119,11 @@ impl Shelf {
             State::Idle { used_by: None, .. } => Some(Shelf::Pristine),
             State::Idle { used_by: Some(session), .. } => Some(Shelf::Used(session)),
             State::Reserved { plan } => Some(Shelf::Reserved(plan)),
-            State::Creating { .. } | State::Claimed { .. } | State::Leased { .. } | State::Quarantined { .. } => None,
+            State::Creating { .. }
+            | State::Claimed { .. }
+            | State::Leased { .. }
+            | State::Shared { .. }
+            | State::Quarantined { .. } => None,
         }
     }
 }

@@ -159,7 +159,7 @@ impl Ledger {
             match self.askable(*session, request) {
                 Askable::Now(bytes) => {
                     let place = other.place(device);
-                    let order = (place.held <= place.guarantee, other.terms.priority, Reverse(bytes), *session);
+                    let order = (place.borne() <= place.guarantee, other.terms.priority, Reverse(bytes), *session);
                     candidates.push(Candidate { session: *session, bytes, order });
                 }
                 Askable::Later => is_later = true,
@@ -198,7 +198,7 @@ impl Ledger {
         let bytes = if other.terms.lends || is_by_hand {
             parked
         } else {
-            parked.min(place.held.saturating_sub(place.guarantee))
+            parked.min(place.borne().saturating_sub(place.guarantee))
         };
         (!bytes.is_zero()).then_some(bytes)
     }

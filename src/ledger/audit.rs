@@ -31,6 +31,7 @@ impl Ledger {
                 State::Idle { used_by: Some(session), .. } => (&mut counted.idle, Some(Shelf::Used(session))),
                 State::Reserved { plan } => (&mut counted.reserved, Some(Shelf::Reserved(plan))),
                 State::Leased { .. } => (&mut counted.leased, None),
+                State::Shared { .. } => (&mut counted.shared, None),
                 State::Quarantined { failed: false } => (&mut counted.destroying, None),
                 State::Quarantined { failed: true } => (&mut counted.quarantined, None),
             };
@@ -113,6 +114,7 @@ impl Ledger {
                 *held.entry((session, request.device)).or_default() += request.bytes - there;
             }
         }
+        self.count_shared(&mut held)?;
         for (session, holder) in &self.sessions {
             if leased.remove(session).unwrap_or_default() != holder.leased {
                 return Err(format!("{session} says it has {:?}", holder.leased));

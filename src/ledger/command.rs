@@ -2,7 +2,7 @@
 
 use super::refusal::Refusal;
 use super::session::Terms;
-use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
+use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use crate::ladder::Part;
 use crate::units::Bytes;
 
@@ -160,6 +160,36 @@ pub enum Command {
         /// Which chunks; all of them or, on error, none.
         chunks: Vec<ChunkId>,
     },
+    /// Chunks of a session become a shared range, which others may hold as well. It holds it itself.
+    Publish {
+        /// The range's name in the ledger; never used before.
+        range: RangeId,
+        /// Whose chunks.
+        session: SessionId,
+        /// Which, in the order of the range's addresses: of one device, and all of them or, on error, none.
+        chunks: Vec<ChunkId>,
+        /// How long it outlives its last holder, in milliseconds.
+        linger_ms: u64,
+    },
+    /// A session holds a shared range once more.
+    Attach {
+        /// Which.
+        range: RangeId,
+        /// Who.
+        session: SessionId,
+    },
+    /// A session holds a shared range once less.
+    Leave {
+        /// Which.
+        range: RangeId,
+        /// Who.
+        session: SessionId,
+    },
+    /// A shared range is for nobody more: it goes with its last holder.
+    Withdraw {
+        /// Which.
+        range: RangeId,
+    },
     /// A plan's reserved chunks are for everybody again.
     Unreserve {
         /// Which plan.
@@ -264,6 +294,11 @@ pub enum Effect {
         device: DeviceId,
         /// For whom.
         waiting: SessionId,
+    },
+    /// A shared range is no more.
+    RangeGone {
+        /// Which.
+        range: RangeId,
     },
     /// A request is granted.
     Grant {

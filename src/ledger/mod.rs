@@ -3,9 +3,10 @@
 //!
 //! ## Invariants
 //!
-//! 1. A chunk has exactly one state, and when it is leased exactly one holder.
+//! 1. A chunk has exactly one state, and when it is leased exactly one holder; when it is shared, those who hold its range.
+//!    Shared bytes count once against the device, and against each holder's limit.
 //! 2. Bytes are promised before they are created, and nothing is promised beyond a device's budget.
-//! 3. A chunk that one tenant could have imported is never granted to another. For now every session is its own tenant.
+//! 3. A chunk that one session could have imported is never granted to another. What is shared goes back to the driver in the end.
 //! 4. A session never gets beyond its limit; what it holds when that is set lower falls with what it gives back.
 //! 5. Every request ends: granted, refused with who holds what, timed out, or gone with its session.
 //!
@@ -24,6 +25,7 @@ mod command;
 mod queue;
 mod refusal;
 mod session;
+mod shared;
 mod terms;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -32,8 +34,9 @@ pub use account::{AccountView, DeviceBytes};
 pub use command::{Change, Command, Effect, EndReason, Holder, Overstay, Shortage};
 pub use refusal::{Holding, LedgerError, Refusal};
 pub use session::{SessionView, Terms};
+pub use shared::RangeView;
 
-use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
+use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use crate::ladder::Part;
 use crate::limits;
 use crate::units::Bytes;
@@ -41,6 +44,7 @@ use account::{Account, Shelf};
 use asking::Questions;
 use queue::Request;
 use session::Session;
+use shared::Shared;
 
 /// Who has the rest of a device is told to whoever is refused: the first few.
 const HOLDERS_SHOWN: usize = 8;
@@ -58,6 +62,8 @@ enum State {
     Claimed { request: RequestId, from: Shelf },
     /// A session may have it mapped.
     Leased { session: SessionId },
+    /// Those who hold its range may have it mapped.
+    Shared { range: RangeId },
     /// Being given back to the driver, or it could not be.
     Quarantined { failed: bool },
 }
@@ -90,6 +96,7 @@ pub struct Ledger {
     /// What sessions were asked to give back.
     questions: Questions,
     overstay: Overstay,
+    shared: Shared,
     /// Who is guaranteed something, and where.
     guaranteed: BTreeSet<(DeviceId, SessionId)>,
     /// Sessions that were told to hold less, until they do.
@@ -141,6 +148,12 @@ impl Ledger {
             Command::Cancel { request } => self.cancel(request, &mut effects),
             Command::Close => self.close(&mut effects),
             Command::Release { session, chunks } => self.release(session, &chunks, &mut effects)?,
+            Command::Publish { range, session, chunks, linger_ms } => {
+                self.publish(range, session, chunks, linger_ms)?;
+            }
+            Command::Attach { range, session } => self.attach(range, session, &mut effects)?,
+            Command::Leave { range, session } => self.leave(range, session, &mut effects)?,
+            Command::Withdraw { range } => self.withdraw(range, &mut effects)?,
             Command::Unreserve { plan } => self.unreserve(plan, &mut effects)?,
             Command::Warm { device, part } => self.warm(device, part, &mut effects)?,
             Command::Created { chunk } => self.created(chunk, &mut effects)?,
@@ -162,6 +175,7 @@ impl Ledger {
 
     fn lose(&mut self, device: DeviceId, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
         self.devices.get_mut(&device).ok_or(LedgerError::NoDevice(device))?.lose();
+        self.let_unheld_go(device, Bytes::MAX, effects);
         self.serve(device, effects);
         Ok(())
     }
@@ -201,6 +215,7 @@ impl Ledger {
         }
         let mut let_go = self.drop_requests_of(Holder::Session(session), &Refusal::Cancelled, effects);
         let_go.extend(self.forget_questions(session));
+        self.leave_all(session, effects);
         let ended = self.sessions.remove(&session).expect("looked up above");
         // What it had and was guaranteed others may have.
         self.guaranteed.retain(|(_, of)| *of != session);
@@ -351,6 +366,7 @@ impl Ledger {
     fn tick(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
         self.now_ms = self.now_ms.max(now_ms);
         self.let_questions_go(effects);
+        self.let_overdue_go(effects);
         self.ask_for_all_excess(effects);
         for device in self.devices.keys().copied().collect::<Vec<_>>() {
             self.serve(device, effects);

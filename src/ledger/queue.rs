@@ -306,7 +306,10 @@ impl Ledger {
         }
         let of_plan = self.of_plan(request);
         if !self.withheld_from(holder, device).is_zero() {
-            let lacking = self.lacking(holder, device, bytes, of_plan);
+            let mut lacking = self.lacking(holder, device, bytes, of_plan);
+            if self.is_within_guarantee(request) && self.let_unheld_go(device, lacking, effects) {
+                lacking = self.lacking(holder, device, bytes, of_plan);
+            }
             if !lacking.is_zero() {
                 self.ask_back(request, lacking, effects);
                 return false;
@@ -316,6 +319,9 @@ impl Ledger {
         if to_create > account.available() || chunks > account.chunks_free() {
             if let Err(chunks_lacking) = self.make_room(request, to_create, chunks, effects) {
                 let lacking = self.lacking(holder, device, bytes, of_plan);
+                if self.is_within_guarantee(request) && self.let_unheld_go(device, lacking, effects) {
+                    return false;
+                }
                 let in_chunks = limits::CHUNK_LEN_MIN.checked_mul(chunks_lacking).unwrap_or(Bytes::MAX);
                 self.ask_back(request, lacking.max(in_chunks), effects);
             }

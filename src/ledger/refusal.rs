@@ -1,7 +1,7 @@
 //! Why the ledger says no: to a request, with who has what, and to a command that makes no sense.
 
 use crate::error::ErrorKind;
-use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
+use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use crate::limits;
 use crate::units::Bytes;
 
@@ -206,6 +206,26 @@ pub enum LedgerError {
     /// Nobody holds anything for this plan.
     #[error("nothing is reserved for plan {}", .0.to_hex())]
     NoPlan(PlanId),
+    /// Nobody published this range, or it is no more.
+    #[error("there is no {0}")]
+    NoRange(RangeId),
+    /// It exists already.
+    #[error("{0} exists already")]
+    RangeExists(RangeId),
+    /// The session does not hold this range.
+    #[error("{session} does not hold {range}")]
+    NotHolding {
+        /// Who.
+        session: SessionId,
+        /// What.
+        range: RangeId,
+    },
+    /// A range of no chunks, or of chunks of several devices.
+    #[error("a shared range is made of chunks of one device, and of one at least")]
+    NoRun,
+    /// The session may not hold the range.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
     /// The session does not hold this chunk, or named it twice.
     #[error("{session} does not hold {chunk}")]
     NotHeld {
@@ -235,14 +255,22 @@ impl LedgerError {
     /// What a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            LedgerError::NoDevice(_) | LedgerError::NoSession(_) | LedgerError::NoPlan(_) => ErrorKind::NotFound,
-            LedgerError::DeviceExists(_) | LedgerError::SessionExists(_) | LedgerError::RequestExists(_) => {
-                ErrorKind::Conflict
+            LedgerError::NoDevice(_) | LedgerError::NoSession(_) | LedgerError::NoPlan(_) | LedgerError::NoRange(_) => {
+                ErrorKind::NotFound
             }
+            LedgerError::DeviceExists(_)
+            | LedgerError::SessionExists(_)
+            | LedgerError::RequestExists(_)
+            | LedgerError::RangeExists(_) => ErrorKind::Conflict,
             LedgerError::Detached(_) | LedgerError::Stale { .. } | LedgerError::BelowGuarantee { .. } => {
                 ErrorKind::Conflict
             }
-            LedgerError::NotHeld { .. } | LedgerError::Unasked(_) | LedgerError::Parts => ErrorKind::Invalid,
+            LedgerError::NotHeld { .. }
+            | LedgerError::NotHolding { .. }
+            | LedgerError::NoRun
+            | LedgerError::Unasked(_)
+            | LedgerError::Parts => ErrorKind::Invalid,
+            LedgerError::Refused(refusal) => refusal.kind(),
             LedgerError::TooMany { .. } => ErrorKind::Exhausted,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ids::{ChunkId, DeviceId, SessionId};
+use crate::ids::{ChunkId, DeviceId, RangeId, SessionId};
 use crate::units::Bytes;
 
 /// What a session may have, and what it gives others.
@@ -37,19 +37,25 @@ pub(super) struct Session {
     pub(super) is_ending: bool,
     /// Its process could not be ended.
     pub(super) is_spared: bool,
-    /// Leased, and promised to requests that are being created.
+    /// Leased, promised to requests that are being created, and held of shared ranges.
     pub(super) held: Bytes,
     /// The most that it may hold: its limit, or what it held when that was set lower, less what it has given back since.
     most: Bytes,
     pub(super) leased: BTreeSet<ChunkId>,
+    /// Shared ranges that it holds.
+    pub(super) ranges: BTreeSet<RangeId>,
     places: BTreeMap<DeviceId, Place>,
 }
 
 /// What a session has on a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
-    /// Leased there, and promised.
+    /// Leased there, promised, and held of shared ranges.
     pub(super) held: Bytes,
+    /// Of that, what is of shared ranges.
+    pub(super) shared: Bytes,
+    /// Of that, what counts against the guarantee of another holder.
+    pub(super) shared_of_others: Bytes,
     /// What it is to have whenever it asks.
     pub(super) guarantee: Bytes,
     /// What of its memory lies idle, as far as anybody knows. Where nobody does it may be all.
@@ -70,14 +76,24 @@ pub(super) struct Dry {
 }
 
 impl Place {
+    /// What it could give back by itself.
+    pub(super) fn own(&self) -> Bytes {
+        self.held - self.shared
+    }
+
+    /// What counts against its guarantee.
+    pub(super) fn borne(&self) -> Bytes {
+        self.held - self.shared_of_others
+    }
+
     /// Bytes of its guarantee that it has not.
     pub(super) fn unfilled(&self) -> Bytes {
-        self.guarantee.saturating_sub(self.held)
+        self.guarantee.saturating_sub(self.borne())
     }
 
     /// What lies idle there, or may.
     pub(super) fn parked(&self) -> Bytes {
-        self.parked.map_or(self.held, |parked| parked.min(self.held))
+        self.parked.map_or(self.own(), |parked| parked.min(self.own()))
     }
 }
 
@@ -90,8 +106,10 @@ pub struct SessionView {
     pub terms: Terms,
     /// How often that was changed.
     pub revision: u64,
-    /// Bytes leased and promised, by device.
+    /// Bytes leased, promised, and held of shared ranges, by device.
     pub held: Vec<(DeviceId, Bytes)>,
+    /// Of those, what is of shared ranges, by device.
+    pub shared: Vec<(DeviceId, Bytes)>,
     /// Bytes that it is to have whenever it asks, by device.
     pub guarantees: Vec<(DeviceId, Bytes)>,
     /// Chunks leased.
@@ -103,7 +121,7 @@ pub struct SessionView {
 }
 
 impl SessionView {
-    /// Bytes leased and promised, on all devices.
+    /// Bytes leased, promised, and held of shared ranges, on all devices.
     pub fn held_bytes(&self) -> Bytes {
         self.held.iter().map(|(_, held)| *held).sum()
     }
@@ -121,6 +139,7 @@ impl Session {
             held: Bytes::ZERO,
             most: terms.limit,
             leased: BTreeSet::new(),
+            ranges: BTreeSet::new(),
             places: BTreeMap::new(),
         }
     }
@@ -135,6 +154,7 @@ impl Session {
             terms: self.terms,
             revision: self.revision,
             held: by_device(|place| place.held),
+            shared: by_device(|place| place.shared),
             guarantees: by_device(|place| place.guarantee),
             chunks: self.leased.len(),
             is_attached: self.is_attached,

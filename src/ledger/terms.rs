@@ -92,7 +92,7 @@ impl Ledger {
         // What is kept for others is none of it.
         let lacking = match asking.terms.lends {
             true => Bytes::ZERO,
-            false => self.lacking(holder, device, guarantee.saturating_sub(place.held), Bytes::ZERO),
+            false => self.lacking(holder, device, guarantee.saturating_sub(place.borne()), Bytes::ZERO),
         };
         if !is_kept {
             // Its limit, and what it is guaranteed elsewhere, may be others by now.
@@ -109,7 +109,9 @@ impl Ledger {
             self.set_guarantee(session, device, guarantee);
         }
         if !lacking.is_zero() {
-            self.ask_back(request, lacking, effects);
+            if !self.let_unheld_go(device, lacking, effects) {
+                self.ask_back(request, lacking, effects);
+            }
             return false;
         }
         self.leave_queue(request);
@@ -154,7 +156,7 @@ impl Ledger {
         }
         let Some(asking) = self.sessions.get(&session) else { return false };
         let place = asking.place(waiting.device);
-        place.held.checked_add(waiting.bytes).is_some_and(|after| after <= place.guarantee)
+        place.borne().checked_add(waiting.bytes).is_some_and(|after| after <= place.guarantee)
     }
 
     /// The time of a request is up that was guaranteed what it waits for. Says whether it may wait on.
@@ -192,7 +194,7 @@ impl Ledger {
     /// Sessions that hold more of a device than they are guaranteed.
     fn borrowers(&self, waiting: SessionId, device: DeviceId) -> impl Iterator<Item = (SessionId, &super::Session)> {
         let others = self.sessions.iter().filter(move |(session, _)| **session != waiting);
-        let others = others.filter(move |(_, other)| other.held_on(device) > other.place(device).guarantee);
+        let others = others.filter(move |(_, other)| other.place(device).borne() > other.place(device).guarantee);
         others.map(|(session, other)| (*session, other))
     }
 
@@ -222,14 +224,14 @@ impl Ledger {
     ) -> bool {
         // What comes of those that end already is not asked of more.
         let ending: Bytes =
-            self.sessions.values().filter(|other| other.is_ending).map(|other| other.held_on(device)).sum();
+            self.sessions.values().filter(|other| other.is_ending).map(|other| other.place(device).own()).sum();
         let mut borrowers: Vec<_> = self
             .borrowers(waiting, device)
             .filter(|(_, other)| !other.is_ending && !other.is_spared)
             .map(|(session, other)| (other.terms.priority, session, other.place(device)))
             .collect();
         borrowers.sort_by_key(|(priority, session, place)| {
-            (*priority, std::cmp::Reverse(place.held.saturating_sub(place.guarantee)), *session)
+            (*priority, std::cmp::Reverse(place.borne().saturating_sub(place.guarantee)), *session)
         });
         let mut left = lacking.saturating_sub(ending);
         if left.is_zero() {
@@ -240,7 +242,7 @@ impl Ledger {
             if left.is_zero() {
                 break;
             }
-            left = left.saturating_sub(place.held);
+            left = left.saturating_sub(place.own());
             ended.push(session);
         }
         if !left.is_zero() || ended.is_empty() {

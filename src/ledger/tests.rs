@@ -1,6 +1,7 @@
 //! One behaviour each; random and exhaustive command lists are in `tests/model`.
 
 mod promises;
+mod shared;
 
 use std::collections::VecDeque;
 
@@ -70,7 +71,8 @@ impl Desk {
                     Effect::AskBack { .. }
                     | Effect::Gave { .. }
                     | Effect::Unanswered { .. }
-                    | Effect::EndBorrower { .. } => self.news.push(effect),
+                    | Effect::EndBorrower { .. }
+                    | Effect::RangeGone { .. } => self.news.push(effect),
                 }
             }
         }

@@ -39,6 +39,11 @@ impl Chunk {
         self.device.driver().export(self.handle()).map_err(MemoryError::of("export a chunk of", self.len))
     }
 
+    /// Lets nobody write it any more, in whatever process; false where the driver cannot ([`crate::driver::Driver::seal`]).
+    pub fn seal(&self) -> Result<bool, MemoryError> {
+        self.device.driver().seal(self.handle()).map_err(MemoryError::of("seal a chunk of", self.len))
+    }
+
     /// The driver's own handle, for libraries that use the driver beside us. It is good as long as this chunk.
     pub fn native_handle(&self) -> Result<u64, DriverError> {
         self.device.driver().native_handle(self.handle())

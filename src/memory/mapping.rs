@@ -33,11 +33,16 @@ struct Slot {
 }
 
 impl Mapping {
-    /// Stitches `chunks`, in their order, into fresh addresses with read and write access. All chunks are of one device, and there is at least
+    /// [`Mapping::stitch_as`] with read and write access.
+    pub fn stitch(chunks: &[Arc<Chunk>]) -> Result<Mapping, MemoryError> {
+        Mapping::stitch_as(chunks, Access::ReadWrite)
+    }
+
+    /// Stitches `chunks`, in their order, into fresh addresses that may be used so. All chunks are of one device, and there is at least
     /// one.
     ///
     /// reserve → map chunk 0 … n−1 → one set-access over the whole run; a failure undoes what came before it.
-    pub fn stitch(chunks: &[Arc<Chunk>]) -> Result<Mapping, MemoryError> {
+    pub fn stitch_as(chunks: &[Arc<Chunk>], access: Access) -> Result<Mapping, MemoryError> {
         let mut len = Bytes::ZERO;
         for chunk in chunks {
             len = len.checked_add(chunk.len()).ok_or(MemoryError::Unstitchable(len))?;
@@ -57,7 +62,7 @@ impl Mapping {
         assert_eq!(at, mapping.span().end(), "the slots fill the reservation");
         device
             .driver()
-            .set_access(mapping.span(), device.id(), Access::ReadWrite)
+            .set_access(mapping.span(), device.id(), access)
             .map_err(MemoryError::of("set access to", len))?;
         Ok(mapping)
     }
@@ -81,6 +86,11 @@ impl Mapping {
     /// Maps chunks into slots that were taken, or behind the last, from slot `first` on, with read and write access. All are of the size of the slots, and they fit the addresses. On failure nothing has
     /// changed, but for chunks that could not be unmapped again: those are stuck.
     pub fn put(&mut self, first: usize, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
+        self.put_as(first, chunks, Access::ReadWrite)
+    }
+
+    /// [`Mapping::put`], for chunks that may be used so.
+    pub fn put_as(&mut self, first: usize, chunks: &[Arc<Chunk>], access: Access) -> Result<(), MemoryError> {
         let slots = first..first + chunks.len();
         let count = self.slots.len();
         for chunk in chunks.iter().skip(count - first) {
@@ -93,7 +103,7 @@ impl Mapping {
         }
         let fits = |(slot, chunk): (&Slot, &Arc<Chunk>)| slot.chunk.is_none() && slot.len == chunk.len();
         assert!(self.slots[slots.clone()].iter().zip(chunks).all(fits), "chunks go into holes of their size");
-        self.fill(slots.clone(), chunks).inspect_err(|_| {
+        self.fill(slots.clone(), chunks, access).inspect_err(|_| {
             let done = slots.clone().take_while(|slot| self.slots[*slot].chunk.is_some()).count();
             self.take_back(first..first + done);
             self.slots.iter_mut().skip(first).take(done).for_each(|slot| slot.chunk = None);
@@ -102,7 +112,7 @@ impl Mapping {
     }
 
     /// Maps chunks into slots that have none, and lets them be used.
-    fn fill(&mut self, slots: Range<usize>, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
+    fn fill(&mut self, slots: Range<usize>, chunks: &[Arc<Chunk>], access: Access) -> Result<(), MemoryError> {
         let device = Arc::clone(self.device());
         let run = self.run(slots.clone());
         wait_where_needed(&device, run.len())?;
@@ -112,7 +122,7 @@ impl Mapping {
             device.note_mapped(1);
             self.slots[slot].chunk = Some(Arc::clone(chunk));
         }
-        let allowed = device.driver().set_access(run, device.id(), Access::ReadWrite);
+        let allowed = device.driver().set_access(run, device.id(), access);
         allowed.map_err(MemoryError::of("set access to", run.len()))
     }
 

@@ -293,6 +293,15 @@ impl Store {
         }
     }
 
+    /// Lets nobody write these chunks any more, in whatever process; false where their driver cannot ([`crate::driver::Driver::seal`]).
+    pub fn seal(&self, ids: &[ChunkId]) -> Result<bool, StoreError> {
+        let mut is_enforced = !ids.is_empty();
+        for id in ids {
+            is_enforced &= self.chunk(*id)?.seal()?;
+        }
+        Ok(is_enforced)
+    }
+
     /// A chunk, to be used inside this process.
     pub fn chunk(&self, id: ChunkId) -> Result<Arc<Chunk>, StoreError> {
         self.lock().chunks.get(&id).map(|stored| Arc::clone(&stored.chunk)).ok_or(StoreError::NoChunk(id))

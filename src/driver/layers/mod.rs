@@ -140,6 +140,10 @@ impl<I: Intercept> Driver for Layered<I> {
         self.layer.around(Step::Import { device, len }, || self.inner.import(device, fd, len), |handle| Some(*handle))
     }
 
+    fn seal(&self, handle: Handle) -> Result<bool, DriverError> {
+        self.plain(Step::Other(Call::SetAccess), || self.inner.seal(handle))
+    }
+
     fn native_handle(&self, handle: Handle) -> Result<u64, DriverError> {
         self.plain(Step::Other(Call::Query), || self.inner.native_handle(handle))
     }

@@ -242,6 +242,11 @@ impl Driver for Sleeping {
         Ok(self.books().insert(device, len, real))
     }
 
+    fn seal(&self, handle: Handle) -> Result<bool, DriverError> {
+        let real = self.books().real(handle, Call::SetAccess)?;
+        self.inner.seal(real)
+    }
+
     fn native_handle(&self, handle: Handle) -> Result<u64, DriverError> {
         let real = self.books().real(handle, Call::Query)?;
         self.inner.native_handle(real)

@@ -1,12 +1,12 @@
 //! What must be true after every step: the ledger says what the lists say, and nobody waits for nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use stitchd::ids::{DeviceId, PlanId};
-use stitchd::ledger::{Command, DeviceBytes, Holder, SessionView};
+use stitchd::ledger::{Command, DeviceBytes, Holder, RangeView, SessionView};
 use stitchd::units::Bytes;
 
-use super::reference::{Chunk, Device, Is, Session, World};
+use super::reference::{Chunk, Device, Is, Range, Session, World};
 
 impl World {
     pub(super) fn check(&self, command: &Command) {
@@ -17,6 +17,7 @@ impl World {
             self.check_books(device);
             self.check_queue(device.id, command);
         }
+        self.check_ranges(command);
         let view = |session: &Session| SessionView {
             session: session.id,
             terms: session.terms,
@@ -28,6 +29,12 @@ impl World {
                 .iter()
                 .map(|device| (device.id, self.held(session.id, device.id)))
                 .filter(|(_, held)| !held.is_zero())
+                .collect(),
+            shared: self
+                .devices
+                .iter()
+                .map(|device| (device.id, self.shared(session.id, device.id)))
+                .filter(|(_, shared)| !shared.is_zero())
                 .collect(),
             chunks: self.chunks.iter().filter(|chunk| chunk.is == Is::Leased(session.id)).count(),
             is_attached: session.is_attached,
@@ -46,6 +53,35 @@ impl World {
         assert_eq!(self.ledger.reserved(), reserved.into_iter().collect::<Vec<_>>(), "after {command:?}");
     }
 
+    /// Every shared range is as it should be, and none is there whose time is up.
+    fn check_ranges(&self, command: &Command) {
+        let view = |range: &Range| RangeView {
+            range: range.id,
+            device: range.device,
+            chunks: range.chunks.iter().map(|chunk| (*chunk, self.chunk(*chunk).unwrap().len)).collect(),
+            holders: range.holders.iter().copied().collect::<BTreeSet<_>>().into_iter().collect(),
+            linger_ms: range.linger_ms,
+            left_ms: range.due_ms.map(|due_ms| due_ms - self.now_ms),
+            is_withdrawn: range.is_withdrawn,
+        };
+        assert_eq!(self.ledger.ranges(), self.ranges.iter().map(view).collect::<Vec<_>>(), "after {command:?}");
+        for range in &self.ranges {
+            for chunk in &range.chunks {
+                assert_eq!(self.chunk(*chunk).unwrap().is, Is::Shared(range.id));
+            }
+            let is_over = range.is_withdrawn || self.device(range.device).is_lost;
+            assert!(!range.holders.is_empty() || !is_over, "{range:?} stays after {command:?}");
+            assert!(range.due_ms.is_none_or(|due_ms| due_ms > self.now_ms), "{range:?} stays after {command:?}");
+            let is_wanted = self.destroying(range.device).is_zero()
+                && self.creating(range.device).is_zero()
+                && self.is_short_of_guaranteed(range.device);
+            assert!(
+                !range.holders.is_empty() || !is_wanted,
+                "{range:?} is kept from whom it is guaranteed after {command:?}"
+            );
+        }
+    }
+
     pub(super) fn check_books(&self, device: &Device) {
         let view = self.ledger.device(device.id).unwrap();
         let bytes = |matches: fn(Is) -> bool| self.bytes(device.id, |chunk| matches(chunk.is));
@@ -55,6 +91,7 @@ impl World {
             idle: bytes(|is| is == Is::Idle),
             reserved: bytes(|is| matches!(is, Is::Reserved(_))),
             leased: bytes(|is| matches!(is, Is::Leased(_))),
+            shared: bytes(|is| matches!(is, Is::Shared(_))),
             destroying: self.destroying(device.id),
             quarantined: bytes(|is| is == Is::Quarantined),
         };
@@ -97,7 +134,7 @@ impl World {
             let promised: Bytes = others.map(|other| self.guaranteed(other.id, device)).sum();
             let is_kept = self.guaranteed(session, device) == guarantee;
             let lends = self.session(session).unwrap().terms.lends;
-            let unfilled = guarantee.saturating_sub(self.held(session, device));
+            let unfilled = guarantee.saturating_sub(self.borne(session, device));
             let is_there = lends || self.lacking(first.holder, device, unfilled, Bytes::ZERO).is_zero();
             let may_be_kept = is_there || first.deadline_ms > self.now_ms;
             let fits = promised + guarantee <= self.budget(device) && may_be_kept;

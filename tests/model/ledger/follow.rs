@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use stitchd::ids::{ChunkId, DeviceId, RequestId, SessionId};
+use stitchd::ids::{ChunkId, DeviceId, RangeId, RequestId, SessionId};
 use stitchd::ladder::Part;
-use stitchd::ledger::{Command, Effect, EndReason, Holder, LedgerError, Refusal, Shortage};
+use stitchd::ledger::{Command, Effect, EndReason, Holder, Refusal, Shortage};
 use stitchd::units::Bytes;
 
-use super::UNIT;
-use super::reference::{Asked, Chunk, Device, Is, Phase, Request, Session, World};
+use super::reference::{Asked, Chunk, Device, Is, Phase, Range, Request, Session, World};
 
 impl World {
     // === Steps
@@ -24,91 +23,26 @@ impl World {
         self.check(&command);
     }
 
-    pub(super) fn error_of(&self, command: &Command) -> Option<LedgerError> {
-        let no_device = |device: DeviceId| {
-            (!self.devices.iter().any(|known| known.id == device)).then_some(LedgerError::NoDevice(device))
-        };
-        let no_session =
-            |session: SessionId| self.session(session).is_none().then_some(LedgerError::NoSession(session));
-        let unasked = |chunk: ChunkId, is_asked: &dyn Fn(Is) -> bool| {
-            (!self.chunk(chunk).is_some_and(|found| is_asked(found.is))).then_some(LedgerError::Unasked(chunk))
-        };
-        match command {
-            Command::AddDevice { device, .. } => {
-                no_device(*device).is_none().then_some(LedgerError::DeviceExists(*device))
-            }
-            Command::Observe { device, .. }
-            | Command::Warm { device, .. }
-            | Command::Lose { device }
-            | Command::Drain { device, .. }
-            | Command::TrimIdle { device, .. }
-            | Command::Parked { device, .. } => no_device(*device),
-            Command::Trim { device, session, .. } => no_device(*device).or_else(|| session.and_then(no_session)),
-            Command::Answered { session, device, .. } => no_session(*session).or_else(|| no_device(*device)),
-            Command::Evict { session } | Command::Spare { session } => no_session(*session),
-            Command::Change { session, change, revision } => no_session(*session).or_else(|| {
-                let known = self.session(*session).unwrap();
-                let guaranteed = known.guarantees.values().copied().sum();
-                match (revision, change.limit) {
-                    (Some(meant), _) if *meant != known.revision => {
-                        Some(LedgerError::Stale { session: *session, revision: known.revision, meant: *meant })
-                    }
-                    (_, Some(limit)) if limit < guaranteed => {
-                        Some(LedgerError::BelowGuarantee { session: *session, guaranteed, limit })
-                    }
-                    _ => None,
-                }
-            }),
-            Command::Admit { request, session, device, .. } => {
-                if self.request(*request).is_some() {
-                    return Some(LedgerError::RequestExists(*request));
-                }
-                no_device(*device).or_else(|| no_session(*session)).or_else(|| {
-                    (!self.session(*session).unwrap().is_attached).then_some(LedgerError::Detached(*session))
-                })
-            }
-            Command::Open { session, .. } => {
-                self.session(*session).map(|session| LedgerError::SessionExists(session.id))
-            }
-            Command::Detach { session } | Command::End { session, .. } => no_session(*session),
-            Command::Acquire { request, holder, device, parts, .. } => {
-                let mut lens: Vec<_> = parts.iter().map(|part| part.len).collect();
-                lens.sort();
-                lens.dedup();
-                let is_wrong = |part: &Part| part.len < UNIT || part.len > Bytes::gib(4) || part.count == 0;
-                if parts.is_empty() || parts.iter().any(is_wrong) || lens.len() != parts.len() {
-                    return Some(LedgerError::Parts);
-                }
-                if self.request(*request).is_some() {
-                    return Some(LedgerError::RequestExists(*request));
-                }
-                no_device(*device).or_else(|| match holder {
-                    Holder::Session(session) => no_session(*session).or_else(|| {
-                        (!self.session(*session).unwrap().is_attached).then_some(LedgerError::Detached(*session))
-                    }),
-                    Holder::Plan(_) => None,
-                })
-            }
-            Command::Cancel { .. } | Command::Close | Command::Tick { .. } => None,
-            Command::Release { session, chunks } => no_session(*session).or_else(|| {
-                let is_held =
-                    |chunk: &ChunkId| self.chunk(*chunk).is_some_and(|found| found.is == Is::Leased(*session));
-                let at = (0..chunks.len()).find(|at| !is_held(&chunks[*at]) || chunks[..*at].contains(&chunks[*at]))?;
-                Some(LedgerError::NotHeld { session: *session, chunk: chunks[at] })
-            }),
-            Command::Unreserve { plan } => {
-                let is_for_it = |chunk: &Chunk| {
-                    chunk.is == Is::Reserved(*plan) || matches!(chunk.is, Is::Claimed(_, Some(from)) if from == *plan)
-                };
-                let is_asked_for = self.requests.iter().any(|request| request.holder == Holder::Plan(*plan));
-                (!is_asked_for && !self.chunks.iter().any(is_for_it)).then_some(LedgerError::NoPlan(*plan))
-            }
-            Command::Created { chunk } | Command::CreateFailed { chunk, .. } => {
-                unasked(*chunk, &|is| matches!(is, Is::Creating(_)))
-            }
-            Command::Destroyed { chunk } => unasked(*chunk, &|is| matches!(is, Is::Destroying | Is::Quarantined)),
-            Command::DestroyFailed { chunk } => unasked(*chunk, &|is| is == Is::Destroying),
+    /// A session holds a range no more.
+    fn let_go(&mut self, range: RangeId, session: SessionId) {
+        let now_ms = self.now_ms;
+        let range = self.ranges.iter_mut().find(|known| known.id == range).unwrap();
+        range.holders.retain(|holder| *holder != session);
+        if range.bearer == Some(session) {
+            range.bearer = range.holders.iter().min().copied();
         }
+        if range.holders.is_empty() {
+            range.due_ms = Some(now_ms + range.linger_ms);
+        }
+    }
+
+    /// Nobody holds a range, and why it goes.
+    fn may_go(&self, range: RangeId) -> bool {
+        let known = self.range(range).expect("its chunks are there");
+        let is_due = known.due_ms.is_some_and(|due_ms| due_ms <= self.now_ms);
+        let is_over = known.is_withdrawn || is_due || self.device(known.device).is_lost;
+        known.holders.is_empty()
+            && (is_over || self.going.contains(&range) || self.is_short_of_guaranteed(known.device))
     }
 
     /// What sessions are guaranteed, as the ledger says; a guarantee that is not there yet, but kept for who waits for it, is told of nowhere else.
@@ -155,7 +89,12 @@ impl World {
         self.is_guarantee_over =
             effects.iter().any(|effect| matches!(effect, Effect::Refuse { request, .. } if is_guarantee(request)));
         self.begin(command);
+        self.former = self.sessions.iter().map(|session| (session.id, session.guarantees.clone())).collect();
         self.learn_guarantees();
+        self.creates = effects
+            .iter()
+            .filter_map(|effect| if let Effect::Create { len, .. } = effect { Some(*len) } else { None })
+            .collect();
         let mut given_up: BTreeMap<DeviceId, Bytes> = BTreeMap::new();
         for effect in effects {
             assert!(
@@ -186,6 +125,13 @@ impl World {
                     let known = self.asked.get_mut(&(device, session)).expect("only what was asked is missed");
                     assert!(!known.is_late && known.bytes == asked && now_ms >= known.at_ms + 1_000);
                     known.is_late = true;
+                }
+                Effect::RangeGone { range } => {
+                    let gone = self.range(range).expect("what goes was there").clone();
+                    let is_left = |chunk: &ChunkId| self.chunk(*chunk).unwrap().is != Is::Destroying;
+                    assert!(gone.holders.is_empty() && !gone.chunks.iter().any(is_left), "{gone:?} is gone");
+                    self.ranges.retain(|known| known.id != range);
+                    self.going.clear();
                 }
                 Effect::EndBorrower { .. } => panic!("nobody is to be ended"),
             }
@@ -303,6 +249,42 @@ impl World {
                     }
                 }
             }
+            Command::Publish { range, session, chunks, linger_ms } => {
+                let device = self.chunk(chunks[0]).unwrap().device;
+                for chunk in chunks {
+                    self.chunk_mut(*chunk).is = Is::Shared(*range);
+                }
+                self.ranges.push(Range {
+                    id: *range,
+                    device,
+                    chunks: chunks.clone(),
+                    bytes: chunks.iter().map(|chunk| self.chunk(*chunk).unwrap().len).sum(),
+                    holders: vec![*session],
+                    bearer: Some(*session),
+                    linger_ms: *linger_ms,
+                    due_ms: None,
+                    is_withdrawn: false,
+                });
+            }
+            Command::Attach { range, session } => {
+                let range = self.ranges.iter_mut().find(|known| known.id == *range).unwrap();
+                range.holders.push(*session);
+                range.due_ms = None;
+                range.bearer = range.bearer.or(Some(*session));
+            }
+            Command::Leave { range, session } => {
+                let held = self.ranges.iter_mut().find(|known| known.id == *range).unwrap();
+                let times = held.holders.iter().filter(|holder| *holder == session).count();
+                if times > 1 {
+                    let at = held.holders.iter().position(|holder| holder == session).unwrap();
+                    held.holders.remove(at);
+                } else {
+                    self.let_go(*range, *session);
+                }
+            }
+            Command::Withdraw { range } => {
+                self.ranges.iter_mut().find(|known| known.id == *range).unwrap().is_withdrawn = true;
+            }
             Command::Unreserve { plan } => {
                 for chunk in &mut self.chunks {
                     match chunk.is {
@@ -333,6 +315,10 @@ impl World {
             Command::End { session, .. } => {
                 self.asked.retain(|(_, of), _| of != session);
                 self.session_mut(*session).guarantees.clear();
+                let held = self.ranges.iter().filter(|range| range.holders.contains(session));
+                for range in held.map(|range| range.id).collect::<Vec<_>>() {
+                    self.let_go(range, *session);
+                }
             }
             Command::Cancel { .. } => {}
         }
@@ -348,9 +334,9 @@ impl World {
         let known = self.session(session).expect("who is asked is there");
         assert!(known.is_attached && known.terms.answers, "{session} is asked and will not answer");
         assert!(
-            !bytes.is_zero() && bytes <= self.held(session, device),
+            !bytes.is_zero() && bytes <= self.held(session, device) - self.shared(session, device),
             "{session} is asked for {bytes}, more than the {} that it has, by {command:?}",
-            self.held(session, device)
+            self.held(session, device) - self.shared(session, device)
         );
         let is_by_hand = match command {
             Command::Trim { device: of, session: only, .. } => *of == device && only.is_none_or(|only| only == session),
@@ -363,7 +349,7 @@ impl World {
         let admitted = self.admissions(device).first().map(|first| (*first).clone());
         let is_fair = |request: &Request| {
             let is_kept = known.terms.lends
-                || self.held(session, device).saturating_sub(self.guaranteed(session, device)) >= bytes;
+                || self.borne(session, device).saturating_sub(self.guaranteed(session, device)) >= bytes;
             request.holder != Holder::Session(session) && request.deadline_ms > self.now_ms && is_kept
         };
         let for_whom = [first, admitted].into_iter().flatten().find(|request| asked.request == Some(request.id));
@@ -437,13 +423,51 @@ impl World {
         }
     }
 
+    /// What is true with the guarantees that there were before this step: some may have come with what it granted.
+    fn before<T>(&mut self, look: impl FnOnce(&World) -> T) -> T {
+        let swap = |world: &mut World| {
+            for session in &mut world.sessions {
+                if let Some(former) = world.former.get_mut(&session.id) {
+                    std::mem::swap(&mut session.guarantees, former);
+                }
+            }
+        };
+        swap(self);
+        let seen = look(self);
+        swap(self);
+        seen
+    }
+
+    /// Who is first to be served on a device, with the guarantees that there are, and with those that there were.
+    fn firsts(&mut self, device: DeviceId) -> [Option<RequestId>; 2] {
+        let first = |world: &World| world.queue(device).first().map(|first| first.id);
+        [first(self), self.before(first)]
+    }
+
+    /// For whom the next chunks are created: that is told by how many come.
+    fn created_next_for(&mut self, device: DeviceId) -> RequestId {
+        let firsts = self.firsts(device);
+        let lens = |world: &World, id: RequestId| {
+            let request = world.request(id).unwrap();
+            let missing = |part: &Part| {
+                let count = part.count.saturating_sub(world.usable(request, part.len).len() as u64);
+                vec![part.len; count as usize]
+            };
+            request.parts.iter().flat_map(missing).collect::<Vec<_>>()
+        };
+        let fits = |id: &RequestId| self.creates.starts_with(&lens(self, *id));
+        let both: Vec<_> = firsts.into_iter().flatten().collect();
+        both.iter().copied().find(fits).or(both.first().copied()).expect("chunks are created for somebody")
+    }
+
     /// Sets aside what there is for a request; what is missing has to be created next.
     pub(super) fn promise(&mut self, id: RequestId) {
         let request = self.request(id).unwrap().clone();
-        assert_eq!(self.queue(request.device).first().map(|first| first.id), Some(id), "others come before {id}");
+        assert!(self.firsts(request.device).contains(&Some(id)), "others come before {id}");
+        let left_before = self.before(|world| world.leaves_what_is_kept(&request));
         // Where a request for a guarantee has ended in this step, another may be kept what it wants since.
         let has_room = self.has_room_but_for_guarantees(&request)
-            && (self.is_guarantee_over || self.leaves_what_is_kept(&request));
+            && (self.is_guarantee_over || left_before || self.leaves_what_is_kept(&request));
         assert!(
             has_room,
             "{id} is promised more than there is by {:?}: withheld {:?}, room {:?}",
@@ -476,11 +500,12 @@ impl World {
         assert!(chunk.0 > self.last_chunk, "{chunk} is used twice");
         self.last_chunk = chunk.0;
         if self.to_come.is_empty() {
-            let first = self.queue(device).first().map(|first| first.id);
-            self.promise(first.expect("chunks are created for somebody"));
+            let first = self.created_next_for(device);
+            self.promise(first);
         }
         assert!(!self.to_come.is_empty(), "{chunk} is created for nobody");
         let (request, expected) = self.to_come.remove(0);
+        self.creates.remove(0);
         assert_eq!(len, expected);
         assert!(request.is_none_or(|request| self.request(request).unwrap().device == device));
         self.chunks.push(Chunk { id: chunk, device, len, is: Is::Creating(request), granted_to: None });
@@ -500,6 +525,10 @@ impl World {
             // It was asked for.
             (Is::Idle, Command::Release { .. }) if self.given.contains(&chunk) => {
                 self.given.retain(|given| *given != chunk)
+            }
+            (Is::Shared(range), _) => {
+                assert!(self.may_go(range), "{:?} is not to go by {command:?}", self.range(range));
+                self.going.insert(range);
             }
             (Is::Idle | Is::Reserved(_), _) if self.device(found.device).is_lost => {}
             (Is::Idle, _) => {
@@ -743,7 +772,8 @@ impl World {
             Command::End { session, .. } => {
                 self.sessions.retain(|known| known.id != *session);
                 let is_left = |chunk: &&Chunk| {
-                    chunk.granted_to == Some(*session) && !matches!(chunk.is, Is::Destroying | Is::Quarantined)
+                    chunk.granted_to == Some(*session)
+                        && !matches!(chunk.is, Is::Destroying | Is::Quarantined | Is::Shared(_))
                 };
                 assert!(!self.chunks.iter().any(|chunk| is_left(&chunk)), "{session} is gone, its chunks are not");
             }

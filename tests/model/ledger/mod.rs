@@ -2,12 +2,13 @@
 //! served, whose time is up, or who waits for himself.
 
 mod checks;
+mod errors;
 mod follow;
 mod reference;
 
 use std::collections::BTreeMap;
 
-use stitchd::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
+use stitchd::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use stitchd::ladder::Part;
 use stitchd::ledger::{Change, Command, EndReason, Holder, Shortage, Terms};
 use stitchd::rng::Rng;
@@ -152,6 +153,36 @@ impl Random {
         });
     }
 
+    /// Memory is shared, by those who may and by others.
+    fn share(&mut self) {
+        let session = self.some_session();
+        let ranges: Vec<_> = self.world.ranges.iter().map(|range| range.id).collect();
+        let known = self.pick(&ranges).filter(|_| !self.rng.chance(30));
+        let range = known.unwrap_or(RangeId(self.world.last_range + self.rng.below(2)));
+        let command = match self.rng.below(10) {
+            0..4 => {
+                let mut chunks = self.world.leased(session);
+                while !chunks.is_empty() && self.rng.chance(500) {
+                    chunks.swap_remove(self.rng.index(chunks.len()));
+                }
+                if self.rng.chance(850) && !chunks.is_empty() {
+                    let device = self.world.chunk(chunks[0]).unwrap().device;
+                    chunks.retain(|chunk| self.world.chunk(*chunk).unwrap().device == device);
+                }
+                if self.rng.chance(20) {
+                    chunks.push(self.some_chunk());
+                }
+                self.world.last_range += u64::from(!self.rng.chance(20));
+                let linger_ms = [0, 50, 1_000][self.rng.index(3)];
+                Command::Publish { range: RangeId(self.world.last_range), session, chunks, linger_ms }
+            }
+            4..7 => Command::Attach { range, session },
+            7..9 => Command::Leave { range, session },
+            _ => Command::Withdraw { range },
+        };
+        self.world.step(command);
+    }
+
     fn park(&mut self) {
         let device = self.some_device();
         let sessions: Vec<_> = self.world.sessions.iter().map(|session| session.id).collect();
@@ -226,7 +257,8 @@ impl Random {
 
     fn step(&mut self) {
         match self.rng.below(1000) {
-            0..200 => self.acquire(),
+            0..170 => self.acquire(),
+            170..200 => self.share(),
             200..220 => self.admit(),
             220..250 => self.answer(),
             250..265 => self.act(),

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use stitchd::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
+use stitchd::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use stitchd::ladder::Part;
 use stitchd::ledger::{Command, EndReason, Holder, Ledger, ReturnedBytes, Shortage, Terms};
 use stitchd::units::Bytes;
@@ -18,6 +18,7 @@ pub(super) enum Is {
     /// Set aside for a request; from the chunks of a plan, or from the idle ones.
     Claimed(RequestId, Option<PlanId>),
     Leased(SessionId),
+    Shared(RangeId),
     Destroying,
     Quarantined,
 }
@@ -39,6 +40,22 @@ pub(super) struct Session {
     pub(super) is_attached: bool,
     pub(super) is_evicted: bool,
     pub(super) guarantees: BTreeMap<DeviceId, Bytes>,
+}
+
+/// What several sessions hold.
+#[derive(Clone, Debug)]
+pub(super) struct Range {
+    pub(super) id: RangeId,
+    pub(super) device: DeviceId,
+    pub(super) chunks: Vec<ChunkId>,
+    pub(super) bytes: Bytes,
+    /// Who holds it, once for each time.
+    pub(super) holders: Vec<SessionId>,
+    /// Whose guarantee it counts against.
+    pub(super) bearer: Option<SessionId>,
+    pub(super) linger_ms: u64,
+    pub(super) due_ms: Option<u64>,
+    pub(super) is_withdrawn: bool,
 }
 
 /// A question that a session was asked.
@@ -111,11 +128,18 @@ pub(super) struct World {
     pub(super) chunks: Vec<Chunk>,
     pub(super) sessions: Vec<Session>,
     pub(super) requests: Vec<Request>,
+    pub(super) ranges: Vec<Range>,
+    /// A range of which some chunks are on their way, and the others follow.
+    pub(super) going: BTreeSet<RangeId>,
     pub(super) asked: BTreeMap<(DeviceId, SessionId), Asked>,
     /// The command that is followed, for whoever reads what went wrong.
     pub(super) doing: Option<Command>,
     /// Chunks that were released because somebody asked for them, on their way to the driver.
     pub(super) given: Vec<ChunkId>,
+    /// What sessions were guaranteed before this step.
+    pub(super) former: BTreeMap<SessionId, BTreeMap<DeviceId, Bytes>>,
+    /// Sizes of the chunks that are created in this step and that were not looked at yet.
+    pub(super) creates: Vec<Bytes>,
     /// In this step a request for a guarantee was refused.
     pub(super) is_guarantee_over: bool,
     /// When somebody was last granted what others were asked for: what he got stays with him for at most two seconds.
@@ -129,6 +153,7 @@ pub(super) struct World {
     pub(super) last_chunk: u64,
     pub(super) last_session: u64,
     pub(super) last_request: u64,
+    pub(super) last_range: u64,
     /// Creates that have to come before anything else does.
     pub(super) to_come: Vec<(Option<RequestId>, Bytes)>,
 }
@@ -223,7 +248,26 @@ impl World {
                 && matches!(request.phase, Phase::Creating { .. })
         };
         let promised: Bytes = self.requests.iter().filter(is_promised).map(Request::bytes).sum();
-        promised + self.bytes(device, |chunk| chunk.is == Is::Leased(session))
+        promised + self.bytes(device, |chunk| chunk.is == Is::Leased(session)) + self.shared(session, device)
+    }
+
+    /// What a session holds of shared ranges.
+    pub(super) fn shared(&self, session: SessionId, device: DeviceId) -> Bytes {
+        let held = self.ranges.iter().filter(|range| range.device == device && range.holders.contains(&session));
+        held.map(|range| range.bytes).sum()
+    }
+
+    /// What counts against a session's guarantee.
+    pub(super) fn borne(&self, session: SessionId, device: DeviceId) -> Bytes {
+        let of_others = |range: &&Range| {
+            range.device == device && range.holders.contains(&session) && range.bearer != Some(session)
+        };
+        let of_others: Bytes = self.ranges.iter().filter(of_others).map(|range| range.bytes).sum();
+        self.held(session, device) - of_others
+    }
+
+    pub(super) fn range(&self, id: RangeId) -> Option<&Range> {
+        self.ranges.iter().find(|range| range.id == id)
     }
 
     pub(super) fn held_everywhere(&self, session: SessionId) -> Bytes {
@@ -260,7 +304,7 @@ impl World {
         queue.sort_by_key(|request| {
             let (priority, is_within) = match request.holder {
                 Holder::Session(session) => {
-                    let is_within = self.held(session, device) + request.bytes() <= self.guaranteed(session, device);
+                    let is_within = self.borne(session, device) + request.bytes() <= self.guaranteed(session, device);
                     (self.session(session).map_or(0, |session| session.terms.priority), is_within || is_guarantee)
                 }
                 Holder::Plan(_) => (0, false),
@@ -279,7 +323,7 @@ impl World {
     pub(super) fn withheld(&self, holder: Holder, device: DeviceId) -> Bytes {
         let others =
             self.sessions.iter().filter(|session| !session.terms.lends && holder != Holder::Session(session.id));
-        others.map(|other| self.guaranteed(other.id, device).saturating_sub(self.held(other.id, device))).sum()
+        others.map(|other| self.guaranteed(other.id, device).saturating_sub(self.borne(other.id, device))).sum()
     }
 
     /// Bytes that would have to come from others for `bytes` more, `of_plan` of which are reserved for it.
@@ -288,15 +332,38 @@ impl World {
         (used + bytes + self.withheld(holder, device)).saturating_sub(of_plan).saturating_sub(self.budget(device))
     }
 
-    /// What others are kept leaves room for it.
-    pub(super) fn leaves_what_is_kept(&self, request: &Request) -> bool {
+    /// What a request lacks beside what others use and are kept.
+    pub(super) fn lacks(&self, request: &Request) -> Bytes {
         let of_plan = |part: &Part| {
             let usable = self.usable(request, part.len).into_iter().take(part.count as usize);
             usable.filter(|chunk| matches!(chunk.is, Is::Reserved(_))).map(|chunk| chunk.len).sum::<Bytes>()
         };
         let of_plan = request.parts.iter().map(of_plan).sum();
-        self.withheld(request.holder, request.device).is_zero()
-            || self.lacking(request.holder, request.device, request.bytes(), of_plan).is_zero()
+        self.lacking(request.holder, request.device, request.bytes(), of_plan)
+    }
+
+    /// What others are kept leaves room for it.
+    pub(super) fn leaves_what_is_kept(&self, request: &Request) -> bool {
+        self.withheld(request.holder, request.device).is_zero() || self.lacks(request).is_zero()
+    }
+
+    /// Somebody who is guaranteed it waits for what ranges have that nobody holds.
+    pub(super) fn is_short_of_guaranteed(&self, device: DeviceId) -> bool {
+        let is_short = |request: &Request| {
+            let Holder::Session(session) = request.holder else { return false };
+            let guaranteed = self.guaranteed(session, device);
+            match request.guarantee {
+                Some(guarantee) => {
+                    let unfilled = guarantee.saturating_sub(self.borne(session, device));
+                    let lends = self.session(session).unwrap().terms.lends;
+                    guaranteed == guarantee
+                        && !lends
+                        && !self.lacking(request.holder, device, unfilled, Bytes::ZERO).is_zero()
+                }
+                None => self.borne(session, device) + request.bytes() <= guaranteed && !self.lacks(request).is_zero(),
+            }
+        };
+        [self.queue(device).first(), self.admissions(device).first()].into_iter().flatten().any(|first| is_short(first))
     }
 
     /// Somebody was asked on behalf of a request, and is waited for.
@@ -444,6 +511,11 @@ impl World {
         while let Some(chunk) = self.work().first() {
             self.carry_out(*chunk);
         }
+        self.step(Command::Tick { now_ms: self.now_ms + 1_000_000 });
+        while let Some(chunk) = self.work().first() {
+            self.carry_out(*chunk);
+        }
+        assert!(self.ranges.is_empty(), "these last for ever: {:?}", self.ranges);
         let is_kept = |chunk: &Chunk| chunk.granted_to.is_some() && chunk.is != Is::Quarantined;
         assert!(!self.chunks.iter().any(is_kept), "chunks of sessions that are gone: {:?}", self.chunks);
     }
