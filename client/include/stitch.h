@@ -96,6 +96,40 @@ typedef struct stitch_free_bytes {
 } stitch_free_bytes;
 
 /*
+ A range of `stitch_share_create`, `stitch_share_publish` or `stitch_share_attach`.
+ */
+typedef struct stitch_shared {
+  /*
+   Where it begins, until `stitch_share_close`.
+   */
+  void *address;
+  /*
+   Its bytes: whole chunks.
+   */
+  size_t size;
+  /*
+   Bytes that its publisher says mean something; 0 before it is published.
+   */
+  size_t content;
+  /*
+   A range that is published later has a larger number; 0 before it is published.
+   */
+  uint64_t version;
+  /*
+   The ordinal of its device in this process.
+   */
+  int device;
+  /*
+   Not 0 where this process may write it.
+   */
+  int writable;
+  /*
+   Not 0 where the driver lets nobody write it any more, in whatever process. Where it is 0 and `writable` is too, nobody is to write it, and each process keeps to that by itself: CUDA and HIP let whoever imports memory choose.
+   */
+  int sealed;
+} stitch_shared;
+
+/*
  A pool for what a captured graph replays, or one that a program made: PyTorch's MempoolId_t, which has these two numbers and is passed the same way.
  */
 typedef struct stitch_torch_pool_id {
@@ -335,6 +369,64 @@ size_t stitch_release_candidates(size_t bytes,
                                  int device,
                                  struct stitch_block *candidates,
                                  size_t capacity);
+
+/*
+ Memory of at least `size` bytes on `device` at one run of addresses, to be written and then published. It counts against the limit of this process's session. Needs a daemon.
+
+ 0 and the range in `range`, or -1: then `stitch_last_error` says why.
+
+ # Safety
+
+ `range` is aligned for a `stitch_shared`, and nobody else uses it meanwhile.
+ */
+int stitch_share_create(size_t size,
+                        int device,
+                        struct stitch_shared *range);
+
+/*
+ Publishes the range of `stitch_share_create` that begins at `address`, under a name of 1 to 128 bytes, with `content` bytes that mean something. A range that this tenant has published under the name makes way: who holds it
+ keeps it. Work that this process has queued is waited for; from then on the range is read where it lies, or, where `writable` is not 0, written by whoever attaches it.
+
+ It outlives its last holder by `linger_ms` milliseconds, as far as the daemon's `linger_max` goes, unless memory that somebody is guaranteed is short. `key` is NULL where sessions of this tenant may attach it, or has
+ 16 to 64 bytes that whoever attaches it must show.
+
+ 0 and what `range` was changed to, or -1: then `stitch_last_error` says why, and the range is as it was, if it is there still (`stitch_share_close` says that).
+
+ # Safety
+
+ `name` ends in NUL; `key` is NULL or has `key_size` bytes; `range` is aligned for a `stitch_shared`, and nobody else uses it meanwhile.
+ */
+int stitch_share_publish(const void *address,
+                         const char *name,
+                         size_t content,
+                         uint64_t linger_ms,
+                         int writable,
+                         const void *key,
+                         size_t key_size,
+                         struct stitch_shared *range);
+
+/*
+ Holds the shared range of this name, and maps it here: for reading, and for writing too where it was published so. With a `version` of 0 it is the newest, else exactly that one. It counts against the limit of this process's
+ session, as often as the session holds it only once.
+
+ 0 and the range in `range`, or -1: then `stitch_last_error` says why. What is not there, what is another tenant's and what has another key are one answer.
+
+ # Safety
+
+ As of `stitch_share_publish`.
+ */
+int stitch_share_attach(const char *name,
+                        uint64_t version,
+                        const void *key,
+                        size_t key_size,
+                        struct stitch_shared *range);
+
+/*
+ Unmaps the range that begins at `address`, once its device has done what is queued: a range that was not published is given back, one that was is held no more by this process. The addresses mean nothing any more.
+
+ 0, or -1 where no range of this process begins there.
+ */
+int stitch_share_close(const void *address);
 
 /*
  `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception. Where memory has run out Python sees a `torch.OutOfMemoryError`, with a text that begins

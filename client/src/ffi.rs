@@ -23,6 +23,7 @@ use crate::process;
 pub mod blocks;
 pub(crate) mod filter;
 mod raise;
+pub mod share;
 pub mod statistics;
 pub mod torch;
 

@@ -103,6 +103,21 @@ pub(crate) fn open(device: i32) -> Result<(), String> {
     environment.plan_file().map_or(Ok(()), |path| read_plan(path).map(drop).map_err(|why| of_plan(path, &why)))
 }
 
+/// The session with the daemon, opened if it is not yet: a process that is its own daemon shares nothing.
+pub(crate) fn daemon_session() -> Result<Arc<Session>, String> {
+    check_child()?;
+    fork::watch();
+    match &*session()? {
+        Origin::Daemon(session) => Ok(Arc::clone(session)),
+        Origin::Private(_) => Err("this process has its memory from no daemon, and shares nothing".to_owned()),
+    }
+}
+
+/// A forked child has no part in its parent's memory.
+pub(crate) fn check_child() -> Result<(), String> {
+    if fork::is_child() { Err(SessionError::Forked.to_string()) } else { Ok(()) }
+}
+
 /// The driver that the process has its memory from, once there is a session.
 pub(crate) fn driver_name() -> Option<&'static str> {
     let opened = if fork::is_child() { None } else { lock(&SESSION).0.clone() };

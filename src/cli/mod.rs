@@ -28,6 +28,7 @@ mod scrub;
 mod selftest;
 mod serve;
 mod sessions;
+mod shared;
 mod status;
 mod table;
 mod trace;
@@ -86,6 +87,8 @@ enum Command {
     Sessions(sessions::SessionsArgs),
     /// Shows who was asked for memory for whom, and gave how much
     Revocations(revocations::RevocationsArgs),
+    /// Shows which ranges of memory processes share, and who holds them
+    Shared(shared::SharedArgs),
     /// Changes what a session may have while it runs
     Limit(limit::LimitArgs),
     /// Has idle memory go back to the driver
@@ -249,6 +252,7 @@ impl Command {
             Command::Status(args) => status::run(&args),
             Command::Sessions(args) => sessions::run(&args),
             Command::Revocations(args) => revocations::run(&args),
+            Command::Shared(args) => shared::run(&args),
             Command::Limit(args) => limit::run(&args),
             Command::Trim(args) => trim::run(&args),
             Command::Evict(args) => evict::run(&args),

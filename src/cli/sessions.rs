@@ -27,6 +27,7 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
         "tenant",
         ">pid",
         ">leased",
+        ">shared",
         ">live",
         ">limit",
         ">guarantee",
@@ -49,6 +50,7 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
             session.tenant.clone(),
             session.pid.to_string(),
             Bytes::new(session.leased_bytes).to_string(),
+            Bytes::new(session.on.iter().map(|on| on.shared_bytes).sum()).to_string(),
             Bytes::new(counter("live_bytes")).to_string(),
             Bytes::new(session.limit_bytes).to_string(),
             Bytes::new(session.on.iter().map(|on| on.guarantee_bytes).sum()).to_string(),
@@ -96,6 +98,7 @@ fn to_json(session: &v1::SessionStatus) -> Value {
         "devices": session.on.iter().map(|on| json!({
             "ordinal": on.ordinal,
             "leased_bytes": on.leased_bytes,
+            "shared_bytes": on.shared_bytes,
             "guarantee_bytes": on.guarantee_bytes,
         })).collect::<Vec<_>>(),
         "limit_bytes": session.limit_bytes,

@@ -21,13 +21,14 @@ use super::quiet_stream::QuietStream;
 use super::{RemoteDevice, SessionConfig, SessionError};
 use crate::driver::layers::metered::Metered;
 use crate::error::root;
-use crate::ids::{DeviceUuid, PlanId, SessionId};
+use crate::ids::{DeviceUuid, PlanId, RangeId, SessionId};
 use crate::ladder::Ladder;
 use crate::limits;
 use crate::runtime::{Counters, Room};
 use crate::units::Bytes;
 use crate::wire::convert::{self, Token, malformed};
 use crate::wire::v1::plans_client::PlansClient;
+use crate::wire::v1::ranges_client::RangesClient;
 use crate::wire::v1::sessions_client::SessionsClient;
 use crate::wire::{PROTOCOL, status, v1};
 
@@ -86,6 +87,9 @@ enum Command {
     PutPlan(Vec<u8>, String, Answer<PlanId>),
     Room(DeviceUuid, Answer<Room>),
     Admit(DeviceUuid, Bytes, Duration, Answer<()>),
+    Publish(v1::PublishRequest, Answer<v1::PublishReply>),
+    Attach(v1::AttachRequest, Answer<v1::AttachReply>),
+    Detach(RangeId, Answer<()>),
 }
 
 impl Control {
@@ -149,6 +153,21 @@ impl Control {
     /// Has the session guaranteed so much of a device.
     pub(super) fn admit(&self, device: DeviceUuid, guarantee: Bytes, wait: Duration) -> Result<(), SessionError> {
         self.ask_for(wait, |answer| Command::Admit(device, guarantee, wait, answer))
+    }
+
+    /// Publishes a range of the session.
+    pub(super) fn publish(&self, wanted: v1::PublishRequest) -> Result<v1::PublishReply, SessionError> {
+        self.ask(|answer| Command::Publish(wanted, answer))
+    }
+
+    /// Has the session hold a shared range.
+    pub(super) fn attach(&self, wanted: v1::AttachRequest) -> Result<v1::AttachReply, SessionError> {
+        self.ask(|answer| Command::Attach(wanted, answer))
+    }
+
+    /// Has the session hold a shared range once less.
+    pub(super) fn detach(&self, range: RangeId) -> Result<(), SessionError> {
+        self.ask(|answer| Command::Detach(range, answer))
     }
 
     fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, SessionError> {
@@ -344,6 +363,18 @@ async fn carry_out(command: Command, channel: Channel, (session, secret): (Sessi
             let mut sessions = SessionsClient::new(channel);
             let admitted = in_time(patience.saturating_add(wait), sessions.admit(wanted)).await;
             let _ = answer.send(admitted.map(drop));
+        }
+        Command::Publish(wanted, answer) => {
+            let wanted = v1::PublishRequest { session_id: session.0, secret: secret.to_vec(), ..wanted };
+            let _ = answer.send(in_time(patience, RangesClient::new(channel).publish(wanted)).await);
+        }
+        Command::Attach(wanted, answer) => {
+            let wanted = v1::AttachRequest { session_id: session.0, secret: secret.to_vec(), ..wanted };
+            let _ = answer.send(in_time(patience, RangesClient::new(channel).attach(wanted)).await);
+        }
+        Command::Detach(range, answer) => {
+            let wanted = v1::DetachRequest { session_id: session.0, secret: secret.to_vec(), range_id: range.0 };
+            let _ = answer.send(in_time(patience, RangesClient::new(channel).detach(wanted)).await.map(drop));
         }
     }
 }

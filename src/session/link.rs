@@ -254,7 +254,7 @@ impl Link {
     }
 }
 
-fn refusal(refused: &v1::Refused) -> SessionError {
+pub(super) fn refusal(refused: &v1::Refused) -> SessionError {
     SessionError::Refused { kind: ErrorKind::from(refused.kind()), message: refused.message.clone() }
 }
 

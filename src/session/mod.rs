@@ -10,6 +10,7 @@
 
 pub mod auto;
 mod background;
+mod claim;
 mod control;
 pub mod exit;
 pub mod fork;
@@ -20,6 +21,7 @@ pub mod opening;
 mod private;
 mod quiet_stream;
 pub mod recording;
+pub mod shared;
 mod stats_page;
 
 use std::collections::BTreeMap;
@@ -258,6 +260,9 @@ pub struct Session {
     /// Whether a runtime has the session's counters: they have one writer.
     counters_taken: AtomicBool,
     link: Arc<Link>,
+    /// Where descriptors wait, and how long for a word.
+    chunk_socket: PathBuf,
+    patience: Duration,
     control: Control,
 }
 
@@ -272,7 +277,8 @@ impl Session {
         let (control, opened) = Control::open(config, Arc::clone(&watched))?;
         let driver = driver_like(&opened.driver, &opened.devices, &config.library)?;
         let directory = config.socket.parent().map(PathBuf::from).unwrap_or_default();
-        let (link, page) = Link::open(&directory.join(&opened.chunk_socket), opened.ticket, config.patience)?;
+        let chunk_socket = directory.join(&opened.chunk_socket);
+        let (link, page) = Link::open(&chunk_socket, opened.ticket, config.patience)?;
         let (link, counters) = (Arc::new(link), stats_page::map(&page)?);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let driver = Meter::around(driver, Arc::clone(&clock));
@@ -293,6 +299,8 @@ impl Session {
             counters,
             counters_taken: AtomicBool::new(false),
             link,
+            chunk_socket,
+            patience: config.patience,
             control,
         }))
     }
@@ -365,6 +373,18 @@ impl Session {
     /// A runtime for this process's device `ordinal`: the process's own ordinal, as its other libraries count, which its environment may have hidden and put in another order than
     /// the daemon's. The two meet by uuid. One runtime of a session at a time writes its figures to the stats page: the first, and when that is gone the next that is made.
     pub fn runtime(self: &Arc<Session>, ordinal: u32, config: RuntimeConfig) -> Result<Runtime, SessionError> {
+        let (device, uuid) = self.device_here(ordinal)?;
+        self.be_guaranteed(uuid)?;
+        let has_counters = !self.counters_taken.swap(true, Ordering::AcqRel);
+        let counters = if has_counters { self.counters } else { Counters::private() };
+        let session = Arc::clone(self);
+        let source = DaemonSource { session, device: Arc::clone(&device), uuid, has_counters };
+        let config = config.on(&self.ladder);
+        Ok(Runtime::new(device, Arc::new(source), Arc::clone(&self.clock), config, counters))
+    }
+
+    /// A device of this process that the daemon leases.
+    fn device_here(&self, ordinal: u32) -> Result<(Arc<Device>, DeviceUuid), SessionError> {
         let here = self.driver.devices();
         let Some(local) = here.iter().find(|device| device.id == DeviceId(ordinal)) else {
             return Err(SessionError::NoDevice { ordinal, count: here.len(), lost: self.control.lost() });
@@ -376,14 +396,7 @@ impl Session {
         if self.control.is_lost(local.uuid) {
             return Err(SessionError::DeviceLost(local.uuid));
         }
-        self.be_guaranteed(local.uuid)?;
-        let device = Device::open(self.driver(), local.id)?;
-        let has_counters = !self.counters_taken.swap(true, Ordering::AcqRel);
-        let counters = if has_counters { self.counters } else { Counters::private() };
-        let session = Arc::clone(self);
-        let source = DaemonSource { session, device: Arc::clone(&device), uuid: local.uuid, has_counters };
-        let config = config.on(&self.ladder);
-        Ok(Runtime::new(device, Arc::new(source), Arc::clone(&self.clock), config, counters))
+        Ok((Device::open(self.driver(), local.id)?, local.uuid))
     }
 
     /// A plan that the daemon stores.

@@ -30,6 +30,7 @@ mod recorder;
 mod replay_cli;
 mod selftest;
 mod serve;
+mod shared;
 mod sharing;
 mod soak;
 mod steps;

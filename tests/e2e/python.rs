@@ -74,6 +74,15 @@ fn the_package_by_itself_and_its_library_do_what_they_say() {
 }
 
 #[test]
+fn modules_are_shared_between_processes_of_a_real_pytorch() {
+    let Some(library) = library() else { return };
+    let daemon = TestDaemon::start(64);
+    let Some(output) = list("test_share", &daemon, crate::support::driver_name(), &library) else { return };
+    passes(&output);
+    daemon.wait_for_device("leased_bytes", 0);
+}
+
+#[test]
 fn with_a_real_pytorch_the_package_does_what_it_says() {
     let Some(library) = library() else { return };
     let daemon = on_gpus();

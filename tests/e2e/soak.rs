@@ -1,4 +1,4 @@
-//! Two trainers whose peaks are in turn, and more together than the device has; any of them is killed at a random moment, again and again.
+//! Two trainers whose peaks are in turn, and more together than the device has, and a reader of shared weights; any of them is killed at a random moment, again and again.
 //!
 //! `STITCHD_SOAK_KILLS=1000 cargo test --release --test e2e soak -- --nocapture` is the long one, some twenty minutes; without the variable it is a short one.
 
@@ -55,10 +55,39 @@ while True:
     time.sleep(rng.random() * 0.02)
 ";
 
+/// The weights of all are one memory, which whoever comes first publishes; they are read all the time.
+const READER: &str = "
+class Range(ctypes.Structure):
+    _fields_ = [('address', ctypes.c_void_p), ('size', ctypes.c_size_t), ('content', ctypes.c_size_t), ('version', ctypes.c_uint64),
+                ('device', ctypes.c_int), ('writable', ctypes.c_int), ('sealed', ctypes.c_int)]
+lib.stitch_share_publish.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p]
+lib.stitch_share_attach.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p]
+lib.stitch_share_create.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+lib.stitch_share_close.argtypes = [ctypes.c_void_p]
+r = Range()
+while True:
+    if lib.stitch_share_attach(b'weights', 0, None, 0, ctypes.byref(r)) != 0:
+        if lib.stitch_share_create(8 * MIB, 0, ctypes.byref(r)) != 0:
+            time.sleep(0.02)
+            continue
+        poke(r.address, bytes([0x5e]) * (8 * MIB))
+        if lib.stitch_share_publish(r.address, b'weights', 8 * MIB, 60000, 0, None, 0, ctypes.byref(r)) != 0:
+            say('refused')
+            sys.exit(1)
+    for _ in range(20):
+        if peek(r.address, 8 * MIB) != bytes([0x5e]) * (8 * MIB):
+            say('BROKEN: shared weights')
+            sys.exit(1)
+        say('read')
+        time.sleep(0.02)
+    lib.stitch_share_close(r.address)
+";
+
 /// What trainers have said.
 #[derive(Debug, Default)]
 struct Said {
     rounds: AtomicU64,
+    reads: AtomicU64,
     refused: AtomicU64,
     broken: AtomicU64,
 }
@@ -66,18 +95,20 @@ struct Said {
 /// A trainer and who listens to it.
 struct Trainer {
     child: Child,
+    script: &'static str,
     listens: std::thread::JoinHandle<()>,
 }
 
 impl Trainer {
-    fn start(daemon: &TestDaemon, said: &Arc<Said>) -> Option<Trainer> {
-        let mut child = python(daemon, TRAINER)?;
+    fn start(daemon: &TestDaemon, script: &'static str, said: &Arc<Said>) -> Option<Trainer> {
+        let mut child = python(daemon, script)?;
         let (lines, said) = (BufReader::new(child.stdout.take().unwrap()).lines(), Arc::clone(said));
         let listens = std::thread::spawn(move || {
             // The last line of one that is killed may be half a line.
             for line in lines.map_while(Result::ok) {
                 let count = match line.as_str() {
                     "round" => &said.rounds,
+                    "read" => &said.reads,
                     "refused" => &said.refused,
                     line if line.starts_with("BROKEN") => &said.broken,
                     _ => continue,
@@ -85,7 +116,7 @@ impl Trainer {
                 count.fetch_add(1, Ordering::Relaxed);
             }
         });
-        Some(Trainer { child, listens })
+        Some(Trainer { child, listens, script })
     }
 
     fn kill(mut self) {
@@ -102,24 +133,30 @@ fn trainers_that_share_a_device_lose_no_byte_when_any_of_them_is_killed_at_any_m
     let said = Arc::new(Said::default());
     let mut rng = Rng::new(7);
     let mut trainers = Vec::new();
-    for _ in 0..2 {
-        let Some(trainer) = Trainer::start(&daemon, &said) else { return };
+    for script in [TRAINER, TRAINER, READER] {
+        let Some(trainer) = Trainer::start(&daemon, script, &said) else { return };
         trainers.push(trainer);
     }
     for kill in 1..=kills {
         std::thread::sleep(Duration::from_millis(rng.below(1_600)));
-        trainers.swap_remove(rng.index(2)).kill();
-        trainers.push(Trainer::start(&daemon, &said).unwrap());
+        let killed = trainers.swap_remove(rng.index(3));
+        let script = killed.script;
+        killed.kill();
+        trainers.push(Trainer::start(&daemon, script, &said).unwrap());
         assert_eq!(said.broken.load(Ordering::Relaxed), 0, "after {kill} kills");
         if kill % 50 == 0 {
             println!("{kill} of {kills} killed: {said:?}");
         }
     }
     trainers.into_iter().for_each(Trainer::kill);
+    // The weights outlive who published them: until they are withdrawn.
+    for range in daemon.cli_json(&["shared"])["ranges"].as_array().unwrap() {
+        assert!(daemon.cli(&["shared", "--withdraw", &range["range"].to_string()]).status.success());
+    }
     daemon.wait_for_device("available_bytes", DEVICE_MIB * MIB);
     let status = daemon.status();
     let device = &status["devices"][0];
-    for figure in ["leased_bytes", "foreign_bytes", "quarantined_bytes", "waiting_requests"] {
+    for figure in ["leased_bytes", "shared_bytes", "foreign_bytes", "quarantined_bytes", "waiting_requests"] {
         assert_eq!(device[figure], 0, "{figure} after {kills} kills: {status}");
     }
     let (rounds, refused, broken) = (&said.rounds, &said.refused, said.broken.load(Ordering::Relaxed));
@@ -129,6 +166,8 @@ fn trainers_that_share_a_device_lose_no_byte_when_any_of_them_is_killed_at_any_m
         daemon.status()["returned_by_revocation_bytes"]
     );
     assert_eq!(broken, 0);
-    assert!(rounds.load(Ordering::Relaxed) >= kills, "they hardly worked");
+    let reads = said.reads.load(Ordering::Relaxed);
+    println!("{reads} times the shared weights were read");
+    assert!(rounds.load(Ordering::Relaxed) >= kills && reads >= kills, "they hardly worked");
     assert!(status["returned_by_revocation_bytes"].as_u64() > Some(0), "nobody was asked for anything");
 }

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import json
-from ctypes import c_char_p, c_double, c_int, c_size_t, c_void_p
+from ctypes import c_char_p, c_double, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-__all__ = ["Library", "StitchdError", "find_library", "PHASES"]
+__all__ = ["Library", "Shared", "StitchdError", "find_library", "PHASES"]
 
 NAME = "libstitchd_client.so"
 
@@ -43,6 +43,38 @@ def find_library(named: Optional[str] = None) -> Path:
     if not there:
         raise StitchdError(f"{NAME} is not beside the package; build it with `cargo build --release`, or name it by STITCHD_LIBRARY")
     return max(there, key=lambda path: path.stat().st_mtime)
+
+
+class _Shared(ctypes.Structure):
+    # `stitch_shared` of stitch.h.
+    _fields_ = [
+        ("address", c_void_p),
+        ("size", c_size_t),
+        ("content", c_size_t),
+        ("version", c_uint64),
+        ("device", c_int),
+        ("writable", c_int),
+        ("sealed", c_int),
+    ]
+
+
+class Shared(NamedTuple):
+    """Memory that is to be published, or was, by this process or another."""
+
+    #: Where it begins, until it is closed.
+    address: int
+    #: Its bytes: whole chunks.
+    size: int
+    #: Bytes that its publisher says mean something; 0 before it is published.
+    content: int
+    #: A range that is published later has a larger number; 0 before it is published.
+    version: int
+    #: The ordinal of its device in this process.
+    device: int
+    #: Whether this process may write it.
+    writable: bool
+    #: Whether the driver lets nobody write it any more.
+    sealed: bool
 
 
 class Library:
@@ -78,6 +110,14 @@ class Library:
         self._reset_sums = function(self._waiting, "stitch_reset_accumulated_memory_stats", None, c_int)
         self._trim = function(self._waiting, "stitch_torch_reset", None)
         self._fraction = function(self._waiting, "stitch_torch_memory_fraction", None, c_double, c_int)
+        key = (c_char_p, c_size_t)
+        shared = ctypes.POINTER(_Shared)
+        self._share_create = function(self._waiting, "stitch_share_create", c_int, c_size_t, c_int, shared)
+        self._share_publish = function(
+            self._waiting, "stitch_share_publish", c_int, c_void_p, c_char_p, c_size_t, c_uint64, c_int, *key, shared
+        )
+        self._share_attach = function(self._waiting, "stitch_share_attach", c_int, c_char_p, c_uint64, *key, shared)
+        self._share_close = function(self._waiting, "stitch_share_close", c_int, c_void_p)
         self.context_push = function(self._quick, "stitch_context_push", None, c_int, c_int, c_int, c_char_p, c_int)
         self.context_pop = function(self._quick, "stitch_context_pop", None)
 
@@ -153,6 +193,45 @@ class Library:
     def set_memory_fraction(self, fraction: float, device: int) -> None:
         """The process holds at most this part of a device's memory from now on."""
         self._fraction(fraction, device)
+
+    def share_create(self, size: int, device: int = 0) -> Shared:
+        """Memory of at least ``size`` bytes to be written and then published. Raises :class:`StitchdError` when it fails."""
+        found = _Shared()
+        return self._shared(self._share_create(size, device, ctypes.byref(found)), found)
+
+    def share_publish(
+        self, range: Shared, name: str, *, content: int, linger: float = 600.0, writable: bool = False, key: Optional[bytes] = None
+    ) -> Shared:
+        """Publishes what :meth:`share_create` made, for it to outlive its last holder by ``linger`` seconds: at the same address, and no more to be written unless ``writable``. Raises :class:`StitchdError` when it fails."""
+        found = _Shared()
+        millis = max(0, round(linger * 1000))
+        done = self._share_publish(
+            range.address, name.encode(), content, millis, int(writable), key, len(key or b""), ctypes.byref(found)
+        )
+        return self._shared(done, found)
+
+    def share_attach(self, name: str, *, version: int = 0, key: Optional[bytes] = None) -> Shared:
+        """Holds a published range, the newest of the name or exactly that one, and maps it. Raises :class:`StitchdError` when it fails."""
+        found = _Shared()
+        return self._shared(self._share_attach(name.encode(), version, key, len(key or b""), ctypes.byref(found)), found)
+
+    def share_close(self, range: Shared, missing_ok: bool = False) -> None:
+        """Unmaps a range: one that was not published is given back, one that was is held no more. Raises :class:`StitchdError` where there is none and ``missing_ok`` is false."""
+        if self._share_close(range.address) != 0 and not missing_ok:
+            raise StitchdError(self.last_error())
+
+    def _shared(self, done: int, found: _Shared) -> Shared:
+        if done != 0:
+            raise StitchdError(self.last_error())
+        return Shared(
+            address=int(found.address or 0),
+            size=int(found.size),
+            content=int(found.content),
+            version=int(found.version),
+            device=int(found.device),
+            writable=bool(found.writable),
+            sealed=bool(found.sealed),
+        )
 
     @staticmethod
     def _text(function: Callable[..., int], device: int, nothing: str) -> Any:
