@@ -37,6 +37,21 @@
 #define STITCH_PHASE_OTHER 5
 
 /*
+ For `stitch_sleep`: contents are kept or not as `stitch_tag_push` said; those of memory without a tag are.
+ */
+#define STITCH_KEEP_AS_TAGGED -1
+
+/*
+ Contents are gone.
+ */
+#define STITCH_KEEP_NOTHING 0
+
+/*
+ Contents are kept in this process's memory.
+ */
+#define STITCH_KEEP_CONTENTS 1
+
+/*
  A part of an allocation that lies in one chunk of physical memory.
  */
 typedef struct stitch_piece {
@@ -427,6 +442,53 @@ int stitch_share_attach(const char *name,
  0, or -1 where no range of this process begins there.
  */
 int stitch_share_close(const void *address);
+
+/*
+ What this thread allocates from now on is under `tag`, until `stitch_tag_pop`: it lies apart, and can be put to sleep without the rest. With `keep` not 0 its contents are kept when it sleeps. Tags can be inside each other; the innermost counts. Each has
+ pools of its own, so a process should have few.
+
+ 0, or -1: then `stitch_last_error` says why, and nothing is to be popped.
+
+ # Safety
+
+ `tag` ends in NUL.
+ */
+int stitch_tag_push(const char *tag,
+                    int keep);
+
+/*
+ This thread leaves the tag that it pushed last. Where it is under none nothing changes, and `stitch_last_error` says so.
+ */
+void stitch_tag_pop(void);
+
+/*
+ Gives all memory of this process under `tag`, or with NULL all there is, back to the daemon, once the devices have done what is queued. Addresses stay; what is touched before `stitch_wake` is not there, and what is asked for
+ meanwhile is refused. Contents of live allocations are kept in this process's memory, or are gone, as `keep` says (STITCH_KEEP_...). Nobody may use the memory while this runs.
+
+ What sleeps already sleeps on. 0 and in `freed`, unless that is NULL, how many bytes of device memory went back; or -1: then `stitch_last_error` says why, and what was asleep by then is.
+
+ Fails while a graph is captured; without a daemon; and on devices whose memory returns with its addresses only.
+
+ # Safety
+
+ `tag` is NULL, or ends in NUL; `freed` is NULL, or aligned and nobody else's.
+ */
+int stitch_sleep(const char *tag,
+                 int keep,
+                 size_t *freed);
+
+/*
+ Gets memory again for what sleeps under `tag`, or with NULL for all that does, and puts it where it was, with the contents that were kept; what was not kept is new memory. Waits its turn for memory that others have, for `wait_ms`
+ milliseconds at most for each size of chunk.
+
+ What is awake stays so. 0, or -1: then `stitch_last_error` says why, with who has the memory, and what is not awake by then sleeps on and can be woken later.
+
+ # Safety
+
+ `tag` is NULL, or ends in NUL.
+ */
+int stitch_wake(const char *tag,
+                uint64_t wait_ms);
 
 /*
  `stitch_malloc` for PyTorch, whose callers do not look for NULL: never NULL for a size above 0. When it fails it raises PyTorch's own error, a C++ exception. Where memory has run out Python sees a `torch.OutOfMemoryError`, with a text that begins

@@ -19,11 +19,13 @@ use stitchd::units::{Bytes, DeviceAddress};
 
 use crate::captures;
 use crate::process;
+use crate::tags;
 
 pub mod blocks;
 pub(crate) mod filter;
 mod raise;
 pub mod share;
+pub mod sleep;
 pub mod statistics;
 pub mod torch;
 
@@ -60,7 +62,7 @@ fn serve(size: usize, device: c_int, stream: *mut c_void, pool: Option<PrivatePo
             return Ok(std::ptr::null_mut());
         }
         LACKED.set(false);
-        let runtime = process::runtime(device)?;
+        let runtime = tags::runtime(device)?;
         let here = context::here();
         let request = Request {
             bytes: Bytes::new(size as u64),
@@ -98,6 +100,7 @@ pub extern "C" fn stitch_free(ptr: *mut c_void, size: usize, device: c_int, stre
             Some(runtime) => runtime.free(address, StreamId(stream.addr() as u64)),
             None => Err(NotLive(address)),
         };
+        let freed = freed.or_else(|_| tags::free(device, address, StreamId(stream.addr() as u64)));
         freed.map_err(|error| error.to_string())
     });
 }

@@ -20,6 +20,7 @@ use stitchd::session::{PrivateProcess, Session, SessionConfig, SessionError, exi
 use stitchd::units::Bytes;
 
 use crate::ffi;
+use crate::tags;
 
 /// Devices that a process can use.
 const DEVICES_MAX: usize = 64;
@@ -136,9 +137,29 @@ pub(crate) fn existing(device: i32) -> Option<&'static Runtime> {
     usize::try_from(device).ok().and_then(|device| RUNTIMES.get(device)).and_then(OnceLock::get)
 }
 
-/// Does something with every runtime of the process.
+/// Does something with every runtime of the process, those of tags among them.
 pub(crate) fn each(mut with: impl FnMut(&'static Runtime)) {
-    (0..DEVICES_MAX as i32).filter_map(existing).for_each(&mut with);
+    each_untagged(&mut with);
+    tags::each(with);
+}
+
+/// The same without those of tags.
+pub(crate) fn each_untagged(with: impl FnMut(&'static Runtime)) {
+    (0..DEVICES_MAX as i32).filter_map(existing).for_each(with);
+}
+
+/// One more runtime of a device, beside that which everybody uses: without a plan, and in no recording.
+pub(crate) fn another_runtime(device: i32) -> Result<Runtime, String> {
+    // What is wrong with the device is found once.
+    runtime(device)?;
+    let made = match &*session()? {
+        Origin::Daemon(session) => {
+            let config = RuntimeConfig { wait: session.wait(), ..RuntimeConfig::default() };
+            session.runtime(device as u32, config)
+        }
+        Origin::Private(process) => process.runtime(device as u32, RuntimeConfig::default()),
+    };
+    made.map_err(|error| chain(&error))
 }
 
 /// The most that this process wants to hold on a device, as a part of all that the device has: from now on, and also where it has not used the device yet.

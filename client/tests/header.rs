@@ -3,7 +3,8 @@
 use std::path::Path;
 
 /// The files of the border, in the order of the header.
-const SOURCES: [&str; 5] = ["ffi.rs", "ffi/statistics.rs", "ffi/blocks.rs", "ffi/share.rs", "ffi/torch.rs"];
+const SOURCES: [&str; 6] =
+    ["ffi.rs", "ffi/statistics.rs", "ffi/blocks.rs", "ffi/share.rs", "ffi/sleep.rs", "ffi/torch.rs"];
 
 /// Set this variable to write the header instead.
 const UPDATE: &str = "STITCHD_UPDATE";

@@ -78,7 +78,7 @@ impl Chunk {
         self.is_stuck.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn handle(&self) -> Handle {
+    pub(crate) fn handle(&self) -> Handle {
         self.handle.expect("a chunk has its handle until it is released")
     }
 

@@ -17,7 +17,8 @@ impl Runtime {
     pub fn give_back_idle(&self, wanted: Bytes) -> Bytes {
         // Until the end of it: a capture that begins waits for this, as waiting for the device and letting go of memory would break it.
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.lock().private.is_open() || self.synchronize().is_err() {
+        let cannot = |pools: &Pools| pools.private.is_open() || pools.asleep.is_some();
+        if cannot(&self.lock()) || self.synchronize().is_err() {
             return Bytes::ZERO;
         }
         let slice = self.config.granule.checked_mul(AT_ONCE).unwrap_or(Bytes::MAX);

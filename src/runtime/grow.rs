@@ -23,6 +23,9 @@ pub(super) const ROUNDS_MAX: usize = 64;
 impl Runtime {
     #[cold]
     pub(super) fn alloc_slow(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
+        if self.lock().asleep.is_some() {
+            return Err(AllocError::Asleep { requested: request.bytes });
+        }
         let served = {
             // What comes for the first of a thousand threads is enough for the others; a chunk for each could be more than there is.
             let is_small = request.bytes < self.config.granule;

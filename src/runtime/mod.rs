@@ -6,6 +6,7 @@
 //! * The pools belong to whoever holds the lock. No driver call is made under it but the mapping of memory that is new, moved or given up, and events
 //!   for what several streams use (where no event can be had, waiting for the device); no other
 //!   process can hold it; nobody waits for the daemon under it.
+//! * Whoever puts memory to sleep or wakes it reads and writes all of it under the lock: nobody is to use it then.
 //! * Asking the daemon happens outside the lock, so other threads go on allocating and freeing meanwhile. What comes back is put into the
 //!   pools under the lock, and the request tries again: another thread may have been faster.
 //! * Counters are written under the lock, one writer each, and read by anybody.
@@ -25,6 +26,7 @@ mod offer;
 mod overflow;
 mod private_pools;
 mod room;
+mod sleep;
 mod source;
 mod statistics;
 
@@ -38,6 +40,7 @@ pub use counters::{Counter, Counters};
 pub use manifest::{ManifestError, Piece};
 pub use offer::Offer;
 pub use private_pools::{PrivatePoolId, PrivateUse};
+pub use sleep::{SleepError, Slept};
 pub use source::{ChunkSource, Room, SourceError, Want};
 pub use statistics::MemoryStatistics;
 
@@ -62,6 +65,7 @@ use deferred::Deferred;
 use installed::Installed;
 use lock::{Held, Lock};
 use private_pools::PrivatePools;
+use sleep::Asleep;
 use statistics::Watermarks;
 
 /// The runtime of one device.
@@ -110,6 +114,8 @@ struct Pools {
     taps: Vec<(TapNumber, Tap)>,
     /// What statistics count that no pool does.
     marks: Watermarks,
+    /// Its memory is gone until it is woken.
+    asleep: Option<Asleep>,
     /// Allocations and frees until figures are written that take a walk over all blocks.
     until_look: u32,
 }
@@ -151,6 +157,12 @@ pub enum AllocError {
         #[source]
         source: SourceError,
     },
+    /// Its memory is asleep.
+    #[error("cannot serve {requested}: this memory is asleep, and is to be woken first")]
+    Asleep {
+        /// Bytes asked for.
+        requested: Bytes,
+    },
     /// More than any device has.
     #[error("{requested} are more than any device has")]
     TooLarge {
@@ -190,6 +202,7 @@ impl AllocError {
         match self {
             AllocError::OutOfMemory { source, .. } => source.kind,
             AllocError::TooLarge { .. } => ErrorKind::Invalid,
+            AllocError::Asleep { .. } => ErrorKind::Conflict,
             AllocError::Memory { source, .. } => source.kind(),
         }
     }
@@ -203,6 +216,7 @@ impl AllocError {
     fn asked_for(mut self, bytes: Bytes) -> AllocError {
         let (AllocError::OutOfMemory { requested, .. }
         | AllocError::TooLarge { requested }
+        | AllocError::Asleep { requested }
         | AllocError::Memory { requested, .. }) = &mut self;
         *requested = bytes;
         self
@@ -333,6 +347,7 @@ impl Runtime {
             refused_until: Duration::ZERO,
             taps: Vec::new(),
             marks: Watermarks::default(),
+            asleep: None,
             until_look: OPERATIONS_PER_LOOK,
         };
         Runtime {
@@ -367,6 +382,9 @@ impl Runtime {
     pub fn alloc(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
         let served = self.pools.with(|pools| {
             self.count_down(pools);
+            if pools.asleep.is_some() {
+                return None;
+            }
             pools.has_streams |= request.stream != StreamId::DEFAULT;
             let served = self.alloc_now(pools, request)?;
             pools.note(|tap| tap.alloc(request, served));
@@ -484,7 +502,7 @@ impl Runtime {
     pub fn trim(&self, wanted: Bytes) -> Bytes {
         let chunks = {
             let mut pools = self.lock();
-            if pools.private.is_open() {
+            if pools.private.is_open() || pools.asleep.is_some() {
                 return Bytes::ZERO;
             }
             pools.empty_small_slabs();
@@ -831,7 +849,8 @@ impl Pools {
 
     fn held(&self) -> Bytes {
         let planned: Bytes = self.static_pools().map(Installed::held).sum();
-        planned + self.packed.held() + self.stitching.held() + self.private.held()
+        let all = planned + self.packed.held() + self.stitching.held() + self.private.held();
+        all.saturating_sub(self.slept())
     }
 
     fn live_allocations(&self) -> u64 {

@@ -212,6 +212,9 @@ impl Runtime {
 
     /// Serves a request from a private pool that is open.
     pub fn alloc_private(&self, id: PrivatePoolId, request: &Request) -> Result<DeviceAddress, AllocError> {
+        if self.lock().asleep.is_some() {
+            return Err(AllocError::Asleep { requested: request.bytes });
+        }
         let Request { bytes, stream, .. } = *request;
         let served = self.serve_private(id, bytes, stream);
         let mut pools = self.lock();

@@ -17,6 +17,19 @@ pub trait ChunkSource: Send + Sync + std::fmt::Debug {
     /// Takes chunks back that nothing maps any more. Never fails as seen from here: what cannot be given back counts as held until the process ends.
     fn release(&self, chunks: Vec<Arc<Chunk>>);
 
+    /// Puts the memory of all chunks that were acquired and not released down: they keep their handles, and their mappings their addresses, and nothing is behind. On error nothing has changed. Says how many bytes that was.
+    fn sleep(&self) -> Result<Bytes, SourceError> {
+        Err(SourceError {
+            kind: ErrorKind::Unsupported,
+            message: "only memory of a daemon can be put to sleep".to_owned(),
+        })
+    }
+
+    /// Gets memory for all chunks that sleep, or for none: other memory than before. Blocks for at most `wait` and some round trips. Says how many bytes that was.
+    fn wake(&self, _wait: Duration) -> Result<Bytes, SourceError> {
+        Err(SourceError { kind: ErrorKind::Unsupported, message: "only memory of a daemon can be woken".to_owned() })
+    }
+
     /// How much memory there is for this process. May take a round trip.
     fn room(&self) -> Result<Room, SourceError> {
         Err(SourceError { kind: ErrorKind::Unsupported, message: "nobody tells how much memory there is".to_owned() })

@@ -22,6 +22,7 @@ mod private;
 mod quiet_stream;
 pub mod recording;
 pub mod shared;
+mod source;
 mod stats_page;
 
 use std::collections::BTreeMap;
@@ -35,22 +36,24 @@ pub use private::{PrivateProcess, PrivateSource};
 
 use crate::clock::{Clock, SystemClock};
 use crate::driver::layers::metered::{CallCounts, Meter, Metered};
+use crate::driver::layers::sleeping::Sleeping;
 use crate::driver::{self, Driver, DriverError, DriverName, LibraryPlace, OpenError};
-use crate::error::{ErrorKind, chain};
-use crate::ids::{ChunkId, DeviceId, DeviceUuid, PlanId, SessionId};
+use crate::error::ErrorKind;
+use crate::ids::{DeviceId, DeviceUuid, PlanId, SessionId};
 use crate::ladder::{Ladder, LadderError};
-use crate::memory::{Chunk, Device, MemoryError};
+use crate::memory::Device;
 use crate::plan::format::{self, FormatError};
 use crate::plan::{Fingerprint, Plan, Position};
-use crate::runtime::{ChunkSource, Counters, Room, Runtime, RuntimeConfig, SourceError, Want};
+use crate::runtime::{Counters, Runtime, RuntimeConfig};
 use crate::units::Bytes;
-use crate::wire::convert::{Malformed, WantedChunks, WantedPlans, malformed};
+use crate::wire::convert::{Malformed, WantedPlans, malformed};
 use crate::wire::fd_channel::ChannelError;
 use crate::wire::stats_page::StatsPageError;
 use crate::wire::v1;
 use control::{Control, Seen, Watched};
 use giving::Givers;
 use link::Link;
+use source::DaemonSource;
 
 /// How a session is opened.
 #[derive(Clone, Debug)]
@@ -255,6 +258,8 @@ pub struct Session {
     guaranteed: Mutex<BTreeMap<DeviceUuid, Bytes>>,
     admission_wait: Duration,
     driver: Arc<Metered>,
+    /// Below it: chunks that can be put down and taken up.
+    sleeping: Arc<Sleeping>,
     clock: Arc<dyn Clock>,
     counters: Counters,
     /// Whether a runtime has the session's counters: they have one writer.
@@ -281,7 +286,8 @@ impl Session {
         let (link, page) = Link::open(&chunk_socket, opened.ticket, config.patience)?;
         let (link, counters) = (Arc::new(link), stats_page::map(&page)?);
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
-        let driver = Meter::around(driver, Arc::clone(&clock));
+        let sleeping = Sleeping::over(driver);
+        let driver = Meter::around(Arc::clone(&sleeping) as Arc<dyn Driver>, Arc::clone(&clock));
         // Nobody else sets it.
         let _ = watched.set(Seen { driver: Arc::clone(&driver), counters, link: Arc::downgrade(&link) });
         Ok(Arc::new(Session {
@@ -295,6 +301,7 @@ impl Session {
             guaranteed: Mutex::default(),
             admission_wait: config.admission_wait,
             driver,
+            sleeping,
             clock,
             counters,
             counters_taken: AtomicBool::new(false),
@@ -378,7 +385,7 @@ impl Session {
         let has_counters = !self.counters_taken.swap(true, Ordering::AcqRel);
         let counters = if has_counters { self.counters } else { Counters::private() };
         let session = Arc::clone(self);
-        let source = DaemonSource { session, device: Arc::clone(&device), uuid, has_counters };
+        let source = DaemonSource::new(session, Arc::clone(&device), uuid, has_counters);
         let config = config.on(&self.ladder);
         Ok(Runtime::new(device, Arc::new(source), Arc::clone(&self.clock), config, counters))
     }
@@ -453,73 +460,4 @@ fn driver_like(name: &str, devices: &[RemoteDevice], library: &LibraryPlace) -> 
     let library = library.clone();
     let opened = opening::in_time(name, opening::OPENING_MAX, move || driver::open_shared(known, &totals, &library));
     opened?.ok_or_else(unusable)
-}
-
-/// The daemon as a source of chunks for one device.
-#[derive(Debug)]
-struct DaemonSource {
-    session: Arc<Session>,
-    device: Arc<Device>,
-    uuid: DeviceUuid,
-    /// Its runtime writes the session's figures.
-    has_counters: bool,
-}
-
-impl Drop for DaemonSource {
-    fn drop(&mut self) {
-        // The runtime has let go of its source, and writes no more: one that was made for a plan that cannot be installed has not used the figures up.
-        if self.has_counters {
-            self.session.counters_taken.store(false, Ordering::Release);
-        }
-    }
-}
-
-impl DaemonSource {
-    fn check(&self) -> Result<(), SessionError> {
-        if fork::is_child() {
-            return Err(SessionError::Forked);
-        }
-        if !self.session.control.is_attached() {
-            return Err(SessionError::DaemonGone);
-        }
-        if self.session.control.is_lost(self.uuid) { Err(SessionError::DeviceLost(self.uuid)) } else { Ok(()) }
-    }
-
-    fn lease(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SessionError> {
-        self.check()?;
-        let wait_ms = u64::try_from(want.wait.as_millis()).unwrap_or(u64::MAX);
-        let wanted = WantedChunks { device: self.uuid, len: want.len, shape: want.shape, plan: want.plan, wait_ms };
-        let leased = self.session.link.acquire(wanted)?;
-        let ids: Vec<ChunkId> = leased.iter().map(|(id, ..)| *id).collect();
-        let import = |(id, len, fd)| Chunk::import(&self.device, id, fd, len).map(Arc::new);
-        // All or nothing. When this has failed what was imported is let go of and every descriptor is closed: only then the daemon may hear of it.
-        let imported: Result<Vec<_>, MemoryError> = leased.into_iter().map(import).collect();
-        imported.or_else(|error| {
-            self.session.link.release(ids)?;
-            let kind = error.kind();
-            Err(SessionError::Refused { kind, message: format!("cannot import: {}", chain(&error)) })
-        })
-    }
-}
-
-impl ChunkSource for DaemonSource {
-    fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
-        self.lease(want).map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
-    }
-
-    fn release(&self, chunks: Vec<Arc<Chunk>>) {
-        let ids = chunks.iter().map(|chunk| chunk.id()).collect();
-        // Handles first: the daemon may give the memory to somebody else the moment it hears of it.
-        drop(chunks);
-        if self.check().is_ok()
-            && let Err(error) = self.session.link.release(ids)
-        {
-            tracing::debug!(error = %chain(&error), "chunks could not be given back; they are when this process ends");
-        }
-    }
-
-    fn room(&self) -> Result<Room, SourceError> {
-        let room = self.check().and_then(|()| self.session.control.room(self.uuid));
-        room.map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
-    }
 }

@@ -7,7 +7,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{DaemonSource, Session, SessionError, claim, fork};
+use super::source::DaemonSource;
+use super::{Session, SessionError, claim, fork};
 use crate::driver::{Access, Driver as _};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceId, RangeId};
@@ -85,7 +86,7 @@ impl Session {
     /// As of a runtime's growth: there is none, or more is asked for than the session may hold.
     pub fn draft(self: &Arc<Session>, ordinal: u32, len: Bytes) -> Result<Draft, SessionError> {
         let (device, uuid) = self.device_here(ordinal)?;
-        let source = DaemonSource { session: Arc::clone(self), device, uuid, has_counters: false };
+        let source = DaemonSource::new(Arc::clone(self), device, uuid, false);
         let want = Want { len, shape: Shape::Largest, plan: None, wait: self.wait };
         let chunks = source.lease(want)?;
         if chunks.len() > limits::RELEASE_CHUNKS_MAX {
@@ -212,12 +213,12 @@ impl Draft {
 
     /// This process's ordinal of its device.
     pub fn device(&self) -> DeviceId {
-        self.source.device.id()
+        self.source.device().id()
     }
 
     /// Publishes it: from here on it is read where it lies, or, where it is published as writable, written by whoever attaches it. Nothing that this process has queued may still write it: its device is waited for.
     pub fn publish(mut self, how: &Publishing) -> Result<SharedRange, Unpublished> {
-        let session = Arc::clone(&self.source.session);
+        let session = Arc::clone(self.source.session());
         let mut mapping = self.mapping.take().expect("it is there until it is published or dropped");
         // Not mapped while it is sealed: nobody could promise that it is not written.
         let chunks = match mapping.take(0..mapping.slot_count()) {

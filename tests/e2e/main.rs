@@ -32,6 +32,7 @@ mod selftest;
 mod serve;
 mod shared;
 mod sharing;
+mod sleep;
 mod soak;
 mod steps;
 mod torch_border;

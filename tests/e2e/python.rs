@@ -67,7 +67,7 @@ fn passes(output: &Output) {
 fn the_package_by_itself_and_its_library_do_what_they_say() {
     let Some(library) = library() else { return };
     let daemon = TestDaemon::start(64);
-    for file in ["test_package", "test_library"] {
+    for file in ["test_package", "test_library", "test_sleep"] {
         let Some(output) = list(file, &daemon, crate::support::driver_name(), &library) else { return };
         passes(&output);
     }

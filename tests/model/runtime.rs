@@ -278,6 +278,7 @@ impl Bench {
         let after = self.runtime.stats();
         assert_eq!(before.served, after.served, "what fails serves nobody");
         match error {
+            AllocError::Asleep { .. } => panic!("nobody has put it to sleep"),
             AllocError::OutOfMemory { requested, held, live, stitchable, parked, contiguous, source, .. } => {
                 assert!(stitchable <= parked && contiguous <= parked, "{error:?}");
                 assert_eq!((*requested, *held, live.get()), (request.bytes, after.held, self.live_bytes()));

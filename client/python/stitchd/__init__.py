@@ -18,7 +18,7 @@ from typing import Iterator, Optional
 from ._config import Config
 from ._library import PHASES, Library, StitchdError, find_library
 
-__all__ = ["Library", "StitchdError", "context", "library", "mark_iteration", "__version__"]
+__all__ = ["Library", "StitchdError", "context", "library", "mark_iteration", "sleep", "tag", "wake", "__version__"]
 
 __version__ = "0.1.0"
 
@@ -50,6 +50,31 @@ def context(
         yield
     finally:
         loaded.context_pop()
+
+
+@contextlib.contextmanager
+def tag(name: str, keep: bool = True) -> Iterator[None]:
+    """What this thread allocates inside is under a tag: it lies apart, and :func:`sleep` can give its memory back without the rest. With ``keep`` its contents come back when it is woken."""
+    loaded = library()
+    loaded.tag_push(name, keep)
+    try:
+        yield
+    finally:
+        loaded.tag_pop()
+
+
+def sleep(tag: Optional[str] = None, keep: Optional[bool] = None) -> int:
+    """Gives the memory under a tag, or all that this process has, back to the daemon, and keeps the addresses. Returns how many bytes of device memory went back.
+
+    With ``keep`` the contents are kept in this process's memory, without they are gone; where it is not said it is as :func:`tag` said, and kept for what has no tag. What is queued on the devices is waited for; nobody may use
+    the memory until :func:`wake`. Raises :class:`StitchdError` where that cannot be: while a graph is captured, or without a daemon.
+    """
+    return library().sleep(tag, keep)
+
+
+def wake(tag: Optional[str] = None, wait: float = 60.0) -> None:
+    """Gets memory again for what sleeps, where it was, with what was kept. Raises :class:`StitchdError`, which says who has the memory, where others have it for longer than ``wait`` seconds: then it sleeps on, and can be woken later."""
+    library().wake(tag, wait)
 
 
 def mark_iteration(device: int = -1) -> None:

@@ -118,6 +118,10 @@ class Library:
         )
         self._share_attach = function(self._waiting, "stitch_share_attach", c_int, c_char_p, c_uint64, *key, shared)
         self._share_close = function(self._waiting, "stitch_share_close", c_int, c_void_p)
+        self._tag_push = function(self._quick, "stitch_tag_push", c_int, c_char_p, c_int)
+        self._tag_pop = function(self._quick, "stitch_tag_pop", None)
+        self._sleep = function(self._waiting, "stitch_sleep", c_int, c_char_p, c_int, ctypes.POINTER(c_size_t))
+        self._wake = function(self._waiting, "stitch_wake", c_int, c_char_p, c_uint64)
         self.context_push = function(self._quick, "stitch_context_push", None, c_int, c_int, c_int, c_char_p, c_int)
         self.context_pop = function(self._quick, "stitch_context_pop", None)
 
@@ -193,6 +197,27 @@ class Library:
     def set_memory_fraction(self, fraction: float, device: int) -> None:
         """The process holds at most this part of a device's memory from now on."""
         self._fraction(fraction, device)
+
+    def tag_push(self, tag: str, keep: bool) -> None:
+        """What this thread allocates from now on is under a tag, whose contents are kept when it sleeps if ``keep`` says so. Raises :class:`StitchdError` when it fails."""
+        if self._tag_push(tag.encode(), int(keep)) != 0:
+            raise StitchdError(self.last_error())
+
+    def tag_pop(self) -> None:
+        """This thread leaves the tag that it pushed last."""
+        self._tag_pop()
+
+    def sleep(self, tag: Optional[str] = None, keep: Optional[bool] = None) -> int:
+        """Gives the memory of a tag, or all, back to the daemon; addresses stay. Returns how many bytes that were. Raises :class:`StitchdError` when it fails."""
+        freed = c_size_t()
+        if self._sleep(None if tag is None else tag.encode(), -1 if keep is None else int(keep), ctypes.byref(freed)) != 0:
+            raise StitchdError(self.last_error())
+        return freed.value
+
+    def wake(self, tag: Optional[str] = None, wait: float = 60.0) -> None:
+        """Gets memory again for a tag, or all that sleeps, with what was kept. Raises :class:`StitchdError` where others have it for longer than ``wait`` seconds: then it sleeps on."""
+        if self._wake(None if tag is None else tag.encode(), max(0, round(wait * 1000))) != 0:
+            raise StitchdError(self.last_error())
 
     def share_create(self, size: int, device: int = 0) -> Shared:
         """Memory of at least ``size`` bytes to be written and then published. Raises :class:`StitchdError` when it fails."""

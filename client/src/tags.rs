@@ -1,0 +1,164 @@
+//! Memory by tag: what a thread allocates under a tag lies apart, so that it can be put to sleep and woken without the rest.
+//!
+//! A tag is a runtime of its own for each device, made at the first allocation under it, there until the process ends. Where no tag was ever used all this is one load.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use stitchd::error::chain;
+use stitchd::ids::StreamId;
+use stitchd::runtime::{NotLive, Runtime, SleepError};
+use stitchd::units::{Bytes, DeviceAddress};
+
+use crate::process;
+
+/// Tags of a process: each is a set of pools of its own.
+const TAGS_MAX: usize = 64;
+
+static USED: AtomicBool = AtomicBool::new(false);
+static TAGS: Mutex<Vec<Tag>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// What this thread is under, the innermost last.
+    static UNDER: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+struct Tag {
+    name: String,
+    /// Its contents are kept while it sleeps, unless somebody says otherwise.
+    keeps: bool,
+    runtimes: Vec<(i32, &'static Runtime)>,
+}
+
+/// What of a tag, or of everything, is put to sleep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Keep {
+    /// Whatever its tag says; what has none is kept.
+    AsTagged,
+    /// The contents.
+    Contents,
+    /// Nothing.
+    Nothing,
+}
+
+fn tags() -> MutexGuard<'static, Vec<Tag>> {
+    TAGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What this thread allocates from now on is under this tag, until [`pop`].
+pub(crate) fn push(name: &str, keeps: bool) -> Result<(), String> {
+    process::check_child()?;
+    let at = {
+        let mut tags = tags();
+        match tags.iter().position(|tag| tag.name == name) {
+            Some(at) => {
+                tags[at].keeps = keeps;
+                at
+            }
+            None if tags.len() == TAGS_MAX => {
+                return Err(format!("this process has {TAGS_MAX} tags, as many as it may have"));
+            }
+            None => {
+                tags.push(Tag { name: name.to_owned(), keeps, runtimes: Vec::new() });
+                tags.len() - 1
+            }
+        }
+    };
+    USED.store(true, Ordering::Release);
+    UNDER.with_borrow_mut(|under| under.push(at));
+    Ok(())
+}
+
+pub(crate) fn pop() -> Result<(), String> {
+    UNDER.with_borrow_mut(Vec::pop).map(drop).ok_or_else(|| "this thread is under no tag".to_owned())
+}
+
+/// The runtime that this thread allocates from on a device.
+#[inline]
+pub(crate) fn runtime(device: i32) -> Result<&'static Runtime, String> {
+    if USED.load(Ordering::Relaxed) { tagged(device) } else { process::runtime(device) }
+}
+
+#[cold]
+fn tagged(device: i32) -> Result<&'static Runtime, String> {
+    // At the very end of a thread it is under nothing.
+    let under = UNDER.try_with(|under| under.borrow().last().copied()).ok().flatten();
+    let Some(at) = under else { return process::runtime(device) };
+    process::check_child()?;
+    let mut tags = tags();
+    let tag = &mut tags[at];
+    if let Some((_, runtime)) = tag.runtimes.iter().find(|(of, _)| *of == device) {
+        return Ok(runtime);
+    }
+    let runtime: &'static Runtime = Box::leak(Box::new(process::another_runtime(device)?));
+    tag.runtimes.push((device, runtime));
+    Ok(runtime)
+}
+
+/// Takes back an allocation that is not in the device's own pools.
+#[cold]
+pub(crate) fn free(device: i32, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
+    if !USED.load(Ordering::Relaxed) {
+        return Err(NotLive(address));
+    }
+    let runtimes = tags().iter().flat_map(|tag| tag.runtimes.clone()).collect::<Vec<_>>();
+    let mut of_device = runtimes.into_iter().filter(|(of, _)| *of == device);
+    of_device.find_map(|(_, runtime)| runtime.free(address, stream).ok()).ok_or(NotLive(address))
+}
+
+/// Does something with every runtime of every tag.
+pub(crate) fn each(with: impl FnMut(&'static Runtime)) {
+    if USED.load(Ordering::Relaxed) {
+        let runtimes: Vec<_> = tags().iter().flat_map(|tag| tag.runtimes.clone()).collect();
+        runtimes.into_iter().map(|(_, runtime)| runtime).for_each(with);
+    }
+}
+
+/// The runtimes of a tag, or all there are, and whether their contents are kept.
+fn of(name: Option<&str>) -> Result<Vec<(&'static Runtime, bool)>, String> {
+    process::check_child()?;
+    let mut found = Vec::new();
+    if name.is_none() {
+        process::each_untagged(|runtime| found.push((runtime, true)));
+    }
+    let tags = tags();
+    let mut is_known = name.is_none();
+    for tag in tags.iter().filter(|tag| name.is_none_or(|name| tag.name == name)) {
+        is_known = true;
+        found.extend(tag.runtimes.iter().map(|(_, runtime)| (*runtime, tag.keeps)));
+    }
+    if is_known { Ok(found) } else { Err(format!("nothing was allocated under a tag '{}'", name.unwrap_or_default())) }
+}
+
+/// Puts what is under a tag to sleep, or everything: what sleeps already sleeps on. Says how many bytes of device memory went back.
+pub(crate) fn sleep(name: Option<&str>, keep: Keep) -> Result<Bytes, String> {
+    let mut freed = Bytes::ZERO;
+    for (runtime, keeps) in of(name)? {
+        let keeps = match keep {
+            Keep::AsTagged => keeps,
+            Keep::Contents => true,
+            Keep::Nothing => false,
+        };
+        match runtime.sleep(keeps) {
+            Ok(slept) => freed += slept.freed,
+            Err(SleepError::Asleep) => {}
+            Err(error) => return Err(chain(&error)),
+        }
+    }
+    Ok(freed)
+}
+
+/// Wakes what is under a tag, or everything: what is awake stays so. Says how many bytes of device memory it got.
+pub(crate) fn wake(name: Option<&str>, wait: Duration) -> Result<Bytes, String> {
+    let mut got = Bytes::ZERO;
+    for (runtime, _) in of(name)? {
+        match runtime.wake(wait) {
+            Ok(bytes) => got += bytes,
+            Err(SleepError::Awake) => {}
+            Err(error) => return Err(chain(&error)),
+        }
+    }
+    Ok(got)
+}

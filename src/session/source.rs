@@ -1,0 +1,236 @@
+//! The daemon as a source of chunks.
+//!
+//! A chunk that has slept has another number at the daemon than before: what the runtime knows it by is translated here.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::link::Leased as LeasedAnew;
+use super::{Session, SessionError, fork};
+use crate::driver::Handle;
+use crate::error::chain;
+use crate::ids::{ChunkId, DeviceUuid};
+use crate::ladder::Shape;
+use crate::limits;
+use crate::memory::{Chunk, Device, MemoryError};
+use crate::runtime::{ChunkSource, Room, SourceError, Want};
+use crate::units::Bytes;
+use crate::wire::convert::{WantedChunks, malformed};
+
+/// The daemon as a source of chunks for one device.
+#[derive(Debug)]
+pub(super) struct DaemonSource {
+    session: Arc<Session>,
+    device: Arc<Device>,
+    uuid: DeviceUuid,
+    /// Its runtime writes the session's figures.
+    has_counters: bool,
+    /// Everything that was acquired and not released, by the number that it came with.
+    held: Mutex<BTreeMap<ChunkId, Leased>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Leased {
+    handle: Handle,
+    len: Bytes,
+    /// What the daemon calls it now; nothing while it sleeps.
+    now: Option<ChunkId>,
+}
+
+impl Drop for DaemonSource {
+    fn drop(&mut self) {
+        // The runtime has let go of its source, and writes no more: one that was made for a plan that cannot be installed has not used the figures up.
+        if self.has_counters {
+            self.session.counters_taken.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl DaemonSource {
+    pub(super) fn new(
+        session: Arc<Session>,
+        device: Arc<Device>,
+        uuid: DeviceUuid,
+        has_counters: bool,
+    ) -> DaemonSource {
+        DaemonSource { session, device, uuid, has_counters, held: Mutex::default() }
+    }
+
+    pub(super) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeMap<ChunkId, Leased>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check(&self) -> Result<(), SessionError> {
+        if fork::is_child() {
+            return Err(SessionError::Forked);
+        }
+        if !self.session.control.is_attached() {
+            return Err(SessionError::DaemonGone);
+        }
+        if self.session.control.is_lost(self.uuid) { Err(SessionError::DeviceLost(self.uuid)) } else { Ok(()) }
+    }
+
+    pub(super) fn lease(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SessionError> {
+        self.check()?;
+        let wait_ms = u64::try_from(want.wait.as_millis()).unwrap_or(u64::MAX);
+        let wanted = WantedChunks { device: self.uuid, len: want.len, shape: want.shape, plan: want.plan, wait_ms };
+        let leased = self.session.link.acquire(wanted)?;
+        let ids: Vec<ChunkId> = leased.iter().map(|(id, ..)| *id).collect();
+        let import = |(id, len, fd)| Chunk::import(&self.device, id, fd, len).map(Arc::new);
+        // All or nothing. When this has failed what was imported is let go of and every descriptor is closed: only then the daemon may hear of it.
+        let imported: Result<Vec<_>, MemoryError> = leased.into_iter().map(import).collect();
+        let imported = imported.or_else(|error| {
+            self.session.link.release(ids)?;
+            let kind = error.kind();
+            Err(SessionError::Refused { kind, message: format!("cannot import: {}", chain(&error)) })
+        })?;
+        let leased = |chunk: &Arc<Chunk>| {
+            (chunk.id(), Leased { handle: chunk.handle(), len: chunk.len(), now: Some(chunk.id()) })
+        };
+        self.held().extend(imported.iter().map(leased));
+        Ok(imported)
+    }
+
+    fn put_down(&self) -> Result<Bytes, SessionError> {
+        self.check()?;
+        let mut held = self.held();
+        let awake: Vec<_> = held.values_mut().filter(|leased| leased.now.is_some()).collect();
+        let handles: Vec<_> = awake.iter().map(|leased| leased.handle).collect();
+        self.session.sleeping.put_down(&handles)?;
+        let bytes = awake.iter().map(|leased| leased.len).sum();
+        let ids = awake.into_iter().filter_map(|leased| leased.now.take()).collect();
+        // Nothing here refers to them any more. Where the daemon has gone in this moment it has nothing to hear.
+        if let Err(error) = self.session.link.release(ids) {
+            tracing::debug!(error = %chain(&error), "chunks that sleep could not be given back; they are when this process ends");
+        }
+        Ok(bytes)
+    }
+
+    /// Chunks of the sizes of all that sleep, in their order.
+    fn lease_again(&self, asleep: &[(ChunkId, Leased)], wait: Duration) -> Result<Vec<LeasedAnew>, SessionError> {
+        let mut count: BTreeMap<Bytes, u64> = BTreeMap::new();
+        asleep.iter().for_each(|(_, leased)| *count.entry(leased.len).or_default() += 1);
+        let mut got: Vec<LeasedAnew> = Vec::new();
+        let outcome: Result<(), SessionError> = count.into_iter().try_for_each(|(len, count)| {
+            let mut left = count;
+            while left > 0 {
+                let some = left.min(limits::ACQUIRE_CHUNKS_MAX).min(limits::ACQUIRE_BYTES_MAX.get() / len.get());
+                let (wait_ms, all) =
+                    (u64::try_from(wait.as_millis()).unwrap_or(u64::MAX), Bytes::new(len.get() * some));
+                let shape = Shape::Uniform(len);
+                let wanted = WantedChunks { device: self.uuid, len: all, shape, plan: None, wait_ms };
+                let leased = self.session.link.acquire(wanted)?;
+                let is_as_before = leased.len() as u64 == some && leased.iter().all(|(_, of, _)| *of == len);
+                got.extend(leased);
+                if !is_as_before {
+                    return Err(malformed("batch.chunks", format!("not {some} chunks of {len}")).into());
+                }
+                left -= some;
+            }
+            Ok(())
+        });
+        if outcome.is_err() {
+            self.give_up(std::mem::take(&mut got));
+        }
+        outcome.map(|()| got)
+    }
+
+    /// Chunks that nobody here wants after all.
+    fn give_up(&self, leased: Vec<LeasedAnew>) {
+        let ids = leased.iter().map(|(id, ..)| *id).collect();
+        drop(leased);
+        if let Err(error) = self.session.link.release(ids) {
+            tracing::debug!(error = %chain(&error), "chunks could not be given back; they are when this process ends");
+        }
+    }
+
+    fn take_up(&self, wait: Duration) -> Result<Bytes, SessionError> {
+        self.check()?;
+        let asleep: Vec<_> = {
+            let held = self.held();
+            let asleep = held.iter().filter(|(_, leased)| leased.now.is_none());
+            asleep.map(|(id, leased)| (*id, *leased)).collect()
+        };
+        let got = self.lease_again(&asleep, wait)?;
+        // What was released meanwhile is not woken.
+        let mut held = self.held();
+        let mut of_len: BTreeMap<Bytes, Vec<LeasedAnew>> = BTreeMap::new();
+        got.into_iter().for_each(|leased| of_len.entry(leased.1).or_default().push(leased));
+        let (mut named, mut woken) = (Vec::new(), Vec::new());
+        for (id, leased) in asleep {
+            let of_len = of_len.get_mut(&leased.len).expect("there is one for each");
+            if held.contains_key(&id)
+                && let Some((now, _, fd)) = of_len.pop()
+            {
+                named.push((id, now));
+                woken.push((leased.handle, fd));
+            }
+        }
+        let outcome = self.session.sleeping.take_up(woken);
+        let spare: Vec<_> = of_len.into_values().flatten().collect();
+        if let Err(error) = outcome {
+            drop(held);
+            let ids = named.into_iter().map(|(_, now)| now).collect();
+            // The descriptors have gone with it.
+            let _ = self.session.link.release(ids);
+            self.give_up(spare);
+            return Err(error.into());
+        }
+        let mut bytes = Bytes::ZERO;
+        for (id, now) in named {
+            let leased = held.get_mut(&id).expect("looked up above");
+            leased.now = Some(now);
+            bytes += leased.len;
+        }
+        drop(held);
+        if !spare.is_empty() {
+            self.give_up(spare);
+        }
+        Ok(bytes)
+    }
+}
+
+impl ChunkSource for DaemonSource {
+    fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        self.lease(want).map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
+    }
+
+    fn release(&self, chunks: Vec<Arc<Chunk>>) {
+        // Of those that sleep the daemon has heard already.
+        let ids: Vec<_> = {
+            let mut held = self.held();
+            chunks.iter().filter_map(|chunk| held.remove(&chunk.id())?.now).collect()
+        };
+        // Handles first: the daemon may give the memory to somebody else the moment it hears of it.
+        drop(chunks);
+        if !ids.is_empty()
+            && self.check().is_ok()
+            && let Err(error) = self.session.link.release(ids)
+        {
+            tracing::debug!(error = %chain(&error), "chunks could not be given back; they are when this process ends");
+        }
+    }
+
+    fn sleep(&self) -> Result<Bytes, SourceError> {
+        self.put_down().map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
+    }
+
+    fn wake(&self, wait: Duration) -> Result<Bytes, SourceError> {
+        self.take_up(wait).map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
+    }
+
+    fn room(&self) -> Result<Room, SourceError> {
+        let room = self.check().and_then(|()| self.session.control.room(self.uuid));
+        room.map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
+    }
+}
