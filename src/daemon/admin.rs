@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
+use super::refusals::Refused;
 use super::service::{Service, daemon_driver, device_message, from_ledger};
 use super::{Daemon, NodeDevice};
 use crate::error::ErrorKind;
@@ -26,13 +27,14 @@ impl Service {
     fn check_admin<T: std::fmt::Debug>(&self, request: &Request<T>) -> Result<(), Status> {
         let peer = Service::peer(request)?;
         if !self.0.config.is_admin(&peer) {
+            self.0.refusals.note(Refused::Admin, &peer, std::any::type_name::<T>());
             let text = format!(
                 "user {} may not act on this daemon: root may and the user that runs it, from outside of containers or from the daemon's own pod, and those in `admins` of its configuration",
                 peer.uid
             );
             return Err(status(ErrorKind::OverLimit, text));
         }
-        tracing::info!(uid = peer.uid, pid = peer.pid, what = ?request.get_ref(), "asked to act");
+        tracing::info!(target: "audit", uid = peer.uid, pid = peer.pid, what = ?request.get_ref(), "asked to act");
         Ok(())
     }
 

@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 use super::Daemon;
 use super::connections::Seat;
 use super::listener::AcceptFailures;
+use super::refusals::Refused;
 use super::registry::{Claim, Entry, Good};
 use super::watched::watch;
 use crate::error::{ErrorKind, chain};
@@ -49,6 +50,8 @@ const PATIENCE_WITH_OTHERS: Duration = Duration::from_secs(2);
 pub(super) fn start(daemon: Arc<Daemon>, listener: OwnedFd) -> std::io::Result<oneshot::Sender<()>> {
     let (stop, stopped) = oneshot::channel();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Only one chunk socket is served.
+    let _ = daemon.chunk_tasks.set(runtime.handle().clone());
     let serve = move || {
         runtime.block_on(async {
             let listener = match watch(listener, Interest::READABLE) {
@@ -79,6 +82,8 @@ async fn run(daemon: Arc<Daemon>, listener: AsyncFd<OwnedFd>) {
                 // One too many is closed again, and before the next is accepted: a task might close it later than a hundred others came.
                 if let Some(seat) = daemon.connections.enter(&peer) {
                     connections.spawn(serve(Arc::clone(&daemon), socket, peer, seat));
+                } else {
+                    daemon.refusals.count(Refused::Connections);
                 }
             }
             Err(error) => failures.note("the chunk socket", &error).await,
@@ -237,7 +242,7 @@ async fn serve(daemon: Arc<Daemon>, socket: OwnedFd, peer: Peer, seat: Seat) {
             let _ = connection.refuse(0, error.kind(), why_not_sent(&daemon, &error)).await;
         }
         Err(error) => {
-            tracing::info!(pid = peer.pid, error = %chain(&error), "a connection on the chunk socket broke the protocol");
+            daemon.refusals.note(Refused::Protocol, &peer, &chain(&error));
             // It may be gone already.
             let _ = connection.refuse(0, error.kind(), chain(&error)).await;
         }
@@ -307,7 +312,10 @@ async fn greet(
             connection.refuse(0, ErrorKind::Invalid, "this ticket is for a claim".into()).await
         }
         (Ok(Good::Link(_)), _) => connection.refuse(0, ErrorKind::Invalid, "this ticket is for a hello".into()).await,
-        (Err(error), _) => connection.refuse(0, ErrorKind::NotFound, error.to_string()).await,
+        (Err(error), _) => {
+            daemon.refusals.note(Refused::Ticket, peer, &error.to_string());
+            connection.refuse(0, ErrorKind::NotFound, error.to_string()).await
+        }
     }
 }
 

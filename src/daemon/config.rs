@@ -73,6 +73,8 @@ pub struct Config {
     pub driver_deadline: Duration,
     /// Access to the sockets, as chmod writes it.
     pub socket_mode: u32,
+    /// The group that the sockets and their directory are given to; the daemon's own where there is none.
+    pub socket_group: Option<u32>,
     /// Where plans are stored; in the runtime directory when not given.
     pub plans: Option<PathBuf>,
     /// How long a session that grows waits for others, unless it says so itself.
@@ -162,6 +164,7 @@ struct File {
     drain: Option<String>,
     driver_deadline: Option<String>,
     socket_mode: Option<String>,
+    socket_group: Option<String>,
     plans: Option<PathBuf>,
     wait: Option<String>,
     linger_max: Option<String>,
@@ -340,6 +343,7 @@ impl Config {
                 .driver_deadline
                 .map_or(Ok(DRIVER_DEADLINE), |text| parse_deadline("driver_deadline", &text))?,
             socket_mode: file.socket_mode.map_or(Ok(0o660), |text| parse_mode(&text))?,
+            socket_group: file.socket_group.map(|text| parse_group(&text)).transpose()?,
             plans: file.plans,
             wait: file.wait.map_or(Ok(WAIT), |text| parse_duration("wait", &text))?,
             linger_max: file.linger_max.map_or(Ok(LINGER_MAX), |text| parse_duration("linger_max", &text))?,
@@ -377,6 +381,7 @@ impl Config {
             drain: Some(format!("{}ms", self.drain.as_millis())),
             driver_deadline: Some(format!("{}ms", self.driver_deadline.as_millis())),
             socket_mode: Some(format!("{:o}", self.socket_mode)),
+            socket_group: self.socket_group.map(|group| group.to_string()),
             // Not where they would be by default: in a file that is used with another runtime directory they go with that.
             plans: self.plans.clone(),
             wait: Some(format!("{}ms", self.wait.as_millis())),
@@ -469,6 +474,20 @@ fn parse_duration(key: &'static str, text: &str) -> Result<Duration, ConfigError
 fn parse_deadline(key: &'static str, text: &str) -> Result<Duration, ConfigError> {
     let time = parse_duration(key, text)?;
     if time.is_zero() { Err(value(key, "no call ends in no time")) } else { Ok(time) }
+}
+
+/// A group by number, or by its name in the machine's list.
+fn parse_group(text: &str) -> Result<u32, ConfigError> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let of_line = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(text)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    };
+    let found = groups.lines().find_map(of_line);
+    found.ok_or_else(|| value("socket_group", format!("there is no group '{text}' in /etc/group; a number works, too")))
 }
 
 fn parse_mode(text: &str) -> Result<u32, ConfigError> {

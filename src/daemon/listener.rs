@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -111,13 +111,13 @@ impl Listeners {
                 return Err(ListenError::TooLong { path });
             }
         }
-        let mut lock = RuntimeLock::take(&config.runtime_dir)?;
+        let mut lock = RuntimeLock::take(&config.runtime_dir, config.socket_group)?;
         let grpc_path = lock.socket_path(&config.runtime_dir, SOCKET_NAME)?;
         let grpc = UnixListener::bind(&grpc_path).map_err(socket(&grpc_path))?;
-        set_mode(&grpc_path, config.socket_mode)?;
+        set_access(&grpc_path, config)?;
         let chunk_path = lock.socket_path(&config.runtime_dir, CHUNK_SOCKET_NAME)?;
         let chunks = listen_for_chunks(&chunk_path).map_err(|errno| socket(&chunk_path)(errno.into()))?;
-        set_mode(&chunk_path, config.socket_mode)?;
+        set_access(&chunk_path, config)?;
         let http = match config.http {
             None => None,
             Some(address) => Some(listen_for_http(address).await?),
@@ -132,9 +132,30 @@ impl Listeners {
 }
 
 impl RuntimeLock {
-    fn take(directory: &Path) -> Result<RuntimeLock, ListenError> {
+    fn take(directory: &Path, group: Option<u32>) -> Result<RuntimeLock, ListenError> {
         let unusable = |source: std::io::Error| ListenError::Directory { path: directory.to_owned(), source };
-        std::fs::create_dir_all(directory).map_err(unusable)?;
+        if !directory.exists() {
+            if let Some(parent) = directory.parent() {
+                std::fs::create_dir_all(parent).map_err(unusable)?;
+            }
+            // Nobody but its owner and its group finds the sockets in it.
+            match std::fs::DirBuilder::new().mode(0o750).create(directory) {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(unusable(error)),
+                _ => {}
+            }
+        }
+        // Whoever may write there may put a socket of his own in the place of the daemon's.
+        let mode = std::fs::metadata(directory).map_err(unusable)?.mode();
+        if mode & 0o002 != 0 && mode & 0o1000 == 0 {
+            let text = format!(
+                "its mode is {:o}: everybody may write there, and put other sockets in the place of the daemon's",
+                mode & 0o7777
+            );
+            return Err(unusable(std::io::Error::other(text)));
+        }
+        if group.is_some() {
+            std::os::unix::fs::chown(directory, None, group).map_err(unusable)?;
+        }
         let path = directory.join(LOCK_NAME);
         let file = rustix::fs::open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::from(0o644))
             .map_err(|errno| unusable(errno.into()))?;
@@ -170,8 +191,12 @@ fn socket(path: &Path) -> impl FnOnce(std::io::Error) -> ListenError {
     move |source| ListenError::Socket { what, source }
 }
 
-fn set_mode(path: &Path, mode: u32) -> Result<(), ListenError> {
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(socket(path))
+/// Who may connect.
+fn set_access(path: &Path, config: &Config) -> Result<(), ListenError> {
+    if config.socket_group.is_some() {
+        std::os::unix::fs::chown(path, None, config.socket_group).map_err(socket(path))?;
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(config.socket_mode)).map_err(socket(path))
 }
 
 fn listen_for_chunks(path: &Path) -> Result<OwnedFd, Errno> {

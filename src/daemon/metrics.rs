@@ -201,7 +201,11 @@ impl Daemon {
             count("stitchd_returned_bytes_total", "reason", "revoke", node(returned.revoke));
             count("stitchd_returned_bytes_total", "reason", "death", node(returned.death));
         }
-        let node: [(&'static str, u64); 4] = [
+        for (reason, count) in self.refusals.counts() {
+            counter!("stitchd_refusals_total", "reason" => reason).absolute(count);
+        }
+        let node: [(&'static str, u64); 5] = [
+            ("stitchd_tasks", self.tasks()),
             ("stitchd_waiting_requests", self.steward.request_count() as u64),
             ("stitchd_sessions", sessions.len() as u64),
             ("stitchd_export_slots", exports),
@@ -286,7 +290,8 @@ impl Free {
 
 /// The list of names that are written at a scrape, with what they mean.
 fn describe() {
-    let gauges: [(&'static str, Option<Unit>, &'static str); 12] = [
+    let gauges: [(&'static str, Option<Unit>, &'static str); 13] = [
+        ("stitchd_tasks", None, "Tasks of the daemon: some for each connection and session."),
         ("stitchd_device_lost", None, "1 once the device is gone, until the daemon is restarted."),
         ("stitchd_device_chunks", None, "Chunks of a device, and how many descriptors and exports allow."),
         ("stitchd_build_info", None, "1, with the version."),
@@ -312,6 +317,7 @@ fn describe() {
         ("stitchd_allocation_failures_total", "Allocations that failed, by reason."),
         ("stitchd_rescued_bytes_total", "Bytes served by stitching where no contiguous block could."),
         ("stitchd_returned_bytes_total", "Bytes that came back from sessions, by reason."),
+        ("stitchd_refusals_total", "What was refused because it was not for whoever asked, by reason."),
     ] {
         describe_counter!(name, text);
     }

@@ -13,6 +13,7 @@
 //! | [`service`], [`admin`], [`gate`] | gRPC, and what keeps its large messages few |
 //! | [`revocations`] | memory that is asked back |
 //! | [`ranges`] | memory that is shared, by name |
+//! | [`refusals`] | what was not for whoever asked: counted, and in the log |
 //! | [`chunk_server`] | the chunk socket |
 //! | [`measured`] | the process that measures what calls cost, where the ladder is to follow from that |
 //! | [`deadline`] | driver calls that end in time |
@@ -32,6 +33,7 @@ mod measured;
 mod metrics;
 mod plans;
 mod ranges;
+mod refusals;
 mod registry;
 mod revocations;
 pub mod scrubber;
@@ -67,6 +69,7 @@ pub use listener::{ListenError, Listeners};
 use metrics::Metrics;
 use plans::{PlanStore, PlanStoreError};
 use ranges::Names;
+use refusals::Refusals;
 use registry::Registry;
 use revocations::Revocations;
 use scrubber::Scrubber;
@@ -84,6 +87,9 @@ pub struct Daemon {
     metrics: Metrics,
     revocations: Revocations,
     names: Names,
+    refusals: Refusals,
+    /// Where connections of the chunk socket are served.
+    chunk_tasks: std::sync::OnceLock<tokio::runtime::Handle>,
     clock: Arc<dyn Clock>,
     started: Duration,
     draining: AtomicBool,
@@ -249,6 +255,8 @@ impl Daemon {
             metrics,
             revocations: Revocations::default(),
             names: Names::default(),
+            refusals: Refusals::default(),
+            chunk_tasks: std::sync::OnceLock::new(),
             clock,
             started,
             draining: AtomicBool::new(false),
@@ -306,6 +314,13 @@ impl Daemon {
             // Who waits for memory hears it now, and not that nobody is there in the end.
             self.steward.close();
         }
+    }
+
+    /// What the daemon does at one time: tasks that wait or work, whoever they serve.
+    fn tasks(&self) -> u64 {
+        let here = tokio::runtime::Handle::try_current().map_or(0, |handle| handle.metrics().num_alive_tasks());
+        let chunks = self.chunk_tasks.get().map_or(0, |handle| handle.metrics().num_alive_tasks());
+        (here + chunks) as u64
     }
 
     /// Completes once [`Daemon::end`] was called and the sessions have finished, or their time is up.

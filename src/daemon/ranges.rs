@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
+use super::refusals::Refused;
 use super::registry::{Claim, Entry, Good};
 use super::service::{Service, from_ledger, refused};
 use super::tenants::Wish;
@@ -297,8 +298,9 @@ impl Ranges for Service {
         let (daemon, wanted) = (&self.0, request.get_ref());
         let name = range_name(&wanted.name)?;
         let key = key(wanted.key.clone())?;
+        let peer = Self::peer(&request)?;
         let none = || {
-            tracing::info!(target: "audit", name, tenant = entry.tenant, session = %entry.id, has_key = key.is_some(), "asked for a shared range that it may not have, or that there is not");
+            daemon.refusals.note(Refused::Range, &peer, &name);
             Service::no_such_range(&name, wanted.version)
         };
         let named = daemon.names.find(&entry.tenant, &name, wanted.version, key.as_deref()).ok_or_else(none)?;

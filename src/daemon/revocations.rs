@@ -119,6 +119,13 @@ impl Daemon {
             Some(Holder::Plan(plan)) => (0, format!("plan {}", plan.to_hex())),
             None => (0, String::new()),
         };
+        let tenant = |session| self.registry.get(session).map(|entry| entry.tenant.clone());
+        if let (Some(Holder::Session(to)), false) = (waiting, given.is_zero())
+            && let (Some(of), Some(tenant)) = (tenant(from), tenant(to))
+            && of != tenant
+        {
+            tracing::info!(target: "audit", session = %from, tenant = of, for_session = %to, for_tenant = tenant, bytes = given.get(), "gave idle memory back for another tenant");
+        }
         let device = self.devices.iter().find(|known| known.id == device);
         self.revocations.note(v1::Revocation {
             at_ms: u64::try_from(self.uptime().as_millis()).unwrap_or(u64::MAX),

@@ -12,10 +12,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::chunk_server::give_back;
-use super::connections::Connections;
 use super::gate::Gate;
 use super::listener::{AcceptFailures, CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
 use super::plans::{PlanStore, PlanStoreError, Stored};
+use super::refusals::Refused;
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
 use super::tenants::Wish;
 use super::{Daemon, DaemonError, NodeDevice};
@@ -65,7 +65,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
     let ranges = RangesServer::new(service.clone()).max_decoding_message_size(limits::GRPC_LEASE_MESSAGE_LEN_MAX);
     let ranges = Gate::of(ranges, Arc::clone(&daemon.connections));
     let reflection = Gate::of(reflection.max_decoding_message_size(SMALL), Arc::clone(&daemon.connections));
-    let incoming = accept(Arc::clone(&daemon.connections), listener);
+    let incoming = accept(Arc::clone(&daemon), listener);
     tonic::transport::Server::builder()
         .max_concurrent_streams(limits::GRPC_STREAMS_MAX)
         .concurrency_limit_per_connection(limits::GRPC_CALLS_MAX)
@@ -84,10 +84,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
 }
 
 /// Connections, each with its peer. An accept that fails is tried again after a moment: descriptors may have run out.
-fn accept(
-    connections: Arc<Connections>,
-    listener: UnixListener,
-) -> impl Stream<Item = Result<PeerStream, std::io::Error>> {
+fn accept(daemon: Arc<Daemon>, listener: UnixListener) -> impl Stream<Item = Result<PeerStream, std::io::Error>> {
     let (send, receive) = mpsc::channel(16);
     tokio::spawn(async move {
         let mut failures = AcceptFailures::default();
@@ -98,7 +95,10 @@ fn accept(
                     Ok((stream, _)) => {
                         failures.reset();
                         // One too many is closed again.
-                        let Some(stream) = PeerStream::new(stream, &connections) else { continue };
+                        let Some(stream) = PeerStream::new(stream, &daemon.connections) else {
+                            daemon.refusals.count(Refused::Connections);
+                            continue;
+                        };
                         if send.send(Ok(stream)).await.is_err() {
                             return;
                         }
@@ -224,7 +224,10 @@ impl Service {
     pub(super) fn authorise<T>(&self, request: &Request<T>, session: u64, secret: &[u8]) -> Result<Arc<Entry>, Status> {
         let secret = convert::token("secret", secret).map_err(|error| refused(&error))?;
         let peer = Self::peer(request)?;
-        self.0.registry.authorise(SessionId(session), &secret, &peer).map_err(not_good)
+        self.0.registry.authorise(SessionId(session), &secret, &peer).map_err(|error| {
+            self.0.refusals.note(Refused::Secret, &peer, &SessionId(session).to_string());
+            not_good(error)
+        })
     }
 
     pub(super) fn check_draining(&self) -> Result<(), Status> {
@@ -317,6 +320,7 @@ impl Sessions for Service {
             return Err(status(ErrorKind::Exhausted, text));
         }
         let seat = daemon.connections.enter(&peer).ok_or_else(|| {
+            daemon.refusals.count(Refused::Connections);
             let text = "this process has as many connections and sessions as the daemon's open files allow; raise its limit (LimitNOFILE)";
             status(ErrorKind::Exhausted, text)
         })?;

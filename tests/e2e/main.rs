@@ -17,6 +17,7 @@ mod demo;
 mod gpu;
 mod gpu_script;
 mod hoarders;
+mod hostile;
 mod isolation;
 mod lease;
 mod life;

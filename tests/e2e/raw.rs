@@ -7,6 +7,7 @@ use std::time::Duration;
 use stitchd::wire::fd_channel::{ChannelError, FdChannel};
 use stitchd::wire::v1::admin_client::AdminClient;
 use stitchd::wire::v1::leases_client::LeasesClient;
+use stitchd::wire::v1::ranges_client::RangesClient;
 use stitchd::wire::v1::sessions_client::SessionsClient;
 use stitchd::wire::v1::{self, client_frame, daemon_frame};
 use tonic::transport::Channel;
@@ -91,6 +92,26 @@ impl Grpc {
     pub(crate) fn hear(&self, notices: &mut tonic::Streaming<v1::Notice>) -> Option<v1::notice::What> {
         let next = async { tokio::time::timeout(PATIENCE, notices.message()).await };
         self.runtime.block_on(next).expect("nothing is heard").unwrap().and_then(|notice| notice.what)
+    }
+
+    pub(crate) fn publish(
+        &self,
+        session: &v1::OpenReply,
+        request: v1::PublishRequest,
+    ) -> Result<v1::PublishReply, Status> {
+        let request = v1::PublishRequest { session_id: session.session_id, secret: session.secret.clone(), ..request };
+        self.call(async |channel| RangesClient::new(channel).publish(request).await)
+    }
+
+    pub(crate) fn attach(&self, session: &v1::OpenReply, name: &str) -> Result<v1::AttachReply, Status> {
+        let (session_id, secret) = (session.session_id, session.secret.clone());
+        let request = v1::AttachRequest { session_id, secret, name: name.into(), ..v1::AttachRequest::default() };
+        self.call(async |channel| RangesClient::new(channel).attach(request).await)
+    }
+
+    pub(crate) fn detach(&self, session: &v1::OpenReply, range_id: u64) -> Result<v1::DetachReply, Status> {
+        let request = v1::DetachRequest { session_id: session.session_id, secret: session.secret.clone(), range_id };
+        self.call(async |channel| RangesClient::new(channel).detach(request).await)
     }
 
     pub(crate) fn status(&self) -> v1::StatusReply {
