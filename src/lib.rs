@@ -76,13 +76,18 @@
 //! | pool | the policy that serves allocations ([`pool`]) |
 //! | idle, live | not in use, in use |
 //! | session | one client process, from hello to end ([`session::Session`], [`ids::SessionId`]) |
-//! | tenant | whose memory it is: a name of the configuration, a pod or a user; chunks never go from one session to another, whatever the tenant |
+//! | tenant | whose memory it is: a name of the configuration, a pod or a user; chunks never go from one session to another, whatever the tenant, but as a shared range |
 //! | terms, limit, guarantee, priority | what a session may have: the most, what it is to have whenever it asks, its place among others ([`ledger::Terms`]) |
 //! | to lend, borrower, withheld | unused guarantees go to others until they are asked for; who has some; those that are not lent, and kept |
 //! | parked | idle in a process that still maps it |
 //! | to ask back, question, answer | the daemon wants idle memory of a session because somebody waits ([`ledger::Effect::AskBack`]); the session has released what it will |
 //! | dry, settled | a session that gave less than it was asked for; what a session got by asking others, which stays with it for a while |
 //! | lease | the right of a session to chunks, until released or reclaimed |
+//! | shared range, draft | chunks that several sessions hold under a name ([`ids::RangeId`]), and what is written before it is published ([`session::shared`]) |
+//! | to publish, attach, detach, withdraw | to make leased chunks a shared range; to hold one, to hold it no more; to take its name away |
+//! | holder, bearer, to linger | a session that holds a range; the one whose guarantee it counts against; to outlive the last holder for a while |
+//! | sealed | nobody can write it any more, by the driver's doing ([`driver::Driver::seal`]) |
+//! | to sleep, to wake, tag | memory goes back and its addresses stay; it comes again ([`runtime::Runtime::sleep`]); what is put to sleep without the rest |
 //! | release, reclaim | a session gives chunks back, the daemon takes them back after the session's end |
 //! | quarantine | chunks and addresses whose return failed: counted, and not used again; a daemon asks again for its chunks ([`memory::Quarantine`]) |
 //! | export, import | chunk to descriptor, descriptor to chunk |

@@ -299,7 +299,7 @@ fn every_metric_and_configuration_key_is_documented() {
         keys.extend(device.as_table().unwrap().keys().map(|key| format!("device.{key}")));
     }
     // Not set by default, and so not printed.
-    keys.extend(["session_limit".into(), "plans".into()]);
+    keys.extend(["session_limit", "plans", "socket_group"].map(str::to_owned));
     keys.extend(["name", "uids", "pods", "limit", "guarantee", "lend", "priority"].map(|key| format!("tenant.{key}")));
     keys.remove("device");
     let table = docs.split("| key |").nth(1).expect("a table of keys").split("\n\n").next().unwrap();
