@@ -85,7 +85,7 @@
 //! | lease | the right of a session to chunks, until released or reclaimed |
 //! | shared range, draft | chunks that several sessions hold under a name ([`ids::RangeId`]), and what is written before it is published ([`session::shared`]) |
 //! | to publish, attach, detach, withdraw | to make leased chunks a shared range; to hold one, to hold it no more; to take its name away |
-//! | holder, bearer, to linger | a session that holds a range; the one whose guarantee it counts against; to outlive the last holder for a while |
+//! | holder, to bear, to linger | a session that holds a range; to have it counted against one's guarantee, which its publisher does; to outlive the last holder for a while |
 //! | sealed | nobody can write it any more, by the driver's doing ([`driver::Driver::seal`]) |
 //! | to sleep, to wake, tag | memory goes back and its addresses stay; it comes again ([`runtime::Runtime::sleep`]); what is put to sleep without the rest |
 //! | release, reclaim | a session gives chunks back, the daemon takes them back after the session's end |

@@ -44,6 +44,8 @@ pub const PROCESS_CONNECTIONS_MAX: usize = 4 * PROCESS_SESSIONS_MAX;
 pub const RANGES_MAX: usize = 4096;
 /// Shared ranges that one session may hold.
 pub const SESSION_RANGES_MAX: usize = 1024;
+/// Times that one session may hold one shared range.
+pub const HOLDS_MAX: u32 = 64;
 /// Shared ranges of one tenant.
 pub const TENANT_RANGES_MAX: usize = RANGES_MAX / 4;
 /// Bytes of the key of a shared range: no fewer than nobody can guess.

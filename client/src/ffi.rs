@@ -62,7 +62,8 @@ fn serve(size: usize, device: c_int, stream: *mut c_void, pool: Option<PrivatePo
             return Ok(std::ptr::null_mut());
         }
         LACKED.set(false);
-        let runtime = tags::runtime(device)?;
+        // A capture's memory is the device's own, whatever tag the thread is under.
+        let runtime = if pool.is_some() { process::runtime(device)? } else { tags::runtime(device)? };
         let here = context::here();
         let request = Request {
             bytes: Bytes::new(size as u64),

@@ -148,6 +148,18 @@ pub(crate) fn each_untagged(with: impl FnMut(&'static Runtime)) {
     (0..DEVICES_MAX as i32).filter_map(existing).for_each(with);
 }
 
+/// Something is captured on some device.
+pub(crate) fn is_capturing() -> bool {
+    let mut is_any = false;
+    each_untagged(|runtime| is_any |= runtime.is_capturing());
+    is_any
+}
+
+/// The time, to wait until.
+pub(crate) fn now() -> Duration {
+    CLOCK.now()
+}
+
 /// One more runtime of a device, beside that which everybody uses: without a plan, and in no recording.
 pub(crate) fn another_runtime(device: i32) -> Result<Runtime, String> {
     // What is wrong with the device is found once.
@@ -159,7 +171,9 @@ pub(crate) fn another_runtime(device: i32) -> Result<Runtime, String> {
         }
         Origin::Private(process) => process.runtime(device as u32, RuntimeConfig::default()),
     };
-    made.map_err(|error| chain(&error))
+    let runtime = made.map_err(|error| chain(&error))?;
+    limit(&runtime, device as u32)?;
+    Ok(runtime)
 }
 
 /// The most that this process wants to hold on a device, as a part of all that the device has: from now on, and also where it has not used the device yet.

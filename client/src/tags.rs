@@ -10,6 +10,7 @@ use std::time::Duration;
 use stitchd::error::chain;
 use stitchd::ids::StreamId;
 use stitchd::runtime::{NotLive, Runtime, SleepError};
+use stitchd::session::fork;
 use stitchd::units::{Bytes, DeviceAddress};
 
 use crate::process;
@@ -100,7 +101,7 @@ fn tagged(device: i32) -> Result<&'static Runtime, String> {
 /// Takes back an allocation that is not in the device's own pools.
 #[cold]
 pub(crate) fn free(device: i32, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
-    if !USED.load(Ordering::Relaxed) {
+    if !USED.load(Ordering::Relaxed) || fork::is_child() {
         return Err(NotLive(address));
     }
     let runtimes = tags().iter().flat_map(|tag| tag.runtimes.clone()).collect::<Vec<_>>();
@@ -110,7 +111,8 @@ pub(crate) fn free(device: i32, address: DeviceAddress, stream: StreamId) -> Res
 
 /// Does something with every runtime of every tag.
 pub(crate) fn each(with: impl FnMut(&'static Runtime)) {
-    if USED.load(Ordering::Relaxed) {
+    // In a child somebody may have had the lock when it was forked.
+    if USED.load(Ordering::Relaxed) && !fork::is_child() {
         let runtimes: Vec<_> = tags().iter().flat_map(|tag| tag.runtimes.clone()).collect();
         runtimes.into_iter().map(|(_, runtime)| runtime).for_each(with);
     }
@@ -134,6 +136,10 @@ fn of(name: Option<&str>) -> Result<Vec<(&'static Runtime, bool)>, String> {
 
 /// Puts what is under a tag to sleep, or everything: what sleeps already sleeps on. Says how many bytes of device memory went back.
 pub(crate) fn sleep(name: Option<&str>, keep: Keep) -> Result<Bytes, String> {
+    // Waiting for a device breaks whatever is captured on it, by whichever pools.
+    if process::is_capturing() {
+        return Err(chain(&SleepError::Capturing));
+    }
     let mut freed = Bytes::ZERO;
     for (runtime, keeps) in of(name)? {
         let keeps = match keep {
@@ -153,8 +159,9 @@ pub(crate) fn sleep(name: Option<&str>, keep: Keep) -> Result<Bytes, String> {
 /// Wakes what is under a tag, or everything: what is awake stays so. Says how many bytes of device memory it got.
 pub(crate) fn wake(name: Option<&str>, wait: Duration) -> Result<Bytes, String> {
     let mut got = Bytes::ZERO;
+    let until = process::now() + wait;
     for (runtime, _) in of(name)? {
-        match runtime.wake(wait) {
+        match runtime.wake(until.saturating_sub(process::now())) {
             Ok(bytes) => got += bytes,
             Err(SleepError::Awake) => {}
             Err(error) => return Err(chain(&error)),

@@ -299,9 +299,10 @@ async fn greet(
             None => connection.refuse(0, ErrorKind::NotFound, format!("{session} is over")).await,
         },
         (Ok(Good::Claim(claim)), Some(client_frame::What::Claim(_))) => {
-            let is_held = |range| daemon.steward.range(range).is_some_and(|view| view.holders.contains(&claim.session));
-            if claim.range.is_none_or(is_held) {
-                return hand_over(daemon, connection, claim).await;
+            let Some(range) = claim.range else { return hand_over(daemon, connection, claim).await };
+            let view = daemon.steward.range(range).filter(|view| view.holders.contains(&claim.session));
+            if let Some(view) = view {
+                return hand_over(daemon, connection, Claim { chunks: view.chunks, ..claim }).await;
             }
             connection
                 .refuse(0, ErrorKind::NotFound, "the session does not hold this shared range any more".into())

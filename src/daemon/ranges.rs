@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tonic::{Request, Response, Status};
 
@@ -44,7 +43,11 @@ struct Named {
 
 /// All names.
 #[derive(Debug, Default)]
-pub(super) struct Names(Mutex<Book>);
+pub(super) struct Names {
+    book: Mutex<Book>,
+    /// Held while somebody publishes: what a tenant may have is looked at and used up in one.
+    publishing: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct Book {
@@ -61,7 +64,7 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
 
 impl Names {
     fn lock(&self) -> MutexGuard<'_, Book> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The range is no more.
@@ -132,8 +135,10 @@ impl Names {
             _ => false,
         };
         let of_name = book.newest.values().filter_map(|range| book.by_range.get(range));
-        let found = of_name.filter(|named| named.name == name && may(named)).max_by_key(|named| named.version);
-        found.filter(|named| version == 0 || named.version == version).map(Arc::clone)
+        let wanted = of_name.filter(|named| named.name == name && may(named));
+        let wanted = wanted.filter(|named| version == 0 || named.version == version);
+        // Whoever was given a key could publish with it, too: a tenant's own come first.
+        wanted.max_by_key(|named| (named.tenant == tenant, named.version)).map(Arc::clone)
     }
 }
 
@@ -190,7 +195,7 @@ impl Service {
         entry: &Entry,
         view: &RangeView,
     ) -> Result<(Vec<u8>, Vec<v1::ChunkInfo>), Status> {
-        let claim = Claim { session: entry.id, chunks: view.chunks.clone(), range: Some(view.range) };
+        let claim = Claim { session: entry.id, chunks: Vec::new(), range: Some(view.range) };
         let peer = Self::peer(request)?;
         let ticket = self.0.registry.issue(Good::Claim(claim), peer.identity, self.0.clock.now());
         let ticket = ticket.map_err(|error| {
@@ -225,15 +230,8 @@ impl Ranges for Service {
         if content > bytes {
             return Err(refused(&convert::malformed("content_bytes", format!("{content}, of a range of {bytes}"))));
         }
-        let linger = Duration::from_millis(wanted.linger_ms);
-        if linger > daemon.config.linger_max {
-            let text = format!(
-                "a range that outlives its last holder by {} s asked for, and {} s are the most (`linger_max` in the daemon's configuration)",
-                linger.as_secs(),
-                daemon.config.linger_max.as_secs()
-            );
-            return Err(status(ErrorKind::OverLimit, text));
-        }
+        let linger_ms = u64::try_from(daemon.config.linger_max.as_millis()).unwrap_or(u64::MAX).min(wanted.linger_ms);
+        let _publishing = daemon.names.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         // What a tenant leaves behind is nobody's session's: it has a bound of its own.
         let limit = daemon.steward.session(entry.id).map_or(Bytes::ZERO, |view| view.terms.limit);
         let shared = daemon.names.bytes_of(&entry.tenant);
@@ -258,7 +256,7 @@ impl Ranges for Service {
             );
             return Err(status(ErrorKind::Conflict, text));
         }
-        let published = daemon.steward.publish(entry.id, chunks.clone(), wanted.linger_ms);
+        let published = daemon.steward.publish(entry.id, chunks.clone(), linger_ms);
         let range = published.map_err(|error| from_ledger(&error))?;
         // Nobody finds it before it has a name: until then it is not attached.
         let is_sealed = !wanted.is_writable
@@ -287,7 +285,12 @@ impl Ranges for Service {
         let view = daemon.steward.range(range).ok_or_else(|| from_ledger(&LedgerError::NoRange(range)));
         let view = view.inspect_err(|_| daemon.names.forget(range))?;
         tracing::info!(target: "audit", %range, name = named.name, version = named.version, tenant = named.tenant, session = %entry.id, bytes = bytes.get(), is_sealed, has_key = named.key.is_some(), "published");
-        let (ticket, infos) = self.hand_out(&request, &entry, &view)?;
+        let handed_out = self.hand_out(&request, &entry, &view);
+        // Whoever hears of a failure believes that nothing was published.
+        let (ticket, infos) = handed_out.inspect_err(|_| {
+            daemon.names.withdraw(range);
+            let _ = daemon.steward.withdraw(range);
+        })?;
         let range = Some(daemon.message_of(&named, &view));
         Ok(Response::new(v1::PublishReply { range, ticket, chunks: infos }))
     }
@@ -396,6 +399,17 @@ mod tests {
             assert_eq!(found("b", "secret", Some(wrong)), None);
         }
         assert_eq!((names.bytes_of("b"), names.count_of("b")), (Bytes::mib(4), 2));
+    }
+
+    #[test]
+    fn who_was_given_a_key_publishes_nothing_in_the_place_of_who_gave_it() {
+        let names = Names::default();
+        let key = Some(&[7; 16][..]);
+        let (first, _) = names.add(named(1, "a", "weights", key));
+        let (second, _) = names.add(named(2, "b", "weights", key));
+        let found = |tenant, version| names.find(tenant, "weights", version, key).map(|named| named.range.0);
+        assert_eq!((found("a", 0), found("b", 0)), (Some(1), Some(2)), "a tenant's own come first");
+        assert_eq!((found("c", first.version), found("c", second.version)), (Some(1), Some(2)));
     }
 
     #[test]

@@ -88,7 +88,7 @@ pub(super) enum Good {
 pub(super) struct Claim {
     pub(super) session: SessionId,
     pub(super) chunks: Vec<(ChunkId, Bytes)>,
-    /// They are of a shared range, which the session holds for it.
+    /// Or all those of a shared range, which the session holds for it.
     pub(super) range: Option<RangeId>,
 }
 

@@ -696,7 +696,7 @@ impl Ledger {
         let mut holders: BTreeMap<DeviceId, Vec<SessionId>> = BTreeMap::new();
         for (device, account) in self.devices.iter().filter(|(_, account)| account.has_waiting()) {
             let is_moving = !account.bytes().destroying.is_zero() || !account.bytes().creating.is_zero();
-            if is_moving || self.questions.are_open(*device) {
+            if is_moving || self.questions.are_open(*device) || self.has_unheld(*device) {
                 open.insert(*device);
             } else {
                 let there = self.sessions.iter().filter(|(_, session)| session.holds_on(*device));

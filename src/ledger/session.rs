@@ -54,8 +54,8 @@ pub(super) struct Place {
     pub(super) held: Bytes,
     /// Of that, what is of shared ranges.
     pub(super) shared: Bytes,
-    /// Of that, what counts against the guarantee of another holder.
-    pub(super) shared_of_others: Bytes,
+    /// Ranges that it has published and that somebody holds: they count against its guarantee, whether it holds them or not.
+    pub(super) bears: Bytes,
     /// What it is to have whenever it asks.
     pub(super) guarantee: Bytes,
     /// What of its memory lies idle, as far as anybody knows. Where nobody does it may be all.
@@ -83,7 +83,7 @@ impl Place {
 
     /// What counts against its guarantee.
     pub(super) fn borne(&self) -> Bytes {
-        self.held - self.shared_of_others
+        self.held - self.shared + self.bears
     }
 
     /// Bytes of its guarantee that it has not.

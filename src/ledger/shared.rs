@@ -1,11 +1,12 @@
 //! Shared ranges: chunks that several sessions hold at once.
 //!
-//! A range is counted once against its device, and against the limit of each of its holders. One of them bears it: for the others it fills nothing of what they are guaranteed, so that what is kept for guarantees is
-//! there whoever leaves first. Whoever bears it and leaves hands it on. A range that nobody holds outlives its last holder for the time that it was published with, and no longer than nobody needs its memory who is
-//! guaranteed it. Its chunks are never leased again: they go back to the driver.
+//! A range is counted once against its device, and against the limit of each of its holders. Against a guarantee it counts only for its publisher, as long as that session lives and somebody holds the range: whether the publisher
+//! does or not. So what is promised and what is kept for guarantees are the same sum, whoever attaches and whoever leaves. A range that nobody holds outlives its last holder for the time that it was published with, and no
+//! longer than nobody needs its memory who is guaranteed it. Its chunks are never leased again: they go back to the driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::session::Place;
 use super::{Effect, Holder, Ledger, LedgerError, Refusal, State};
 use crate::ids::{ChunkId, DeviceId, RangeId, SessionId};
 use crate::limits;
@@ -27,8 +28,8 @@ struct Range {
     bytes: Bytes,
     /// Who holds it, and how often.
     holders: BTreeMap<SessionId, u32>,
-    /// The holder whose guarantee it counts against.
-    bearer: Option<SessionId>,
+    /// Who published it: it counts against his guarantee as long as he lives and somebody holds it.
+    publisher: SessionId,
     linger_ms: u64,
     /// When it goes, while nobody holds it.
     due_ms: Option<u64>,
@@ -88,6 +89,9 @@ impl Ledger {
         }
         let devices: BTreeSet<_> = chunks.iter().map(|chunk| self.chunks[chunk].device).collect();
         let [device] = devices.into_iter().collect::<Vec<_>>()[..] else { return Err(LedgerError::NoRun) };
+        if let Some(refusal) = self.barred(Holder::Session(session), device) {
+            return Err(refusal.into());
+        }
         let bytes: Bytes = chunks.iter().map(|chunk| self.chunks[chunk].len).sum();
         for chunk in &chunks {
             self.set_state(*chunk, State::Shared { range });
@@ -97,13 +101,14 @@ impl Ledger {
         holder.ranges.insert(range);
         let place = holder.place_mut(device);
         place.shared += bytes;
+        place.bears += bytes;
         place.parked = place.parked.map(|parked| parked.min(place.own()));
         let published = Range {
             device,
             chunks,
             bytes,
             holders: BTreeMap::from([(session, 1)]),
-            bearer: Some(session),
+            publisher: session,
             linger_ms: linger_ms.min(limits::LINGER_MS_MAX),
             due_ms: None,
             is_withdrawn: false,
@@ -128,6 +133,9 @@ impl Ledger {
         if let Some(refusal) = self.barred(Holder::Session(session), device) {
             return Err(refusal.into());
         }
+        if wanted.holders.get(&session).is_some_and(|times| *times >= limits::HOLDS_MAX) {
+            return Err(LedgerError::TooMany { what: "holds of a shared range", limit: limits::HOLDS_MAX as usize });
+        }
         if !wanted.holders.contains_key(&session) {
             self.check_ranges_of(session)?;
             let (held, limit) = (known.held, known.terms.limit);
@@ -137,16 +145,15 @@ impl Ledger {
             let holder = self.sessions.get_mut(&session).expect("looked up above");
             holder.take(device, bytes);
             holder.ranges.insert(range);
-            let place = holder.place_mut(device);
-            place.shared += bytes;
-            place.shared_of_others += bytes;
+            holder.place_mut(device).shared += bytes;
         }
         let wanted = self.shared.ranges.get_mut(&range).expect("looked up above");
+        let publisher = wanted.publisher;
         *wanted.holders.entry(session).or_default() += 1;
         if let Some(due_ms) = wanted.due_ms.take() {
             self.shared.unheld.remove(&(due_ms, range));
+            self.bear(publisher, device, |place| place.bears += bytes);
         }
-        self.find_bearer(range);
         self.rekey(session, device);
         // What was kept for its guarantee may be less now.
         self.serve(device, effects);
@@ -161,17 +168,12 @@ impl Ledger {
         Ok(())
     }
 
-    /// Where nobody bears a range, the first of its holders does from now on.
-    fn find_bearer(&mut self, range: RangeId) {
-        let held = self.shared.ranges.get_mut(&range).expect("the caller has the range");
-        let (device, bytes) = (held.device, held.bytes);
-        if held.bearer.is_some() {
-            return;
+    /// What a publisher bears has changed, if he is there still.
+    fn bear(&mut self, publisher: SessionId, device: DeviceId, change: impl FnOnce(&mut Place)) {
+        if let Some(known) = self.sessions.get_mut(&publisher) {
+            change(known.place_mut(device));
+            self.rekey(publisher, device);
         }
-        let Some(next) = held.holders.keys().next().copied() else { return };
-        held.bearer = Some(next);
-        self.sessions.get_mut(&next).expect("who holds is there").place_mut(device).shared_of_others -= bytes;
-        self.rekey(next, device);
     }
 
     pub(super) fn leave(
@@ -201,23 +203,19 @@ impl Ledger {
         let held = self.shared.ranges.get_mut(&range).expect("the caller has the range");
         let (device, bytes) = (held.device, held.bytes);
         held.holders.remove(&session);
-        let is_bearer = held.bearer == Some(session);
+        let (is_last, publisher) = (held.holders.is_empty(), held.publisher);
         let holder = self.sessions.get_mut(&session).expect("the caller has the session");
         holder.ranges.remove(&range);
-        let place = holder.place_mut(device);
-        place.shared -= bytes;
-        if !is_bearer {
-            place.shared_of_others -= bytes;
-        }
+        holder.place_mut(device).shared -= bytes;
         holder.untake(device, bytes);
-        if !is_bearer {
+        if !is_last {
             return;
         }
-        held.bearer = None;
-        if !held.holders.is_empty() {
-            return self.find_bearer(range);
-        }
-        if held.is_withdrawn || held.linger_ms == 0 || self.devices[&device].is_lost() {
+        self.bear(publisher, device, |place| place.bears -= bytes);
+        let account = &self.devices[&device];
+        let may_stay = !account.is_lost() && !account.is_draining() && !self.is_closed;
+        let held = self.shared.ranges.get_mut(&range).expect("looked up above");
+        if held.is_withdrawn || held.linger_ms == 0 || !may_stay {
             return self.destroy_range(range, effects);
         }
         let due_ms = self.now_ms.saturating_add(held.linger_ms);
@@ -283,6 +281,11 @@ impl Ledger {
         is_any
     }
 
+    /// Some range of a device is held by nobody, and will go.
+    pub(super) fn has_unheld(&self, device: DeviceId) -> bool {
+        self.shared.unheld.iter().any(|(_, range)| self.shared.ranges[range].device == device)
+    }
+
     /// Every shared range.
     pub fn ranges(&self) -> Vec<RangeView> {
         self.shared.ranges.keys().filter_map(|range| self.range(*range)).collect()
@@ -304,7 +307,8 @@ impl Ledger {
 
     /// What sessions hold of shared ranges, for the audit: that they say so, and that the records do.
     pub(super) fn count_shared(&self, held: &mut BTreeMap<(SessionId, DeviceId), Bytes>) -> Result<(), String> {
-        let mut shared: BTreeMap<(SessionId, DeviceId), (Bytes, Bytes)> = BTreeMap::new();
+        let mut shared: BTreeMap<(SessionId, DeviceId), Bytes> = BTreeMap::new();
+        let mut bears: BTreeMap<(SessionId, DeviceId), Bytes> = BTreeMap::new();
         let mut of_session: BTreeMap<SessionId, BTreeSet<RangeId>> = BTreeMap::new();
         let mut named = 0;
         for (id, range) in &self.shared.ranges {
@@ -318,21 +322,19 @@ impl Ledger {
             }
             named += range.chunks.len();
             let bytes: Bytes = range.chunks.iter().map(|chunk| self.chunks[chunk].len).sum();
-            let bears = |bearer: &SessionId| range.holders.contains_key(bearer);
-            let is_borne =
-                range.holders.is_empty() == range.bearer.is_none() && range.bearer.as_ref().is_none_or(bears);
             let is_due = range.due_ms.is_some_and(|due_ms| self.shared.unheld.contains(&(due_ms, *id)));
-            if bytes != range.bytes || !is_borne || range.holders.is_empty() != is_due {
+            if bytes != range.bytes || range.holders.is_empty() != is_due {
                 return Err(format!("{id} is wrong: {range:?}"));
+            }
+            if !range.holders.is_empty() && self.sessions.contains_key(&range.publisher) {
+                *bears.entry((range.publisher, range.device)).or_default() += bytes;
             }
             for (session, times) in &range.holders {
                 if *times == 0 {
                     return Err(format!("{session} holds {id} no times"));
                 }
                 *held.entry((*session, range.device)).or_default() += bytes;
-                let (all, of_others) = shared.entry((*session, range.device)).or_default();
-                *all += bytes;
-                *of_others += if range.bearer == Some(*session) { Bytes::ZERO } else { bytes };
+                *shared.entry((*session, range.device)).or_default() += bytes;
                 of_session.entry(*session).or_default().insert(*id);
             }
         }
@@ -344,13 +346,14 @@ impl Ledger {
                 return Err(format!("{session} says that it holds {:?}", known.ranges));
             }
             for (device, place) in known.places() {
-                let counted = shared.remove(&(*session, device)).unwrap_or_default();
-                if counted != (place.shared, place.shared_of_others) {
+                let here = (*session, device);
+                let counted = (shared.remove(&here).unwrap_or_default(), bears.remove(&here).unwrap_or_default());
+                if counted != (place.shared, place.bears) {
                     return Err(format!("{session} says {place:?} on {device}, and shares {counted:?}"));
                 }
             }
         }
-        if shared.is_empty() && of_session.is_empty() {
+        if shared.is_empty() && bears.is_empty() && of_session.is_empty() {
             return Ok(());
         }
         Err(format!("sessions that are gone hold {of_session:?}"))

@@ -345,6 +345,7 @@ impl Ledger {
     ) -> Result<(), LedgerError> {
         self.devices.get_mut(&device).ok_or(LedgerError::NoDevice(device))?.drain(is_draining);
         if is_draining {
+            self.let_unheld_go(device, Bytes::MAX, effects);
             self.trim(device, None, Bytes::MAX, effects)
         } else {
             self.serve(device, effects);

@@ -138,6 +138,9 @@ impl Runtime {
         for _ in 0..ROUNDS_MAX {
             let missing = {
                 let mut pools = self.lock();
+                if pools.asleep.is_some() {
+                    return Err(AllocError::Asleep { requested: bytes });
+                }
                 self.finish_deferred(&mut pools);
                 let take = |pools: &mut Pools, served| {
                     let taken = take(pools, served);

@@ -276,6 +276,10 @@ impl Runtime {
     pub(super) fn give_back_spent(&self) -> Bytes {
         let chunks = {
             let mut pools = self.lock();
+            // What sleeps goes when it is awake again: until then its addresses stay.
+            if pools.asleep.is_some() {
+                return Bytes::ZERO;
+            }
             let chunks = pools.private.take_spent();
             if !chunks.is_empty() {
                 self.note_held(&mut pools);

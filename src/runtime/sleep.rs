@@ -5,6 +5,7 @@
 //! Bytes are kept in the memory of this process: those of live allocations, and everything of private pools, as a captured graph replays what its program has freed. What is not kept is undefined after the sleep: what this process
 //! had there itself, or memory that nobody had.
 
+use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -130,7 +131,9 @@ impl Runtime {
                 return Err(error.into());
             }
         };
-        for (span, contents) in &asleep.saved {
+        // What was freed meanwhile is missed by nobody, and may not be there.
+        let missed: BTreeSet<_> = pools.missed().into_iter().collect();
+        for (span, contents) in asleep.saved.iter().filter(|(span, _)| missed.contains(span)) {
             if let Err(error) = self.device.driver().write(span.start(), contents) {
                 // Memory that is there without its contents is worth nothing: it sleeps on, with them.
                 let gone = self.source.sleep();
@@ -139,6 +142,8 @@ impl Runtime {
             }
         }
         self.note_held(&mut pools);
+        drop(pools);
+        self.give_back_spent();
         Ok(bytes)
     }
 
@@ -147,18 +152,9 @@ impl Runtime {
         self.lock().asleep.is_some()
     }
 
-    /// Everything that would be missed.
+    /// The contents of everything that would be missed.
     fn save(&self, pools: &Pools) -> Result<Vec<(AddressSpan, Vec<u8>)>, SleepError> {
-        let mut spans = Vec::new();
-        for segment in pools.segments() {
-            match segment.pool {
-                SegmentPool::Private(_) => spans.push(segment.span),
-                _ => {
-                    let live = segment.blocks.iter().filter(|block| block.state == BlockState::Live);
-                    spans.extend(live.map(|block| block.span));
-                }
-            }
-        }
+        let spans = pools.missed();
         let mut saved = Vec::with_capacity(spans.len());
         for span in spans {
             let len = span.len().get() as usize;
@@ -173,6 +169,21 @@ impl Runtime {
 }
 
 impl Pools {
+    /// Where somebody would miss what lies there: live allocations, and private pools whole.
+    fn missed(&self) -> Vec<AddressSpan> {
+        let mut spans = Vec::new();
+        for segment in self.segments() {
+            match segment.pool {
+                SegmentPool::Private(_) => spans.push(segment.span),
+                _ => {
+                    let live = segment.blocks.iter().filter(|block| block.state == BlockState::Live);
+                    spans.extend(live.map(|block| block.span));
+                }
+            }
+        }
+        spans
+    }
+
     /// Bytes of chunks that are held in name only.
     pub(super) fn slept(&self) -> Bytes {
         self.asleep.as_ref().map_or(Bytes::ZERO, |asleep| asleep.bytes)

@@ -239,15 +239,17 @@ impl Draft {
         });
         let reply = match reply {
             Ok(reply) => reply,
-            Err(error @ SessionError::Refused { .. }) => {
-                // As before.
-                let draft = mapping.put(0, &chunks).is_ok().then(|| {
+            Err(error) => {
+                // What the daemon has said no to is as before. Where it is not known what it has done, or it cannot be mapped as before, nobody wants it any more.
+                let is_said = matches!(&error, SessionError::Refused { kind, .. } if !matches!(kind, ErrorKind::Unavailable | ErrorKind::Broken));
+                if is_said && mapping.put(0, &chunks).is_ok() {
                     self.mapping = Some(mapping);
-                    Box::new(self)
-                });
-                return Err(Unpublished { draft, error });
+                    return Err(Unpublished { draft: Some(Box::new(self)), error });
+                }
+                drop(mapping);
+                self.source.release(chunks);
+                return Err(Unpublished { draft: None, error });
             }
-            Err(error) => return Err(Unpublished { draft: None, error }),
         };
         // They are the range's now: its own come anew, as they come to everybody.
         drop(chunks);

@@ -29,6 +29,8 @@ pub(super) struct DaemonSource {
     has_counters: bool,
     /// Everything that was acquired and not released, by the number that it came with.
     held: Mutex<BTreeMap<ChunkId, Leased>>,
+    /// Chunks whose release could not be sent: the daemon counts them, and they are nowhere here.
+    unsent: Mutex<Vec<ChunkId>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +57,7 @@ impl DaemonSource {
         uuid: DeviceUuid,
         has_counters: bool,
     ) -> DaemonSource {
-        DaemonSource { session, device, uuid, has_counters, held: Mutex::default() }
+        DaemonSource { session, device, uuid, has_counters, held: Mutex::default(), unsent: Mutex::default() }
     }
 
     pub(super) fn session(&self) -> &Arc<Session> {
@@ -82,6 +84,7 @@ impl DaemonSource {
 
     pub(super) fn lease(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SessionError> {
         self.check()?;
+        self.send_unsent();
         let wait_ms = u64::try_from(want.wait.as_millis()).unwrap_or(u64::MAX);
         let wanted = WantedChunks { device: self.uuid, len: want.len, shape: want.shape, plan: want.plan, wait_ms };
         let leased = self.session.link.acquire(wanted)?;
@@ -109,11 +112,22 @@ impl DaemonSource {
         self.session.sleeping.put_down(&handles)?;
         let bytes = awake.iter().map(|leased| leased.len).sum();
         let ids = awake.into_iter().filter_map(|leased| leased.now.take()).collect();
-        // Nothing here refers to them any more. Where the daemon has gone in this moment it has nothing to hear.
-        if let Err(error) = self.session.link.release(ids) {
-            tracing::debug!(error = %chain(&error), "chunks that sleep could not be given back; they are when this process ends");
-        }
+        // Nothing here refers to them any more.
+        self.unsent.lock().unwrap_or_else(PoisonError::into_inner).extend::<Vec<_>>(ids);
+        self.send_unsent();
         Ok(bytes)
+    }
+
+    /// Tells the daemon what could not be told before: that chunks are given back.
+    fn send_unsent(&self) {
+        let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
+        if unsent.is_empty() {
+            return;
+        }
+        match self.session.link.release(unsent.clone()) {
+            Ok(()) => unsent.clear(),
+            Err(error) => tracing::debug!(error = %chain(&error), "chunks could not be given back yet"),
+        }
     }
 
     /// Chunks of the sizes of all that sleep, in their order.
@@ -121,12 +135,13 @@ impl DaemonSource {
         let mut count: BTreeMap<Bytes, u64> = BTreeMap::new();
         asleep.iter().for_each(|(_, leased)| *count.entry(leased.len).or_default() += 1);
         let mut got: Vec<LeasedAnew> = Vec::new();
+        let until = self.session.clock.now().saturating_add(wait);
         let outcome: Result<(), SessionError> = count.into_iter().try_for_each(|(len, count)| {
             let mut left = count;
             while left > 0 {
                 let some = left.min(limits::ACQUIRE_CHUNKS_MAX).min(limits::ACQUIRE_BYTES_MAX.get() / len.get());
-                let (wait_ms, all) =
-                    (u64::try_from(wait.as_millis()).unwrap_or(u64::MAX), Bytes::new(len.get() * some));
+                let left_ms = until.saturating_sub(self.session.clock.now()).as_millis();
+                let (wait_ms, all) = (u64::try_from(left_ms).unwrap_or(u64::MAX), Bytes::new(len.get() * some));
                 let shape = Shape::Uniform(len);
                 let wanted = WantedChunks { device: self.uuid, len: all, shape, plan: None, wait_ms };
                 let leased = self.session.link.acquire(wanted)?;
@@ -156,6 +171,7 @@ impl DaemonSource {
 
     fn take_up(&self, wait: Duration) -> Result<Bytes, SessionError> {
         self.check()?;
+        self.send_unsent();
         let asleep: Vec<_> = {
             let held = self.held();
             let asleep = held.iter().filter(|(_, leased)| leased.now.is_none());

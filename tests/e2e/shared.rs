@@ -142,7 +142,9 @@ fn a_range_is_for_its_tenant_or_for_whoever_has_its_key_and_names_tell_nothing()
         Session::connect(&config).unwrap()
     };
     let (a, b) = (of("a"), of("b"));
-    let _open = publish(&a, &how("weights", Duration::ZERO), 1);
+    let _open = publish(&a, &how("weights", Duration::from_secs(100)), 1);
+    let linger = daemon.cli_json(&["shared"])["ranges"][0]["linger_seconds"].as_f64();
+    assert_eq!(linger, Some(2.0), "no longer than the daemon lets it");
     let none = b.attach(&wanted("weights")).unwrap_err().to_string();
     let other = b.attach(&wanted("nothing")).unwrap_err().to_string();
     assert_eq!(none.replace("weights", "nothing"), other, "a name that is another's is as one that is not");
@@ -163,7 +165,6 @@ fn a_range_is_for_its_tenant_or_for_whoever_has_its_key_and_names_tell_nothing()
         Publishing { name: String::new(), ..how("x", Duration::ZERO) },
         Publishing { key: vec![1; 15], ..how("x", Duration::ZERO) },
         Publishing { content: Bytes::mib(9), ..how("x", Duration::ZERO) },
-        how("x", Duration::from_secs(3)),
         how("secret", Duration::ZERO),
     ] {
         let draft = a.draft(0, Bytes::mib(8)).unwrap();

@@ -199,6 +199,27 @@ fn what_a_graph_replays_comes_back_whole_and_nothing_sleeps_while_it_is_captured
 }
 
 #[test]
+fn a_graph_that_goes_while_everything_sleeps_keeps_nothing_from_waking() {
+    let daemon = TestDaemon::start(64);
+    if cannot_sleep(&daemon) {
+        return;
+    }
+    let mut job = Job::start(&daemon, "one");
+    let pool = PrivatePoolId(7, 1);
+    job.runtime.begin_private(pool);
+    let captured = job.runtime.alloc_private(pool, &Request::of(Bytes::mib(2))).unwrap();
+    assert!(job.runtime.end_private(pool));
+    job.take(4 << 20, 3);
+    job.runtime.sleep(true).unwrap();
+    job.runtime.release_private(pool);
+    job.runtime.free(captured, StreamId::DEFAULT).unwrap();
+    job.runtime.wake(Duration::ZERO).unwrap();
+    assert!(job.is_whole());
+    assert_eq!(job.runtime.stats().private_use.held, Bytes::ZERO);
+    job.runtime.invariants().unwrap();
+}
+
+#[test]
 fn whoever_wakes_waits_for_its_turn() {
     let daemon = TestDaemon::start(64);
     if cannot_sleep(&daemon) {

@@ -68,7 +68,7 @@ pub unsafe extern "C" fn stitch_sleep(tag: *const c_char, keep: c_int, freed: *m
 }
 
 /// Gets memory again for what sleeps under `tag`, or with NULL for all that does, and puts it where it was, with the contents that were kept; what was not kept is undefined, and never another process's. Waits its turn for memory that others have, for `wait_ms`
-/// milliseconds at most for each size of chunk.
+/// milliseconds at most.
 ///
 /// What is awake stays so. 0, or -1: then `stitch_last_error` says why, with who has the memory, and what is not awake by then sleeps on and can be woken later.
 ///

@@ -83,7 +83,7 @@ pub extern "C" fn stitch_torch_reset() {
 
 /// Waits for the device, and gives all idle memory back to the daemon, whether the wait has failed or not; nothing while a graph is captured.
 fn give_idle_back(runtime: &Runtime) -> Result<(), String> {
-    if runtime.is_capturing() {
+    if process::is_capturing() {
         return Ok(());
     }
     let waited = runtime.synchronize();

@@ -102,11 +102,55 @@ fn what_a_session_is_guaranteed_is_there_whoever_of_the_holders_leaves_first() {
         assert!(matches!(desk.refused(other, 1, 0), Refusal::Exhausted { .. }));
         let (leaver, stays) = if first_leaves { (one, two) } else { (two, one) };
         desk.die(leaver);
-        // Who stays bears the range, eight of its ten: two are kept for it, and ten are for the others.
-        assert!(matches!(desk.refused(other, 6, 0), Refusal::Exhausted { .. }));
-        desk.granted(other, 5);
-        desk.granted(stays, 1);
+        // The publisher bears the range, eight of its ten; who only holds it has all of its ten to come.
+        let (for_others, for_itself) = if first_leaves { (1, 5) } else { (5, 1) };
+        assert!(matches!(desk.refused(other, for_others + 1, 0), Refusal::Exhausted { .. }));
+        desk.granted(other, for_others);
+        desk.granted(stays, for_itself);
     }
+}
+
+#[test]
+fn who_publishes_and_leaves_the_range_to_others_takes_nothing_from_what_third_ones_are_guaranteed() {
+    let mut desk = Desk::new(20);
+    let (one, two) = (desk.keep(1, 10), desk.keep(2, 10));
+    let other = desk.open(3, 64);
+    let chunks = desk.granted(one, 5);
+    desk.publish(one, &chunks, 0);
+    desk.attach(other);
+    desk.leave(one);
+    // It is the publisher's guarantee that is used up, as long as it is there.
+    desk.granted(two, 5);
+    assert!(matches!(desk.refused(one, 1, 0), Refusal::Exhausted { .. }));
+    desk.leave(other);
+    desk.granted(one, 5);
+}
+
+#[test]
+fn who_waits_for_a_range_that_goes_by_itself_is_in_no_circle() {
+    let mut desk = Desk::new(10);
+    let (one, two) = (desk.open(1, 64), desk.open(2, 64));
+    let chunks = desk.granted(one, 3);
+    desk.publish(one, &chunks, 100);
+    desk.die(one);
+    desk.granted(two, 2);
+    assert_eq!(desk.acquire(two, 1, 10_000), [], "the range goes in a moment");
+    let answers = desk.step(Command::Tick { now_ms: 100 });
+    assert!(matches!(&answers[..], [(_, Answer::Granted(_))]), "{answers:?}");
+}
+
+#[test]
+fn nothing_is_published_or_kept_where_nothing_is_to_stay() {
+    let mut desk = Desk::new(16);
+    let (one, two) = (desk.open(1, 16), desk.open(2, 16));
+    let (kept, others) = (desk.granted(one, 1), desk.granted(two, 1));
+    desk.publish(one, &kept, 1_000_000);
+    desk.step(Command::Evict { session: two });
+    let publish = Command::Publish { range: RangeId(2), session: two, chunks: others, linger_ms: 1_000 };
+    assert_eq!(desk.ledger.step(publish).unwrap_err(), LedgerError::Refused(Refusal::Evicted));
+    desk.step(Command::Drain { device: DEVICE, is_draining: true });
+    desk.leave(one);
+    assert_eq!(desk.shared().0, 0, "it does not linger on a device that is drained");
 }
 
 #[test]

@@ -69,7 +69,8 @@ impl World {
             for chunk in &range.chunks {
                 assert_eq!(self.chunk(*chunk).unwrap().is, Is::Shared(range.id));
             }
-            let is_over = range.is_withdrawn || self.device(range.device).is_lost;
+            let device = self.device(range.device);
+            let is_over = range.is_withdrawn || device.is_lost || device.is_draining;
             assert!(!range.holders.is_empty() || !is_over, "{range:?} stays after {command:?}");
             assert!(range.due_ms.is_none_or(|due_ms| due_ms > self.now_ms), "{range:?} stays after {command:?}");
             let is_wanted = self.destroying(range.device).is_zero()

@@ -97,7 +97,10 @@ impl World {
                     return Some(LedgerError::NotHeld { session: *session, chunk: chunks[at] });
                 }
                 let devices: BTreeSet<_> = chunks.iter().map(|chunk| self.chunk(*chunk).unwrap().device).collect();
-                (devices.len() != 1).then_some(LedgerError::NoRun)
+                if devices.len() != 1 {
+                    return Some(LedgerError::NoRun);
+                }
+                self.barred(*session, *devices.first().unwrap()).map(LedgerError::from)
             }),
             Command::Attach { range, session } => {
                 no_session(*session).or_else(|| self.error_of_attach(*range, *session))
@@ -127,24 +130,35 @@ impl World {
         let Some(wanted) = self.range(range).filter(|wanted| !wanted.is_withdrawn) else {
             return Some(LedgerError::NoRange(range));
         };
-        let (device, known) = (self.device(wanted.device), self.session(session).unwrap());
+        let known = self.session(session).unwrap();
         if !known.is_attached {
             return Some(LedgerError::Detached(session));
         }
         let (held, limit) = (self.held_everywhere(session), known.terms.limit);
-        let refusal = if self.is_closed {
-            Refusal::Closed
+        if let Some(refusal) = self.barred(session, wanted.device) {
+            return Some(refusal.into());
+        }
+        let times = wanted.holders.iter().filter(|holder| **holder == session).count();
+        if times >= 64 {
+            return Some(LedgerError::TooMany { what: "holds of a shared range", limit: 64 });
+        }
+        let is_over = times == 0 && held + wanted.bytes > limit;
+        is_over.then(|| Refusal::OverLimit { requested: wanted.bytes, held, limit }.into())
+    }
+
+    /// Nobody may have anything there, or this session may not.
+    fn barred(&self, session: SessionId, device: DeviceId) -> Option<Refusal> {
+        let device = self.device(device);
+        if self.is_closed {
+            Some(Refusal::Closed)
         } else if device.is_lost {
-            Refusal::Lost { device: device.id }
+            Some(Refusal::Lost { device: device.id })
         } else if device.is_draining {
-            Refusal::Draining { device: device.id }
-        } else if known.is_evicted {
-            Refusal::Evicted
-        } else if !wanted.holders.contains(&session) && held + wanted.bytes > limit {
-            Refusal::OverLimit { requested: wanted.bytes, held, limit }
+            Some(Refusal::Draining { device: device.id })
+        } else if self.session(session).unwrap().is_evicted {
+            Some(Refusal::Evicted)
         } else {
-            return None;
-        };
-        Some(refusal.into())
+            None
+        }
     }
 }

@@ -28,9 +28,6 @@ impl World {
         let now_ms = self.now_ms;
         let range = self.ranges.iter_mut().find(|known| known.id == range).unwrap();
         range.holders.retain(|holder| *holder != session);
-        if range.bearer == Some(session) {
-            range.bearer = range.holders.iter().min().copied();
-        }
         if range.holders.is_empty() {
             range.due_ms = Some(now_ms + range.linger_ms);
         }
@@ -40,7 +37,8 @@ impl World {
     fn may_go(&self, range: RangeId) -> bool {
         let known = self.range(range).expect("its chunks are there");
         let is_due = known.due_ms.is_some_and(|due_ms| due_ms <= self.now_ms);
-        let is_over = known.is_withdrawn || is_due || self.device(known.device).is_lost;
+        let device = self.device(known.device);
+        let is_over = known.is_withdrawn || is_due || device.is_lost || device.is_draining || self.is_closed;
         known.holders.is_empty()
             && (is_over || self.going.contains(&range) || self.is_short_of_guaranteed(known.device))
     }
@@ -260,7 +258,7 @@ impl World {
                     chunks: chunks.clone(),
                     bytes: chunks.iter().map(|chunk| self.chunk(*chunk).unwrap().len).sum(),
                     holders: vec![*session],
-                    bearer: Some(*session),
+                    publisher: *session,
                     linger_ms: *linger_ms,
                     due_ms: None,
                     is_withdrawn: false,
@@ -270,7 +268,6 @@ impl World {
                 let range = self.ranges.iter_mut().find(|known| known.id == *range).unwrap();
                 range.holders.push(*session);
                 range.due_ms = None;
-                range.bearer = range.bearer.or(Some(*session));
             }
             Command::Leave { range, session } => {
                 let held = self.ranges.iter_mut().find(|known| known.id == *range).unwrap();
@@ -455,7 +452,10 @@ impl World {
             };
             request.parts.iter().flat_map(missing).collect::<Vec<_>>()
         };
-        let fits = |id: &RequestId| self.creates.starts_with(&lens(self, *id));
+        let fits = |id: &RequestId| {
+            let lens = lens(self, *id);
+            !lens.is_empty() && self.creates.starts_with(&lens)
+        };
         let both: Vec<_> = firsts.into_iter().flatten().collect();
         both.iter().copied().find(fits).or(both.first().copied()).expect("chunks are created for somebody")
     }
@@ -744,7 +744,8 @@ impl World {
             .collect();
         let is_still = |device: DeviceId| {
             let is_asked = self.asked.iter().any(|((of, _), asked)| *of == device && !asked.is_late);
-            self.creating(device).is_zero() && self.destroying(device).is_zero() && !is_asked
+            let is_unheld = self.ranges.iter().any(|range| range.device == device && range.holders.is_empty());
+            self.creating(device).is_zero() && self.destroying(device).is_zero() && !is_asked && !is_unheld
         };
         let mut lost: BTreeSet<SessionId> = waiting.iter().map(|(session, ..)| *session).collect();
         loop {

@@ -51,8 +51,8 @@ pub(super) struct Range {
     pub(super) bytes: Bytes,
     /// Who holds it, once for each time.
     pub(super) holders: Vec<SessionId>,
-    /// Whose guarantee it counts against.
-    pub(super) bearer: Option<SessionId>,
+    /// Whose guarantee it counts against, as long as he lives and somebody holds it.
+    pub(super) publisher: SessionId,
     pub(super) linger_ms: u64,
     pub(super) due_ms: Option<u64>,
     pub(super) is_withdrawn: bool,
@@ -259,11 +259,9 @@ impl World {
 
     /// What counts against a session's guarantee.
     pub(super) fn borne(&self, session: SessionId, device: DeviceId) -> Bytes {
-        let of_others = |range: &&Range| {
-            range.device == device && range.holders.contains(&session) && range.bearer != Some(session)
-        };
-        let of_others: Bytes = self.ranges.iter().filter(of_others).map(|range| range.bytes).sum();
-        self.held(session, device) - of_others
+        let bears = |range: &&Range| range.device == device && !range.holders.is_empty() && range.publisher == session;
+        let bears: Bytes = self.ranges.iter().filter(bears).map(|range| range.bytes).sum();
+        self.held(session, device) - self.shared(session, device) + bears
     }
 
     pub(super) fn range(&self, id: RangeId) -> Option<&Range> {

@@ -40,6 +40,7 @@ class SharedModule:
     def __init__(self, shared: Shared, tensors: Dict[str, "torch.Tensor"]) -> None:
         self._shared = shared
         self._tensors = tensors
+        self._closed = False
 
     @property
     def version(self) -> int:
@@ -70,13 +71,22 @@ class SharedModule:
 
         Raises what ``Module.load_state_dict`` raises where names or shapes differ and ``strict`` is true.
         """
+        known = module.state_dict().keys()
+        # What a module computes once and does not store: without it one that was made on the meta device could do nothing.
+        others = {name for name, _ in module.named_buffers()} - set(known)
+        module.load_state_dict({name: tensor for name, tensor in self._tensors.items() if name not in others}, strict=strict, assign=True)
+        for name in others & self._tensors.keys():
+            owner, _, last = name.rpartition(".")
+            setattr(module.get_submodule(owner), last, self._tensors[name])
         for parameter in module.parameters():
             parameter.requires_grad_(False)
-        module.load_state_dict(self._tensors, strict=strict, assign=True)
         return module
 
     def close(self) -> None:
-        """Lets go of the memory, once the device has done what is queued. Tensors of it mean nothing any more: touching one ends the process."""
+        """Lets go of the memory, once the device has done what is queued; a second time nothing happens. Tensors of it mean nothing any more: touching one ends the process."""
+        if self._closed:
+            return
+        self._closed = True
         self._tensors = {}
         library().share_close(self._shared)
 
@@ -109,7 +119,7 @@ def publish(
     """
     import torch
 
-    state = module.state_dict(keep_vars=True)
+    state = _tensors_to_share(module)
     if device is None:
         device = next((tensor.device.index or 0 for tensor in state.values() if tensor.device.type == "cuda"), 0)
     layout, length = _lay_out(state)
@@ -137,7 +147,11 @@ def publish(
 
 
 def _using(published: SharedModule, module: "torch.nn.Module") -> SharedModule:
-    published.load_into(module)
+    try:
+        published.load_into(module)
+    except BaseException:
+        published.close()
+        raise
     return published
 
 
@@ -158,6 +172,16 @@ def attach(name: str, *, version: int = 0, key: Optional[bytes] = None) -> Share
     except BaseException:
         library().share_close(shared)
         raise
+
+
+def _tensors_to_share(module: "torch.nn.Module") -> Dict[str, "torch.Tensor"]:
+    """Parameters and buffers by name, those among them that are in no ``state_dict``. What else a module stores there is its own."""
+    import torch
+
+    state = {name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
+    for name, buffer in module.named_buffers():
+        state.setdefault(name, buffer)
+    return state
 
 
 _Layout = Dict[str, Tuple[str, List[int], int, int]]
@@ -194,7 +218,7 @@ def _strided() -> Any:
 def _bytes_of(tensor: "torch.Tensor") -> "torch.Tensor":
     import torch
 
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _tensors_of(shared: Shared) -> Iterator[Tuple[str, "torch.Tensor"]]:

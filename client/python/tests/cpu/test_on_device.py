@@ -247,6 +247,60 @@ print(sum(batch.cuda(non_blocking=True).numel() for batch in batches), torch.cud
         self.assertEqual(said, ["64 True"])
 
 
+#: A second process attaches what the first has published, and says what it sees.
+READER = '''
+import sys, torch, stitchd.torch
+from torch import nn
+with torch.device('meta'): model = nn.Linear(64, 64)
+shared = stitchd.torch.attach('linear')
+shared.load_into(model)
+print(model.weight.device, model.weight.cpu().sum().item(), torch.cuda.memory_allocated(), shared.sealed)
+'''
+
+
+class Shares(OnDevice):
+    def test_a_published_module_lies_once_on_the_device(self):
+        said, _ = self.said(
+            PRELUDE
+            + f"""
+import os, subprocess, stitchd.torch
+torch.manual_seed(3)
+model = nn.Linear(64, 64)
+total = model.weight.sum().item()
+model = model.cuda()
+published = stitchd.torch.publish(model, 'linear', use=True)
+print(model.weight.device, model.weight.cpu().sum().item() == total, published.sealed)
+said = subprocess.run([sys.executable, '-W', 'ignore', '-c', {READER!r}], capture_output=True, text=True)
+print(said.stdout.strip() == f'cuda:0 {{total}} 0 False', said.stdout, said.stderr)
+model = None
+published.close()
+"""
+        )
+        self.assertEqual(said[0], "cuda:0 True False")
+        self.assertTrue(said[1].startswith("True"), said)
+
+
+class Sleeps(OnDevice):
+    def test_tensors_come_back_at_their_addresses(self):
+        said, _ = self.said(
+            PRELUDE
+            + """
+import stitchd, stitchd.torch
+kept = torch.arange(1 << 20).cuda()
+with stitchd.tag('kv_cache', keep=False): cache = empty(64)
+at = kept.data_ptr(), cache.data_ptr()
+freed = stitchd.torch.sleep(level=1)
+print(freed >= 72 * MIB, held() == 0)
+try: empty(1)
+except RuntimeError as error: print('asleep' in str(error))
+stitchd.torch.wake_up()
+print(torch.equal(kept.cpu(), torch.arange(1 << 20)), at == (kept.data_ptr(), cache.data_ptr()))
+del kept, cache
+"""
+        )
+        self.assertEqual(said, ["True True", "True", "True True"])
+
+
 class Training(OnDevice):
     def test_a_training_run_with_all_that_is_asked_for_is_what_it_is_without(self):
         # Recompute, accumulation, experts, mixed precision, two streams: the same tensors live, step by step.

@@ -26,6 +26,8 @@ def model(device: str = "cpu") -> "torch.nn.Module":
         # Two names for one tensor.
         made.append(torch.nn.Linear(64, 64))
         made[4].weight = made[0].weight
+        # What is in no state_dict, and a forward pass needs.
+        made[3].register_buffer("scale", torch.arange(8.0), persistent=False)
     return made
 
 
@@ -38,6 +40,7 @@ shared = stitchd.torch.attach("model")
 made = shared.load_into(model("meta"))
 for name, tensor in made.state_dict().items():
     assert not tensor.is_meta and not tensor.requires_grad, name
+assert made[3].scale.tolist() == list(range(8))
 print(sorted((name, float(tensor.double().sum())) for name, tensor in made.state_dict().items()))
 print(made[0].weight.data_ptr() == made[4].weight.data_ptr(), shared.sealed)
 """
@@ -85,7 +88,9 @@ class Share(unittest.TestCase):
         with stitchd.torch.publish(first, "keyed", key=b"k" * 16, linger=0):
             with self.assertRaises(stitchd.StitchdError):
                 stitchd.torch.attach("keyed")
-            stitchd.torch.attach("keyed", key=b"k" * 16).close()
+            attached = stitchd.torch.attach("keyed", key=b"k" * 16)
+            attached.close()
+            attached.close()
 
     def test_what_is_no_module_is_told(self) -> None:
         library = stitchd.library()
