@@ -10,7 +10,7 @@ use stitchd::session::shared::{Attaching, Publishing, SharedRange};
 use stitchd::session::{Session, SessionError};
 use stitchd::units::Bytes;
 
-use crate::support::{TestDaemon, driver_name, eventually, needs_host, python};
+use crate::support::{SHARES, TestDaemon, driver_name, eventually, needs_host, python};
 
 const MIB: u64 = 1 << 20;
 
@@ -203,31 +203,6 @@ fn whoever_writes_a_writable_range_is_read_by_the_others() {
     assert!(holds_only(&one, &range, 9));
     assert_eq!(daemon.cli_json(&["shared"])["ranges"][0]["read_only"], "no");
 }
-
-/// What processes of these tests know of shared ranges.
-const SHARES: &str = "
-class Range(ctypes.Structure):
-    _fields_ = [('address', ctypes.c_void_p), ('size', ctypes.c_size_t), ('content', ctypes.c_size_t), ('version', ctypes.c_uint64),
-                ('device', ctypes.c_int), ('writable', ctypes.c_int), ('sealed', ctypes.c_int)]
-lib.stitch_share_publish.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p]
-lib.stitch_share_attach.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p]
-lib.stitch_share_create.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-lib.stitch_share_close.argtypes = [ctypes.c_void_p]
-def draft(mib, byte):
-    r = Range()
-    assert lib.stitch_share_create(mib * MIB, 0, ctypes.byref(r)) == 0, lib.stitch_last_error()
-    poke(r.address, bytes([byte]) * (mib * MIB))
-    return r
-def publish(r, name, linger_ms=60000, writable=0):
-    assert lib.stitch_share_publish(r.address, name, r.size, linger_ms, writable, None, 0, ctypes.byref(r)) == 0, lib.stitch_last_error()
-    return r
-def attach(name):
-    r = Range()
-    assert lib.stitch_share_attach(name, 0, None, 0, ctypes.byref(r)) == 0, lib.stitch_last_error()
-    return r
-def holds(r, byte):
-    return peek(r.address, r.content) == bytes([byte]) * r.content
-";
 
 /// A process that shares; killed with the test.
 struct Process {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use stitchd::rng::Rng;
 
-use crate::support::{TestDaemon, python, variable};
+use crate::support::{SHARES, TestDaemon, python, variable};
 
 const MIB: u64 = 1 << 20;
 const DEVICE_MIB: u64 = 96;
@@ -57,13 +57,6 @@ while True:
 
 /// The weights of all are one memory, which whoever comes first publishes; they are read all the time.
 const READER: &str = "
-class Range(ctypes.Structure):
-    _fields_ = [('address', ctypes.c_void_p), ('size', ctypes.c_size_t), ('content', ctypes.c_size_t), ('version', ctypes.c_uint64),
-                ('device', ctypes.c_int), ('writable', ctypes.c_int), ('sealed', ctypes.c_int)]
-lib.stitch_share_publish.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p]
-lib.stitch_share_attach.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p]
-lib.stitch_share_create.argtypes = [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-lib.stitch_share_close.argtypes = [ctypes.c_void_p]
 r = Range()
 while True:
     if lib.stitch_share_attach(b'weights', 0, None, 0, ctypes.byref(r)) != 0:
@@ -101,7 +94,7 @@ struct Trainer {
 
 impl Trainer {
     fn start(daemon: &TestDaemon, script: &'static str, said: &Arc<Said>) -> Option<Trainer> {
-        let mut child = python(daemon, script)?;
+        let mut child = python(daemon, &format!("{SHARES}{script}"))?;
         let (lines, said) = (BufReader::new(child.stdout.take().unwrap()).lines(), Arc::clone(said));
         let listens = std::thread::spawn(move || {
             // The last line of one that is killed may be half a line.
