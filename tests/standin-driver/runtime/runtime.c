@@ -299,7 +299,7 @@ cudaError_t cudaMalloc(void **pointer, size_t size) {
     if (code == 0) code = forbidden();
     if (code == 0) code = cuMemAddressReserve(&at, size, 0, 0, 0);
     if (code != 0) return ended(code);
-    CUmemAllocationProp wanted = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, .location = {CU_MEM_LOCATION_TYPE_DEVICE, current}};
+    CUmemAllocationProp wanted = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = current}};
     CUmemAccessDesc all = {.location = wanted.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     if ((code = cuMemCreate(&chunk, size, &wanted, 0)) == 0) {
         if ((code = cuMemMap(at, size, 0, chunk, 0)) == 0) code = cuMemSetAccess(at, size, &all, 1);
