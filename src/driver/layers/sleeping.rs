@@ -7,7 +7,7 @@
 //!
 //! Invariant: a chunk that sleeps is nowhere mapped below, and its handle is released there.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,6 +29,8 @@ struct Books {
     last: u64,
     chunks: HashMap<Handle, Held>,
     places: BTreeMap<DeviceAddress, Mapped>,
+    /// Where reservations begin: no call of a driver goes over more than one.
+    reservations: BTreeSet<DeviceAddress>,
 }
 
 #[derive(Debug)]
@@ -67,26 +69,27 @@ impl Books {
         self.places.range(span.start()..span.end()).map(|(at, mapped)| (*at, *mapped)).collect()
     }
 
+    /// Runs of places that lie side by side in one reservation, with the same access.
+    fn runs(&self, places: &[(DeviceAddress, Mapped)]) -> Vec<(AddressSpan, Option<(DeviceId, Access)>)> {
+        let mut runs: Vec<(AddressSpan, Option<(DeviceId, Access)>)> = Vec::new();
+        for (at, mapped) in places {
+            let span = Span::new(*at, mapped.len).expect("it was mapped there");
+            let begins = self.reservations.contains(at);
+            match runs.last_mut() {
+                Some((last, access)) if !begins && last.end() == *at && *access == mapped.access => {
+                    *last = Span::new(last.start(), last.len() + mapped.len).expect("both lie in one reservation");
+                }
+                _ => runs.push((span, mapped.access)),
+            }
+        }
+        runs
+    }
+
     /// Those of some chunks.
     fn places_of(&self, handles: &HashSet<Handle>) -> Vec<(DeviceAddress, Mapped)> {
         let places = self.places.iter().map(|(at, mapped)| (*at, *mapped));
         places.filter(|(_, mapped)| handles.contains(&mapped.handle)).collect()
     }
-}
-
-/// Runs of places that lie side by side with the same access.
-fn runs(places: &[(DeviceAddress, Mapped)]) -> Vec<(AddressSpan, Option<(DeviceId, Access)>)> {
-    let mut runs: Vec<(AddressSpan, Option<(DeviceId, Access)>)> = Vec::new();
-    for (at, mapped) in places {
-        let span = Span::new(*at, mapped.len).expect("it was mapped there");
-        match runs.last_mut() {
-            Some((last, access)) if last.end() == *at && *access == mapped.access => {
-                *last = Span::new(last.start(), last.len() + mapped.len).expect("both lie in one reservation");
-            }
-            _ => runs.push((span, mapped.access)),
-        }
-    }
-    runs
 }
 
 impl Sleeping {
@@ -142,17 +145,25 @@ impl Sleeping {
 
     /// Maps places again, with their access.
     fn show(&self, books: &mut Books, places: &[(DeviceAddress, Mapped)]) -> Result<(), DriverError> {
+        let mut outcome = Ok(());
+        let mut shown = Vec::new();
         for (at, mapped) in places {
             let real = books.real(mapped.handle, Call::Map)?;
-            self.inner.map(*at, real)?;
-            books.places.get_mut(at).expect("it is kept there").is_there = true;
-        }
-        for (span, access) in runs(places) {
-            if let Some((device, access)) = access {
-                self.inner.set_access(span, device, access)?;
+            match self.inner.map(*at, real) {
+                Ok(()) => {
+                    books.places.get_mut(at).expect("it is kept there").is_there = true;
+                    shown.push((*at, *mapped));
+                }
+                Err(error) => outcome = outcome.and(Err(error)),
             }
         }
-        Ok(())
+        // What is mapped gets its access whatever has failed beside it: it may be in use.
+        for (span, access) in books.runs(&shown) {
+            if let Some((device, access)) = access {
+                outcome = outcome.and(self.inner.set_access(span, device, access));
+            }
+        }
+        outcome
     }
 
     /// Gives chunks that sleep new memory, and shows it wherever they are to be seen. On error they sleep on, and nothing is left of the new memory here.
@@ -253,11 +264,17 @@ impl Driver for Sleeping {
     }
 
     fn reserve(&self, device: DeviceId, len: Bytes, alignment: Bytes) -> Result<DeviceAddress, DriverError> {
-        self.inner.reserve(device, len, alignment)
+        let at = self.inner.reserve(device, len, alignment)?;
+        self.books().reservations.insert(at);
+        Ok(at)
     }
 
     fn unreserve(&self, span: AddressSpan) -> Result<(), DriverError> {
-        self.inner.unreserve(span)
+        // Before: from then on the addresses may be another reservation's.
+        let mut books = self.books();
+        self.inner.unreserve(span)?;
+        books.reservations.remove(&span.start());
+        Ok(())
     }
 
     fn map(&self, at: DeviceAddress, handle: Handle) -> Result<(), DriverError> {
@@ -280,7 +297,7 @@ impl Driver for Sleeping {
         } else {
             // Where some of it sleeps the rest goes run by run; a run that does not keeps those behind it.
             let there: Vec<_> = places.iter().copied().filter(|(_, mapped)| mapped.is_there).collect();
-            for (run, _) in runs(&there) {
+            for (run, _) in books.runs(&there) {
                 self.inner.unmap(run)?;
                 for (at, _) in books.places_in(run) {
                     books.places.remove(&at);
@@ -300,7 +317,7 @@ impl Driver for Sleeping {
             self.inner.set_access(span, device, access)?;
         } else {
             let there: Vec<_> = places.iter().copied().filter(|(_, mapped)| mapped.is_there).collect();
-            for (run, _) in runs(&there) {
+            for (run, _) in books.runs(&there) {
                 self.inner.set_access(run, device, access)?;
             }
         }
