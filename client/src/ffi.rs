@@ -279,6 +279,20 @@ unsafe fn put_all<T>(written: impl Iterator<Item = T>, place: *mut T, capacity: 
     }
 }
 
+/// A copy of a caller's text, which is `what`; none for NULL.
+///
+/// # Safety
+///
+/// `text` is NULL, or ends in NUL.
+unsafe fn text(text: *const c_char, what: &str) -> Result<Option<String>, String> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: it is not NULL, so the caller says that it ends in NUL; it is copied.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map(|text| Some(text.to_owned())).map_err(|_| format!("{what} is UTF-8"))
+}
+
 /// Why the last call of this thread failed, as text in UTF-8; empty if none has failed yet.
 ///
 /// Never NULL. Good until this thread's next failure.

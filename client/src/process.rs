@@ -79,9 +79,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The runtime of a device, set up if it is not yet.
 #[inline]
 pub(crate) fn runtime(device: i32) -> Result<&'static Runtime, String> {
-    if fork::is_child() {
-        return Err(stitchd::session::SessionError::Forked.to_string());
-    }
+    check_child()?;
     let slot = usize::try_from(device).ok().and_then(|device| RUNTIMES.get(device));
     let slot = slot.ok_or_else(|| no_such(device))?;
     match slot.get() {
@@ -92,9 +90,7 @@ pub(crate) fn runtime(device: i32) -> Result<&'static Runtime, String> {
 
 /// Sets up what the first allocation would: the session, and with a number that is not negative a device, too. A plan file that cannot be read is told of here, whatever the device.
 pub(crate) fn open(device: i32) -> Result<(), String> {
-    if fork::is_child() {
-        return Err(SessionError::Forked.to_string());
-    }
+    check_child()?;
     if device >= 0 {
         return runtime(device).map(drop);
     }
@@ -115,6 +111,7 @@ pub(crate) fn daemon_session() -> Result<Arc<Session>, String> {
 }
 
 /// A forked child has no part in its parent's memory.
+#[inline]
 pub(crate) fn check_child() -> Result<(), String> {
     if fork::is_child() { Err(SessionError::Forked.to_string()) } else { Ok(()) }
 }
@@ -164,15 +161,17 @@ pub(crate) fn now() -> Duration {
 pub(crate) fn another_runtime(device: i32) -> Result<Runtime, String> {
     // What is wrong with the device is found once.
     runtime(device)?;
-    let made = match &*session()? {
-        Origin::Daemon(session) => {
-            let config = RuntimeConfig { wait: session.wait(), ..RuntimeConfig::default() };
-            session.runtime(device as u32, config)
-        }
-        Origin::Private(process) => process.runtime(device as u32, RuntimeConfig::default()),
+    limited(&*session()?, device as u32, RuntimeConfig::default())
+}
+
+/// A runtime of a device that keeps the limit which the process has set itself.
+fn limited(origin: &Origin, device: u32, config: RuntimeConfig) -> Result<Runtime, String> {
+    let made = match origin {
+        Origin::Daemon(session) => session.runtime(device, RuntimeConfig { wait: session.wait(), ..config }),
+        Origin::Private(process) => process.runtime(device, config),
     };
     let runtime = made.map_err(|error| chain(&error))?;
-    limit(&runtime, device as u32)?;
+    limit(&runtime, device)?;
     Ok(runtime)
 }
 
@@ -263,12 +262,7 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
         None if environment.plans_itself() => RuntimeConfig::default().planning(),
         None => RuntimeConfig::default(),
     };
-    let made = match origin {
-        Origin::Daemon(session) => session.runtime(device, RuntimeConfig { wait: session.wait(), ..config }),
-        Origin::Private(process) => process.runtime(device, config),
-    };
-    let runtime = made.map_err(|error| chain(&error))?;
-    limit(&runtime, device)?;
+    let runtime = limited(origin, device, config)?;
     let planner = environment.plans_itself().then(|| AutoPlanner::begin(&runtime));
     if let Some((path, plan)) = path.zip(plan) {
         match runtime.install_plan(&plan) {

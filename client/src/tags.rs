@@ -48,6 +48,11 @@ fn tags() -> MutexGuard<'static, Vec<Tag>> {
     TAGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The runtimes of all tags, each with its device.
+fn all() -> Vec<(i32, &'static Runtime)> {
+    tags().iter().flat_map(|tag| tag.runtimes.clone()).collect()
+}
+
 /// What this thread allocates from now on is under this tag, until [`pop`].
 pub(crate) fn push(name: &str, keeps: bool) -> Result<(), String> {
     process::check_child()?;
@@ -104,8 +109,7 @@ pub(crate) fn free(device: i32, address: DeviceAddress, stream: StreamId) -> Res
     if !USED.load(Ordering::Relaxed) || fork::is_child() {
         return Err(NotLive(address));
     }
-    let runtimes = tags().iter().flat_map(|tag| tag.runtimes.clone()).collect::<Vec<_>>();
-    let mut of_device = runtimes.into_iter().filter(|(of, _)| *of == device);
+    let mut of_device = all().into_iter().filter(|(of, _)| *of == device);
     of_device.find_map(|(_, runtime)| runtime.free(address, stream).ok()).ok_or(NotLive(address))
 }
 
@@ -113,8 +117,7 @@ pub(crate) fn free(device: i32, address: DeviceAddress, stream: StreamId) -> Res
 pub(crate) fn each(with: impl FnMut(&'static Runtime)) {
     // In a child somebody may have had the lock when it was forked.
     if USED.load(Ordering::Relaxed) && !fork::is_child() {
-        let runtimes: Vec<_> = tags().iter().flat_map(|tag| tag.runtimes.clone()).collect();
-        runtimes.into_iter().map(|(_, runtime)| runtime).for_each(with);
+        all().into_iter().map(|(_, runtime)| runtime).for_each(with);
     }
 }
 

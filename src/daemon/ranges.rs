@@ -57,6 +57,16 @@ struct Book {
     versions: u64,
 }
 
+impl Book {
+    /// The name is nobody's, unless another range has it by now.
+    fn free_name(&mut self, of: &Named) {
+        let name = (of.tenant.clone(), of.name.clone());
+        if self.newest.get(&name) == Some(&of.range) {
+            self.newest.remove(&name);
+        }
+    }
+}
+
 /// Whether two keys are the same, in a time that does not tell where they differ.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && one.iter().zip(other).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
@@ -71,10 +81,7 @@ impl Names {
     pub(super) fn forget(&self, range: RangeId) {
         let mut book = self.lock();
         let Some(gone) = book.by_range.remove(&range) else { return };
-        let name = (gone.tenant.clone(), gone.name.clone());
-        if book.newest.get(&name) == Some(&range) {
-            book.newest.remove(&name);
-        }
+        book.free_name(&gone);
         tracing::info!(%range, name = gone.name, version = gone.version, tenant = gone.tenant, "shared range gone");
     }
 
@@ -119,10 +126,8 @@ impl Names {
     /// The name is free again.
     fn withdraw(&self, range: RangeId) {
         let mut book = self.lock();
-        let Some(known) = book.by_range.get(&range).map(Arc::clone) else { return };
-        let name = (known.tenant.clone(), known.name.clone());
-        if book.newest.get(&name) == Some(&range) {
-            book.newest.remove(&name);
+        if let Some(known) = book.by_range.get(&range).map(Arc::clone) {
+            book.free_name(&known);
         }
     }
 
@@ -307,13 +312,13 @@ impl Ranges for Service {
             Service::no_such_range(&name, wanted.version)
         };
         let named = daemon.names.find(&entry.tenant, &name, wanted.version, key.as_deref()).ok_or_else(none)?;
-        daemon.steward.attach(entry.id, named.range).map_err(|error| match error {
+        let attached = daemon.steward.attach(entry.id, named.range);
+        let view = attached.map_err(|error| match error {
             // It went in this moment.
             LedgerError::NoRange(_) => Service::no_such_range(&name, wanted.version),
             LedgerError::Refused(refusal) => status(refusal.kind(), daemon.explain(&refusal)),
             other => from_ledger(&other),
         })?;
-        let view = daemon.steward.range(named.range).ok_or_else(|| Service::no_such_range(&name, wanted.version))?;
         let is_across = named.tenant != entry.tenant;
         tracing::info!(target: "audit", range = %named.range, name, version = named.version, tenant = entry.tenant, of_tenant = named.tenant, is_across, session = %entry.id, "attached");
         let (ticket, infos) = self.hand_out(&request, &entry, &view)?;

@@ -3,15 +3,14 @@
 //! A [`Draft`] is leased memory at one run of addresses. Once it is published it is a [`SharedRange`], for its publisher as for those who attach it: mapped for reading, or for reading and writing where it was
 //! published so. How far "for reading" goes is the driver's to say ([`SharedRange::is_sealed`]).
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::source::DaemonSource;
-use super::{Session, SessionError, claim, fork};
+use super::{Session, SessionError, claim, fork, source};
 use crate::driver::{Access, Driver as _};
 use crate::error::{ErrorKind, chain};
-use crate::ids::{ChunkId, DeviceId, RangeId};
+use crate::ids::{DeviceId, RangeId};
 use crate::ladder::Shape;
 use crate::limits;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
@@ -157,12 +156,7 @@ impl Held {
         let ticket = convert::token("ticket", ticket)?;
         let fetched = claim::fetch(&self.session.chunk_socket, ticket, self.session.patience)?;
         self.is_ours = true;
-        let import = |(id, len, fd): (ChunkId, Bytes, OwnedFd)| Chunk::import(&device, id, fd, len).map(Arc::new);
-        let imported: Result<Vec<_>, MemoryError> = fetched.into_iter().map(import).collect();
-        let chunks = imported.map_err(|error| {
-            let message = format!("cannot import: {}", chain(&error));
-            SessionError::Refused { kind: error.kind(), message }
-        })?;
+        let chunks = source::import(&device, fetched)?;
         Ok((device, chunks))
     }
 

@@ -19,6 +19,21 @@ use crate::runtime::{ChunkSource, Room, SourceError, Want};
 use crate::units::Bytes;
 use crate::wire::convert::{WantedChunks, malformed};
 
+/// Imports chunks: all of them, or none.
+pub(super) fn import(device: &Arc<Device>, leased: Vec<LeasedAnew>) -> Result<Vec<Arc<Chunk>>, SessionError> {
+    let import = |(id, len, fd)| Chunk::import(device, id, fd, len).map(Arc::new);
+    let imported: Result<Vec<_>, MemoryError> = leased.into_iter().map(import).collect();
+    imported.map_err(|error| {
+        let message = format!("cannot import: {}", chain(&error));
+        SessionError::Refused { kind: error.kind(), message }
+    })
+}
+
+/// What a runtime is told.
+fn told(error: SessionError) -> SourceError {
+    SourceError { kind: error.kind(), message: chain(&error) }
+}
+
 /// The daemon as a source of chunks for one device.
 #[derive(Debug)]
 pub(super) struct DaemonSource {
@@ -89,13 +104,10 @@ impl DaemonSource {
         let wanted = WantedChunks { device: self.uuid, len: want.len, shape: want.shape, plan: want.plan, wait_ms };
         let leased = self.session.link.acquire(wanted)?;
         let ids: Vec<ChunkId> = leased.iter().map(|(id, ..)| *id).collect();
-        let import = |(id, len, fd)| Chunk::import(&self.device, id, fd, len).map(Arc::new);
-        // All or nothing. When this has failed what was imported is let go of and every descriptor is closed: only then the daemon may hear of it.
-        let imported: Result<Vec<_>, MemoryError> = leased.into_iter().map(import).collect();
-        let imported = imported.or_else(|error| {
+        // When this has failed what was imported is let go of and every descriptor is closed: only then the daemon may hear of it.
+        let imported = import(&self.device, leased).or_else(|error| {
             self.session.link.release(ids)?;
-            let kind = error.kind();
-            Err(SessionError::Refused { kind, message: format!("cannot import: {}", chain(&error)) })
+            Err(error)
         })?;
         let leased = |chunk: &Arc<Chunk>| {
             (chunk.id(), Leased { handle: chunk.handle(), len: chunk.len(), now: Some(chunk.id()) })
@@ -164,6 +176,11 @@ impl DaemonSource {
     fn give_up(&self, leased: Vec<LeasedAnew>) {
         let ids = leased.iter().map(|(id, ..)| *id).collect();
         drop(leased);
+        self.tell_released(ids);
+    }
+
+    /// Tells the daemon of chunks of which nothing is here any more.
+    fn tell_released(&self, ids: Vec<ChunkId>) {
         if let Err(error) = self.session.link.release(ids) {
             tracing::debug!(error = %chain(&error), "chunks could not be given back; they are when this process ends");
         }
@@ -198,7 +215,7 @@ impl DaemonSource {
             drop(held);
             let ids = named.into_iter().map(|(_, now)| now).collect();
             // The descriptors have gone with it.
-            let _ = self.session.link.release(ids);
+            self.tell_released(ids);
             self.give_up(spare);
             return Err(error.into());
         }
@@ -218,7 +235,7 @@ impl DaemonSource {
 
 impl ChunkSource for DaemonSource {
     fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
-        self.lease(want).map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
+        self.lease(want).map_err(told)
     }
 
     fn release(&self, chunks: Vec<Arc<Chunk>>) {
@@ -229,24 +246,21 @@ impl ChunkSource for DaemonSource {
         };
         // Handles first: the daemon may give the memory to somebody else the moment it hears of it.
         drop(chunks);
-        if !ids.is_empty()
-            && self.check().is_ok()
-            && let Err(error) = self.session.link.release(ids)
-        {
-            tracing::debug!(error = %chain(&error), "chunks could not be given back; they are when this process ends");
+        if !ids.is_empty() && self.check().is_ok() {
+            self.tell_released(ids);
         }
     }
 
     fn sleep(&self) -> Result<Bytes, SourceError> {
-        self.put_down().map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
+        self.put_down().map_err(told)
     }
 
     fn wake(&self, wait: Duration) -> Result<Bytes, SourceError> {
-        self.take_up(wait).map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
+        self.take_up(wait).map_err(told)
     }
 
     fn room(&self) -> Result<Room, SourceError> {
         let room = self.check().and_then(|()| self.session.control.room(self.uuid));
-        room.map_err(|error| SourceError { kind: error.kind(), message: chain(&error) })
+        room.map_err(told)
     }
 }

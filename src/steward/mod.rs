@@ -523,8 +523,8 @@ impl Steward {
         Ok(range)
     }
 
-    /// A session holds a shared range once more. Its chunks, in the order of its addresses.
-    pub fn attach(self: &Arc<Self>, session: SessionId, range: RangeId) -> Result<Vec<(ChunkId, Bytes)>, LedgerError> {
+    /// A session holds a shared range once more: here it is.
+    pub fn attach(self: &Arc<Self>, session: SessionId, range: RangeId) -> Result<RangeView, LedgerError> {
         let mut todo = Todo::default();
         let view = {
             let mut core = self.lock();
@@ -532,7 +532,7 @@ impl Steward {
             core.ledger.range(range).ok_or(LedgerError::NoRange(range))?
         };
         self.follow(todo);
-        Ok(view.chunks)
+        Ok(view)
     }
 
     /// A session holds a shared range once less. One that nobody holds lasts from now for as long as it was published for.

@@ -2,13 +2,13 @@
 
 #![expect(unsafe_code, reason = "exports C symbols")]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::time::Duration;
 
 use stitchd::session::shared::{Attaching, Publishing};
 use stitchd::units::Bytes;
 
-use super::guarded;
+use super::{guarded, text};
 use crate::shares::{self, Place};
 
 /// A range of `stitch_share_create`, `stitch_share_publish` or `stitch_share_attach`.
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn stitch_share_publish(
     let made = guarded(None, || {
         let how = Publishing {
             // SAFETY: as the caller says.
-            name: unsafe { text(name) }?,
+            name: unsafe { name_of(name) }?,
             content: Bytes::new(content as u64),
             linger: Duration::from_millis(linger_ms),
             is_writable: writable != 0,
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn stitch_share_attach(
 ) -> c_int {
     let made = guarded(None, || {
         // SAFETY: as the caller says.
-        let wanted = Attaching { name: unsafe { text(name) }?, version, key: unsafe { bytes(key, key_size) } };
+        let wanted = Attaching { name: unsafe { name_of(name) }?, version, key: unsafe { bytes(key, key_size) } };
         shares::attach(&wanted).map(Some)
     });
     // SAFETY: as the caller says.
@@ -144,14 +144,11 @@ unsafe fn put(made: Option<Place>, range: *mut stitch_shared) -> c_int {
 
 /// # Safety
 ///
-/// `text` is NULL, or ends in NUL.
-unsafe fn text(text: *const c_char) -> Result<String, String> {
-    if text.is_null() {
-        return Err("a shared range has a name".to_owned());
-    }
-    // SAFETY: as the caller says; it is copied.
-    let text = unsafe { CStr::from_ptr(text) };
-    text.to_str().map(str::to_owned).map_err(|_| "the name of a shared range is UTF-8".to_owned())
+/// `name` is NULL, or ends in NUL.
+unsafe fn name_of(name: *const c_char) -> Result<String, String> {
+    // SAFETY: as the caller says.
+    let name = unsafe { text(name, "the name of a shared range") }?;
+    name.ok_or_else(|| "a shared range has a name".to_owned())
 }
 
 /// # Safety

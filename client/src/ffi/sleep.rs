@@ -2,10 +2,10 @@
 
 #![expect(unsafe_code, reason = "exports C symbols")]
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::time::Duration;
 
-use super::guarded;
+use super::{guarded, text};
 use crate::tags::{self, Keep};
 
 /// For `stitch_sleep`: contents are kept or not as `stitch_tag_push` said; those of memory without a tag are.
@@ -27,7 +27,7 @@ pub const STITCH_KEEP_CONTENTS: c_int = 1;
 pub unsafe extern "C" fn stitch_tag_push(tag: *const c_char, keep: c_int) -> c_int {
     guarded(-1, || {
         // SAFETY: as the caller says.
-        let name = unsafe { name(tag) }?.ok_or("a tag has a name")?;
+        let name = unsafe { text(tag, "a tag") }?.ok_or("a tag has a name")?;
         tags::push(&name, keep != 0).map(|()| 0)
     })
 }
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn stitch_sleep(tag: *const c_char, keep: c_int, freed: *m
             _ => Keep::AsTagged,
         };
         // SAFETY: as the caller says.
-        tags::sleep(unsafe { name(tag) }?.as_deref(), keep).map(Some)
+        tags::sleep(unsafe { text(tag, "a tag") }?.as_deref(), keep).map(Some)
     });
     let Some(bytes) = done else { return -1 };
     if !freed.is_null() {
@@ -79,18 +79,6 @@ pub unsafe extern "C" fn stitch_sleep(tag: *const c_char, keep: c_int, freed: *m
 pub unsafe extern "C" fn stitch_wake(tag: *const c_char, wait_ms: u64) -> c_int {
     guarded(-1, || {
         // SAFETY: as the caller says.
-        tags::wake(unsafe { name(tag) }?.as_deref(), Duration::from_millis(wait_ms)).map(|_| 0)
+        tags::wake(unsafe { text(tag, "a tag") }?.as_deref(), Duration::from_millis(wait_ms)).map(|_| 0)
     })
-}
-
-/// # Safety
-///
-/// `tag` is NULL, or ends in NUL.
-unsafe fn name(tag: *const c_char) -> Result<Option<String>, String> {
-    if tag.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: as the caller says; it is copied.
-    let name = unsafe { CStr::from_ptr(tag) };
-    name.to_str().map(|name| Some(name.to_owned())).map_err(|_| "a tag is UTF-8".to_owned())
 }
