@@ -78,6 +78,7 @@
 //! | session | one client process, from hello to end ([`session::Session`], [`ids::SessionId`]) |
 //! | tenant | whose memory it is: a name of the configuration, a pod or a user; chunks never go from one session to another, whatever the tenant, but as a shared range |
 //! | terms, limit, guarantee, priority | what a session may have: the most, what it is to have whenever it asks, its place among others ([`ledger::Terms`]) |
+//! | need, admitted | what a job has in use between two iterations and at the peak of the next ([`runtime::Need`]); an iteration whose peak is guaranteed before it begins |
 //! | to lend, borrower, withheld | unused guarantees go to others until they are asked for; who has some; those that are not lent, and kept |
 //! | parked | idle in a process that still maps it |
 //! | to ask back, question, answer | the daemon wants idle memory of a session because somebody waits ([`ledger::Effect::AskBack`]); the session has released what it will |

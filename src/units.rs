@@ -6,6 +6,7 @@
 //! Not for: anything that knows what the bytes are for.
 
 use std::fmt;
+use std::time::Duration;
 
 /// A number of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -184,6 +185,26 @@ impl std::str::FromStr for Bytes {
         }
         Ok(Bytes(bytes as u64))
     }
+}
+
+/// A time that a person wrote: a number with `ms`, `s`, `m` or `h`.
+///
+/// # Errors
+///
+/// What it is instead.
+pub fn parse_time(text: &str) -> Result<Duration, String> {
+    let expected = || format!("'{text}' is not a time such as 2s or 500ms");
+    let (digits, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(expected)?);
+    let number: u64 = digits.trim().parse().map_err(|_| expected())?;
+    let millis = match unit {
+        "ms" => Some(1),
+        "s" => Some(1000),
+        "m" => Some(60_000),
+        "h" => Some(3_600_000),
+        _ => None,
+    };
+    // In milliseconds it is written again.
+    millis.and_then(|millis| number.checked_mul(millis)).map(Duration::from_millis).ok_or_else(expected)
 }
 
 /// A size that could not be read.

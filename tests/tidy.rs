@@ -299,8 +299,9 @@ fn every_metric_and_configuration_key_is_documented() {
         keys.extend(device.as_table().unwrap().keys().map(|key| format!("device.{key}")));
     }
     // Not set by default, and so not printed.
-    keys.extend(["session_limit", "plans", "socket_group"].map(str::to_owned));
-    keys.extend(["name", "uids", "pods", "limit", "guarantee", "lend", "priority"].map(|key| format!("tenant.{key}")));
+    keys.extend(["session_limit", "guarantee_max", "plans", "socket_group"].map(str::to_owned));
+    let of_tenant = ["name", "uids", "pods", "limit", "guarantee", "guarantee_max", "lend", "priority"];
+    keys.extend(of_tenant.map(|key| format!("tenant.{key}")));
     keys.remove("device");
     let table = docs.split("| key |").nth(1).expect("a table of keys").split("\n\n").next().unwrap();
     let documented: BTreeSet<String> =

@@ -244,8 +244,23 @@ void stitch_context_pop(void);
 
  May be called from any thread; one call for each iteration, whichever thread makes it. A device on which nothing was allocated yet has no iterations, and nothing changes. Of a number that no device
  has `stitch_last_error` says so.
+
+ Where STITCHD_ADMIT says how long, this waits until what the next iteration needs at its peak is guaranteed: what its plan has, or what the last iteration held. One that is not admitted in time begins all the same; `stitch_last_error`
+ says why, and `iterations_refused` of `stitch_counters` counts it.
  */
 void stitch_iteration_mark(int device);
+
+/*
+ Has this process guaranteed `size` bytes of a device, in place of what it is guaranteed: what it holds up to there comes when it asks. 0 gives the guarantee up. Waits up to `wait_ms` milliseconds for the guarantees of others to
+ end. Sets the device up if that is not done yet.
+
+ Where STITCHD_ADMIT has iterations wait for their peaks, this is the least that stays guaranteed between them.
+
+ 0, or -1: then `stitch_last_error` says why, with who is guaranteed what, and nothing has changed. More than its tenant may have is refused; so is all where there is no daemon.
+ */
+int stitch_guarantee(int device,
+                     size_t size,
+                     uint64_t wait_ms);
 
 /*
  What an allocation of `stitch_malloc` is made of, in the order of addresses, to the end of its block, which is whole chunks for large ones: for libraries that register memory with network cards, or open it in other

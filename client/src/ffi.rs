@@ -7,6 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
+use std::time::Duration;
 
 use stitchd::context::{self, Pushed};
 use stitchd::error::chain;
@@ -17,6 +18,7 @@ use stitchd::session::fork;
 use stitchd::trace::Phase;
 use stitchd::units::{Bytes, DeviceAddress};
 
+use crate::admission;
 use crate::captures;
 use crate::process;
 use crate::tags;
@@ -208,9 +210,23 @@ pub extern "C" fn stitch_context_pop() {
 ///
 /// May be called from any thread; one call for each iteration, whichever thread makes it. A device on which nothing was allocated yet has no iterations, and nothing changes. Of a number that no device
 /// has `stitch_last_error` says so.
+///
+/// Where STITCHD_ADMIT says how long, this waits until what the next iteration needs at its peak is guaranteed: what its plan has, or what the last iteration held. One that is not admitted in time begins all the same; `stitch_last_error`
+/// says why, and `iterations_refused` of `stitch_counters` counts it.
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_iteration_mark(device: c_int) {
     guarded((), || process::mark_iteration(device));
+}
+
+/// Has this process guaranteed `size` bytes of a device, in place of what it is guaranteed: what it holds up to there comes when it asks. 0 gives the guarantee up. Waits up to `wait_ms` milliseconds for the guarantees of others to
+/// end. Sets the device up if that is not done yet.
+///
+/// Where STITCHD_ADMIT has iterations wait for their peaks, this is the least that stays guaranteed between them.
+///
+/// 0, or -1: then `stitch_last_error` says why, with who is guaranteed what, and nothing has changed. More than its tenant may have is refused; so is all where there is no daemon.
+#[unsafe(no_mangle)]
+pub extern "C" fn stitch_guarantee(device: c_int, size: usize, wait_ms: u64) -> c_int {
+    guarded(-1, || admission::guarantee(device, Bytes::new(size as u64), Duration::from_millis(wait_ms)).map(|()| 0))
 }
 
 /// A part of an allocation that lies in one chunk of physical memory.

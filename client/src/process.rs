@@ -19,6 +19,7 @@ use stitchd::session::recording::{FileRecording, Recording};
 use stitchd::session::{PrivateProcess, Session, SessionConfig, SessionError, exit, fork};
 use stitchd::units::Bytes;
 
+use crate::admission;
 use crate::ffi;
 use crate::tags;
 
@@ -157,6 +158,17 @@ pub(crate) fn now() -> Duration {
     CLOCK.now()
 }
 
+/// The session with the daemon, if one is open.
+pub(crate) fn open_session() -> Option<Arc<Session>> {
+    if fork::is_child() {
+        return None;
+    }
+    match lock(&SESSION).0.as_deref()? {
+        Origin::Daemon(session) => Some(Arc::clone(session)),
+        Origin::Private(_) => None,
+    }
+}
+
 /// One more runtime of a device, beside that which everybody uses: without a plan, and in no recording.
 pub(crate) fn another_runtime(device: i32) -> Result<Runtime, String> {
     // What is wrong with the device is found once.
@@ -210,11 +222,12 @@ pub(crate) fn mark_iteration(device: i32) -> Result<(), String> {
         return Err(no_such(device));
     }
     let all = 0..DEVICES_MAX as i32;
-    all.filter(|one| device == -1 || device == *one).filter_map(existing).for_each(Runtime::mark_iteration);
-    Ok(())
+    let devices: Vec<i32> = all.filter(|one| device == -1 || device == *one).collect();
+    devices.iter().filter_map(|device| existing(*device)).for_each(Runtime::mark_iteration);
+    admission::next_iteration(&devices)
 }
 
-fn no_such(device: i32) -> String {
+pub(crate) fn no_such(device: i32) -> String {
     format!("device {device} is not one that a process can have")
 }
 
@@ -263,6 +276,10 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
         None => RuntimeConfig::default(),
     };
     let runtime = limited(origin, device, config)?;
+    if let (Origin::Daemon(session), Some(plan)) = (origin, &plan) {
+        // Before its memory is asked for.
+        admission::first_iteration(session, &runtime, plan.pool_len);
+    }
     let planner = environment.plans_itself().then(|| AutoPlanner::begin(&runtime));
     if let Some((path, plan)) = path.zip(plan) {
         match runtime.install_plan(&plan) {
@@ -329,10 +346,16 @@ fn session() -> Result<Arc<Origin>, String> {
     }
     let made = pause.attempt(&*CLOCK, || {
         let environment = Environment::read();
-        let without = environment.without_daemon()?;
-        let config =
-            SessionConfig { library: environment.library.clone(), ..SessionConfig::new(environment.socket(), name()) };
-        let config = SessionConfig { tenant: environment.tenant(), ..config };
+        let (without, terms) = (environment.without_daemon()?, environment.terms()?);
+        let config = SessionConfig {
+            library: environment.library.clone(),
+            tenant: environment.tenant(),
+            limit: terms.limit,
+            priority: terms.priority,
+            guarantee: terms.guarantee,
+            ..SessionConfig::new(environment.socket(), name())
+        };
+        admission::wait_so_long(terms.admit);
         let missing = match Session::connect(&config) {
             Ok(session) => return Ok(Origin::Daemon(session)),
             // One that is there and says no is not gone around.

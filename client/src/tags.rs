@@ -53,6 +53,14 @@ fn all() -> Vec<(i32, &'static Runtime)> {
     tags().iter().flat_map(|tag| tag.runtimes.clone()).collect()
 }
 
+/// The runtimes of all tags on a device.
+pub(crate) fn of_device(device: i32) -> Vec<&'static Runtime> {
+    if !USED.load(Ordering::Relaxed) || fork::is_child() {
+        return Vec::new();
+    }
+    all().into_iter().filter(|(of, _)| *of == device).map(|(_, runtime)| runtime).collect()
+}
+
 /// What this thread allocates from now on is under this tag, until [`pop`].
 pub(crate) fn push(name: &str, keeps: bool) -> Result<(), String> {
     process::check_child()?;
@@ -106,11 +114,7 @@ fn tagged(device: i32) -> Result<&'static Runtime, String> {
 /// Takes back an allocation that is not in the device's own pools.
 #[cold]
 pub(crate) fn free(device: i32, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
-    if !USED.load(Ordering::Relaxed) || fork::is_child() {
-        return Err(NotLive(address));
-    }
-    let mut of_device = all().into_iter().filter(|(of, _)| *of == device);
-    of_device.find_map(|(_, runtime)| runtime.free(address, stream).ok()).ok_or(NotLive(address))
+    of_device(device).into_iter().find_map(|runtime| runtime.free(address, stream).ok()).ok_or(NotLive(address))
 }
 
 /// Does something with every runtime of every tag.

@@ -15,6 +15,7 @@
 //! name = "inference"
 //! uids = [1001]                   # whose sessions are its own
 //! guarantee = "20GiB"             # of a device, for each session
+//! guarantee_max = "60GiB"         # the most that one may ask for
 //!
 //! [[device]]
 //! ordinal = 0
@@ -32,7 +33,7 @@ use crate::ladder::{Ladder, LadderError};
 use crate::ledger::Overstay;
 use crate::limits;
 use crate::session::locate;
-use crate::units::Bytes;
+use crate::units::{Bytes, parse_time};
 
 /// Bytes of a pretended device that nobody gave a size.
 const PRETENDED_DEVICE: Bytes = Bytes::gib(16);
@@ -63,6 +64,8 @@ pub struct Config {
     pub measures_ladder: bool,
     /// Bytes that a session may hold when it does not say; `None` for all there are.
     pub session_limit: Option<Bytes>,
+    /// Bytes of a device that a session which is of no tenant of this configuration can be guaranteed; where nobody says, all if there are no tenants, else none.
+    pub guarantee_max: Option<Bytes>,
     /// Bytes per device that are created ahead of need, in the chunks by which sessions grow.
     pub warm: Bytes,
     /// The highest priority that a session can have, whatever it asks for.
@@ -100,8 +103,10 @@ pub struct TenantConfig {
     pub pods: Vec<String>,
     /// Bytes that a session of it may never pass.
     pub limit: Option<Bytes>,
-    /// Bytes of a device that a session of it can be guaranteed, and is if it does not ask for less.
+    /// Bytes of a device that a session of it is guaranteed if it does not ask for something else.
     pub guarantee: Bytes,
+    /// The most that it can be.
+    pub guarantee_max: Bytes,
     /// Whether what it does not use of that is lent.
     pub lends: bool,
     /// The place of its sessions, and the highest that they can have.
@@ -159,6 +164,7 @@ struct File {
     http: Option<String>,
     ladder: Option<FileLadder>,
     session_limit: Option<String>,
+    guarantee_max: Option<String>,
     warm: Option<String>,
     priority_max: Option<u32>,
     drain: Option<String>,
@@ -188,6 +194,8 @@ struct FileTenant {
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<String>,
     guarantee: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guarantee_max: Option<String>,
     lend: Option<bool>,
     priority: Option<u32>,
 }
@@ -203,12 +211,15 @@ impl FileTenant {
             let text = format!("'{}' is no name: 1 to {} bytes, without ':'", self.name, limits::NAME_LEN_MAX);
             return Err(value("tenant.name", text));
         }
+        let guarantee = self.guarantee.map_or(Ok(Bytes::ZERO), |text| size("tenant.guarantee", &text))?;
+        let guarantee_max = self.guarantee_max.map_or(Ok(guarantee), |text| size("tenant.guarantee_max", &text))?;
         Ok(TenantConfig {
             name: self.name,
             uids: self.uids,
             pods: self.pods,
             limit: self.limit.map(|text| size("tenant.limit", &text)).transpose()?,
-            guarantee: self.guarantee.map_or(Ok(Bytes::ZERO), |text| size("tenant.guarantee", &text))?,
+            guarantee,
+            guarantee_max,
             lends: self.lend.unwrap_or(true),
             priority: self.priority.unwrap_or(0),
         })
@@ -222,6 +233,7 @@ impl FileTenant {
             pods: tenant.pods.clone(),
             limit: tenant.limit.map(exact),
             guarantee: Some(tenant.guarantee).filter(|bytes| !bytes.is_zero()).map(exact),
+            guarantee_max: Some(tenant.guarantee_max).filter(|most| *most != tenant.guarantee).map(exact),
             lend: Some(tenant.lends),
             priority: Some(tenant.priority),
         }
@@ -321,6 +333,13 @@ impl Config {
                 let text = format!("{} of '{}' are more than its limit, {limit}", tenant.guarantee, tenant.name);
                 return Err(value("tenant.guarantee", text));
             }
+            if tenant.guarantee_max < tenant.guarantee {
+                let text = format!(
+                    "{} of '{}' are less than its guarantee, {}",
+                    tenant.guarantee_max, tenant.name, tenant.guarantee
+                );
+                return Err(value("tenant.guarantee_max", text));
+            }
         }
         let borrowed = file.borrowed.as_deref().unwrap_or(BORROWED[0].0);
         let borrowed = BORROWED.iter().find(|(word, _)| *word == borrowed).map(|(_, overstay)| *overstay);
@@ -336,6 +355,11 @@ impl Config {
             ladder,
             measures_ladder,
             session_limit: file.session_limit.map(|text| size("session_limit", &text)).transpose()?,
+            // 0 is a way to say that nobody is guaranteed anything.
+            guarantee_max: file
+                .guarantee_max
+                .map(|text| text.parse().map_err(|error| value("guarantee_max", error)))
+                .transpose()?,
             warm: file.warm.map_or(Ok(Bytes::ZERO), |text| text.parse().map_err(|error| value("warm", error)))?,
             priority_max: file.priority_max.unwrap_or(0),
             drain: file.drain.map_or(Ok(Duration::from_secs(2)), |text| parse_duration("drain", &text))?,
@@ -376,6 +400,7 @@ impl Config {
                 false => FileLadder::Steps(self.ladder.steps().iter().copied().map(exact).collect()),
             }),
             session_limit: self.session_limit.map(exact),
+            guarantee_max: self.guarantee_max.map(exact),
             warm: Some(exact(self.warm)),
             priority_max: Some(self.priority_max),
             drain: Some(format!("{}ms", self.drain.as_millis())),
@@ -457,18 +482,7 @@ fn parse_address(text: &str) -> Result<SocketAddr, ConfigError> {
 }
 
 fn parse_duration(key: &'static str, text: &str) -> Result<Duration, ConfigError> {
-    let expected = || value(key, format!("'{text}' is not a time such as 2s or 500ms"));
-    let (digits, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(expected)?);
-    let number: u64 = digits.trim().parse().map_err(|_| expected())?;
-    let millis = match unit {
-        "ms" => Some(1),
-        "s" => Some(1000),
-        "m" => Some(60_000),
-        "h" => Some(3_600_000),
-        _ => None,
-    };
-    // In milliseconds it is written again.
-    millis.and_then(|millis| number.checked_mul(millis)).map(Duration::from_millis).ok_or_else(expected)
+    parse_time(text).map_err(|error| value(key, error))
 }
 
 fn parse_deadline(key: &'static str, text: &str) -> Result<Duration, ConfigError> {
@@ -528,12 +542,14 @@ mod tests {
         )
         .unwrap();
         assert_eq!(load(&config.to_toml(), &Flags::default()).unwrap(), config);
-        let text = "wait = '7s'\nborrowed = 'end'\nadmins = [7]\n[[tenant]]\nname = 'a'\nuids = [1, 2]\npods = ['x']\nlimit = '2GiB'\nguarantee = '1GiB'\nlend = false\npriority = 3\n[[tenant]]\nname = 'b'\n";
+        let text = "wait = '7s'\nborrowed = 'end'\nadmins = [7]\n[[tenant]]\nname = 'a'\nuids = [1, 2]\npods = ['x']\nlimit = '2GiB'\nguarantee = '1GiB'\nguarantee_max = '2GiB'\nlend = false\npriority = 3\n[[tenant]]\nname = 'b'\n";
         let config = load(text, &Flags::default()).unwrap();
         assert_eq!((config.wait, config.borrowed), (Duration::from_secs(7), Overstay::End));
         let (uids, pods) = (vec![1, 2], vec!["x".to_owned()]);
         let (limit, guarantee) = (Some(Bytes::gib(2)), Bytes::gib(1));
-        let tenant = TenantConfig { name: "a".into(), uids, pods, limit, guarantee, lends: false, priority: 3 };
+        let guarantee_max = Bytes::gib(2);
+        let tenant =
+            TenantConfig { name: "a".into(), uids, pods, limit, guarantee, guarantee_max, lends: false, priority: 3 };
         assert_eq!(config.tenants[0], tenant);
         assert_eq!(load(&config.to_toml(), &Flags::default()).unwrap(), config);
     }
@@ -568,6 +584,11 @@ mod tests {
             ("[[tenant]]\nname = 'uid:0'", "tenant.name: 'uid:0' is no name"),
             ("[[tenant]]\nname = 'a'\n[[tenant]]\nname = 'a'", "tenant.name: 'a' is there twice"),
             ("[[tenant]]\nname = 'a'\nlimit = '1GiB'\nguarantee = '2GiB'", "tenant.guarantee: 2.00 GiB of 'a'"),
+            (
+                "[[tenant]]\nname = 'a'\nguarantee = '2GiB'\nguarantee_max = '1GiB'",
+                "tenant.guarantee_max: 1.00 GiB of 'a' are less",
+            ),
+            ("guarantee_max = 'all'", "guarantee_max: 'all' is not a size"),
             ("driver_deadline = '0s'", "driver_deadline: no call"),
             ("ladder = []", "ladder"),
             ("ladder = ['3MiB']", "ladder"),

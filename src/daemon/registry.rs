@@ -38,7 +38,7 @@ pub(super) struct Entry {
     pub(super) has_pidfd: bool,
     pub(super) tenant: String,
     /// The most that it can be guaranteed of a device.
-    pub(super) guarantee: Bytes,
+    pub(super) guarantee_max: Bytes,
     /// What it is asked for.
     pub(super) questions: Questions,
     /// How often it has not answered in time.
@@ -333,7 +333,7 @@ mod tests {
             pid: 7,
             has_pidfd: true,
             tenant: String::new(),
-            guarantee: Bytes::ZERO,
+            guarantee_max: Bytes::ZERO,
             questions: Questions::default(),
             unanswered: AtomicU64::new(0),
             ending: watch::Sender::new(false),

@@ -17,7 +17,7 @@ use super::listener::{AcceptFailures, CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
 use super::plans::{PlanStore, PlanStoreError, Stored};
 use super::refusals::Refused;
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
-use super::tenants::Wish;
+use super::tenants::{Wish, over_guarantee};
 use super::{Daemon, DaemonError, NodeDevice};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
@@ -307,7 +307,8 @@ impl Sessions for Service {
         let all: Bytes = daemon.devices.iter().map(|device| device.total).sum();
         let tenant = convert::name("tenant", &wanted.tenant).map_err(|error| refused(&error))?;
         let (limit, priority, answers) = (Bytes::new(wanted.limit_bytes), wanted.priority, wanted.answers);
-        let wish = Wish { tenant: &tenant, limit, priority, answers };
+        let guarantee = Bytes::new(wanted.guarantee_bytes);
+        let wish = Wish { tenant: &tenant, limit, priority, guarantee, answers };
         let seated = daemon.config.seat(&peer, &wish, all).map_err(|text| status(ErrorKind::OverLimit, text))?;
         if peer.identity == Identity::Unproven {
             let text =
@@ -351,7 +352,7 @@ impl Sessions for Service {
             pid: peer.pid,
             has_pidfd: pidfd.is_some(),
             tenant: seated.tenant,
-            guarantee: seated.guarantee,
+            guarantee_max: seated.guarantee_max,
             questions: tokio::sync::watch::Sender::default(),
             unanswered: AtomicU64::new(0),
             ending: tokio::sync::watch::Sender::new(false),
@@ -385,7 +386,8 @@ impl Sessions for Service {
             chunk_socket: CHUNK_SOCKET_NAME.to_owned(),
             wait_ms: u64::try_from(daemon.config.wait.as_millis()).unwrap_or(u64::MAX).min(limits::WAIT_MS_MAX),
             tenant: entry.tenant.clone(),
-            guarantee_bytes: entry.guarantee.get(),
+            guarantee_bytes: seated.guarantee.get(),
+            guarantee_max_bytes: entry.guarantee_max.get(),
         }))
     }
 
@@ -414,11 +416,8 @@ impl Sessions for Service {
         let wanted = request.into_inner();
         let device = self.known_device(&wanted.device_uuid)?.id;
         let guarantee = Bytes::new(wanted.guarantee_bytes);
-        if guarantee > entry.guarantee {
-            let text = format!(
-                "a guarantee of {guarantee} asked for, and a session of the tenant '{}' can be guaranteed {} (`guarantee` of its [[tenant]] in the daemon's configuration)",
-                entry.tenant, entry.guarantee
-            );
+        if guarantee > entry.guarantee_max {
+            let text = over_guarantee(guarantee, &entry.tenant, entry.guarantee_max);
             return Err(status(ErrorKind::OverLimit, text));
         }
         let _place = place_to_wait(&entry)?;

@@ -13,8 +13,10 @@ use crate::wire::peer::{Peer, UID_OVERFLOW, is_beside_us, pod_of};
 pub(super) struct Seated {
     pub(super) tenant: String,
     pub(super) terms: Terms,
-    /// The most that it can be guaranteed of a device.
+    /// What it is to be guaranteed of each device that it uses.
     pub(super) guarantee: Bytes,
+    /// The most that it can be.
+    pub(super) guarantee_max: Bytes,
 }
 
 /// What a session asks for.
@@ -24,6 +26,8 @@ pub(super) struct Wish<'a> {
     pub(super) tenant: &'a str,
     pub(super) limit: Bytes,
     pub(super) priority: u32,
+    /// Of each device that it uses; nothing for what its tenant has.
+    pub(super) guarantee: Bytes,
     pub(super) answers: bool,
 }
 
@@ -84,8 +88,20 @@ impl Config {
             answers: wish.answers,
         };
         // No more than it may hold: a guarantee that cannot be made would keep it from starting.
-        let guarantee = known.map_or(Bytes::ZERO, |tenant| tenant.guarantee.min(terms.limit));
-        Ok(Seated { tenant: known.map_or(own, |tenant| tenant.name.clone()), terms, guarantee })
+        let usual = known.map_or(Bytes::ZERO, |tenant| tenant.guarantee.min(terms.limit));
+        let most = known.map_or_else(|| self.guarantee_max_of_others(all), |tenant| tenant.guarantee_max);
+        let guarantee_max = most.min(terms.limit);
+        let tenant = known.map_or(own, |tenant| tenant.name.clone());
+        if wish.guarantee > guarantee_max {
+            return Err(over_guarantee(wish.guarantee, &tenant, guarantee_max));
+        }
+        let guarantee = if wish.guarantee.is_zero() { usual } else { wish.guarantee };
+        Ok(Seated { tenant, terms, guarantee, guarantee_max })
+    }
+
+    /// Of sessions of no tenant: where there are none nobody else's guarantee is in the way.
+    fn guarantee_max_of_others(&self, all: Bytes) -> Bytes {
+        self.guarantee_max.unwrap_or(if self.tenants.is_empty() { all } else { Bytes::ZERO })
     }
 
     /// A process may act on the daemon and on all sessions. Root in a container is not root of the node, and what a user namespace shows as somebody may be nobody.
@@ -94,6 +110,13 @@ impl Config {
         let is_trusted = peer.uid == 0 || peer.uid == own && own != UID_OVERFLOW;
         self.admins.contains(&peer.uid) || is_trusted && is_beside_us(peer.pid)
     }
+}
+
+/// Why a session is not guaranteed so much.
+pub(super) fn over_guarantee(wanted: Bytes, tenant: &str, most: Bytes) -> String {
+    format!(
+        "a guarantee of {wanted} asked for, and a session of the tenant '{tenant}' with its limit can be guaranteed {most} of a device (`guarantee_max` of its [[tenant]], or of all who are none, in the daemon's configuration)"
+    )
 }
 
 #[cfg(test)]
@@ -111,7 +134,34 @@ mod tests {
     }
 
     fn seat(uid: u32, pod: Option<&str>, tenant: &str, limit: Bytes, priority: u32) -> Result<Seated, String> {
-        config().seat_of(uid, pod, &Wish { tenant, limit, priority, answers: true }, Bytes::gib(16))
+        config().seat_of(uid, pod, &wish(tenant, limit, priority), Bytes::gib(16))
+    }
+
+    fn wish(tenant: &str, limit: Bytes, priority: u32) -> Wish<'_> {
+        Wish { tenant, limit, priority, guarantee: Bytes::ZERO, answers: true }
+    }
+
+    #[test]
+    fn a_session_is_guaranteed_what_it_asks_for_up_to_what_its_tenant_may_be() {
+        let of = |config: &Config, uid, guarantee| {
+            let wish = Wish { guarantee, ..wish("", Bytes::ZERO, 0) };
+            let seated = config.seat_of(uid, None, &wish, Bytes::gib(16));
+            seated.map(|seated| (seated.guarantee, seated.guarantee_max))
+        };
+        let mut config = config();
+        let (gib, none) = (Bytes::gib, Bytes::ZERO);
+        assert_eq!(of(&config, 1001, none), Ok((gib(1), gib(1))), "its tenant's, which is the most where nobody says");
+        assert_eq!(of(&config, 1001, Bytes::mib(8)), Ok((Bytes::mib(8), gib(1))));
+        assert!(
+            of(&config, 1001, gib(2)).unwrap_err().contains("tenant 'web' with its limit can be guaranteed 1.00 GiB")
+        );
+        config.tenants[0].guarantee_max = gib(8);
+        assert_eq!(of(&config, 1001, gib(2)), Ok((gib(2), gib(2))), "no more than its limit");
+        assert!(of(&config, 5, gib(1)).unwrap_err().contains("'uid:5' with its limit can be guaranteed 0 B"));
+        config.guarantee_max = Some(gib(2));
+        assert_eq!(of(&config, 5, gib(1)), Ok((gib(1), gib(2))));
+        (config.guarantee_max, config.tenants) = (None, Vec::new());
+        assert_eq!(of(&config, 5, none), Ok((none, gib(3))), "where there are no tenants anybody can be, to his limit");
     }
 
     #[test]

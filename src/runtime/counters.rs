@@ -84,6 +84,12 @@ counters! {
     PlansInstalled = 28, "plans_installed";
     /// Those that were not: there was no memory for them.
     PlansRefused = 29, "plans_refused";
+    /// Iterations that began with their peak guaranteed.
+    IterationsAdmitted = 30, "iterations_admitted";
+    /// Those that began without, though it was asked for: it could not be had in time.
+    IterationsRefused = 31, "iterations_refused";
+    /// Microseconds that admissions were waited for.
+    AdmissionMicros = 32, "admission_us";
 }
 
 impl Counter {

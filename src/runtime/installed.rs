@@ -341,6 +341,15 @@ impl Installed {
         self.idle_slots().into_iter().map(|slot| self.mapping.slot_span(slot).len()).sum()
     }
 
+    /// Bytes that [`Installed::take_own`] would take.
+    pub(super) fn own_idle(&self) -> Bytes {
+        if !self.has_slots_of(self.granule) {
+            return Bytes::ZERO;
+        }
+        let own = self.idle_slots().into_iter().filter(|slot| *slot < self.base);
+        own.map(|slot| self.mapping.slot_span(slot).len()).sum()
+    }
+
     /// Slots with a chunk of which nothing is in use, and that can be taken out.
     fn idle_slots(&self) -> Vec<usize> {
         // Memory that stays with its addresses would be nobody's until all of them go.

@@ -22,6 +22,7 @@ mod installed;
 mod lent;
 mod lock;
 mod manifest;
+mod need;
 mod offer;
 mod overflow;
 mod private_pools;
@@ -38,6 +39,7 @@ pub use blocks::{Block, BlockState, Candidate, Segment, SegmentPool};
 pub use config::RuntimeConfig;
 pub use counters::{Counter, Counters};
 pub use manifest::{ManifestError, Piece};
+pub use need::Need;
 pub use offer::Offer;
 pub use private_pools::{PrivatePoolId, PrivateUse};
 pub use sleep::{SleepError, Slept};
@@ -64,6 +66,7 @@ use back_and_forth::BackAndForth;
 use deferred::Deferred;
 use installed::Installed;
 use lock::{Held, Lock};
+use need::PeakOfIteration;
 use private_pools::PrivatePools;
 use sleep::Asleep;
 use statistics::Watermarks;
@@ -114,6 +117,7 @@ struct Pools {
     taps: Vec<(TapNumber, Tap)>,
     /// What statistics count that no pool does.
     marks: Watermarks,
+    peak: PeakOfIteration,
     /// Its memory is gone until it is woken.
     asleep: Option<Asleep>,
     /// Allocations and frees until figures are written that take a walk over all blocks.
@@ -347,6 +351,7 @@ impl Runtime {
             refused_until: Duration::ZERO,
             taps: Vec::new(),
             marks: Watermarks::default(),
+            peak: PeakOfIteration::default(),
             asleep: None,
             until_look: OPERATIONS_PER_LOOK,
         };
@@ -433,6 +438,8 @@ impl Runtime {
         }
         pools.note(Tap::mark);
         self.counters.add(Counter::Iterations, 1);
+        let held = pools.held();
+        pools.peak.turn(held);
         self.install_offered(&mut pools);
         self.look(&mut pools);
     }
@@ -606,6 +613,7 @@ impl Runtime {
     fn note_held(&self, pools: &mut Pools) {
         let held = pools.held();
         pools.note_marks(held);
+        pools.peak.note(held);
         self.counters.set(Counter::HeldBytes, held.get());
         self.counters.raise(Counter::PeakHeldBytes, held.get());
         self.counters

@@ -278,6 +278,7 @@ impl Worker {
             client_version: env!("CARGO_PKG_VERSION").to_owned(),
             tenant: self.config.tenant.clone(),
             answers: true,
+            guarantee_bytes: self.config.guarantee.map_or(0, Bytes::get),
         };
         let reply = SessionsClient::new(channel.clone()).open(request).await.map_err(|status| refused(&status))?;
         Ok((channel, opened(reply.into_inner())?))

@@ -3,10 +3,12 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::driver::LibraryPlace;
 use crate::limits;
 use crate::plan::Position;
+use crate::units::{Bytes, parse_time};
 
 /// The name of the gRPC socket in a runtime directory.
 pub const SOCKET_NAME: &str = "stitchd.sock";
@@ -52,6 +54,14 @@ pub struct Environment {
     pub without_daemon: Option<OsString>,
     /// `STITCHD_TENANT`: whose memory it is, of the tenants of the daemon's configuration that this process may be.
     pub tenant: Option<OsString>,
+    /// `STITCHD_LIMIT`: bytes that this process may never pass, all devices together.
+    pub limit: Option<OsString>,
+    /// `STITCHD_PRIORITY`: its place among others; higher is served first.
+    pub priority: Option<OsString>,
+    /// `STITCHD_GUARANTEE`: bytes of each device that it uses which it is to be guaranteed.
+    pub guarantee: Option<OsString>,
+    /// `STITCHD_ADMIT`: how long each iteration waits, before it begins, until what it needs at its peak is guaranteed.
+    pub admit: Option<OsString>,
     /// `STITCHD_DRIVER`: whose devices a process without a daemon uses; a daemon says itself.
     pub driver: Option<OsString>,
     /// `STITCHD_DRIVER_LIBRARY`, read in tests only: the library that stands for the vendor's.
@@ -76,6 +86,10 @@ impl Environment {
             world_size: read("WORLD_SIZE"),
             without_daemon: read("STITCHD_WITHOUT_DAEMON"),
             tenant: read("STITCHD_TENANT"),
+            limit: read("STITCHD_LIMIT"),
+            priority: read("STITCHD_PRIORITY"),
+            guarantee: read("STITCHD_GUARANTEE"),
+            admit: read("STITCHD_ADMIT"),
             driver: read("STITCHD_DRIVER"),
             #[cfg(feature = "testing")]
             library: read("STITCHD_DRIVER_LIBRARY").map(LibraryPlace::at).unwrap_or_default(),
@@ -87,6 +101,22 @@ impl Environment {
     /// Whose memory it is; empty for what the daemon takes this process for.
     pub fn tenant(&self) -> String {
         self.tenant.as_ref().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// What this process asks the daemon for.
+    ///
+    /// # Errors
+    ///
+    /// What is no size, number or time, by the name of its variable.
+    pub fn terms(&self) -> Result<Terms, String> {
+        let size = |name, text| said(name, text, |text: &str| text.parse::<Bytes>().map_err(|error| error.to_string()));
+        let number = |text: &str| text.parse().map_err(|_| format!("'{text}' is no number from 0 on"));
+        Ok(Terms {
+            limit: size("STITCHD_LIMIT", &self.limit)?,
+            priority: said("STITCHD_PRIORITY", &self.priority, number)?.unwrap_or(0),
+            guarantee: size("STITCHD_GUARANTEE", &self.guarantee)?,
+            admit: said("STITCHD_ADMIT", &self.admit, parse_time)?,
+        })
     }
 
     /// What to do without a daemon. Unless told otherwise a process refuses: alone it would take memory that others were promised.
@@ -131,6 +161,31 @@ impl Environment {
         let number = |text: &Option<OsString>| text.as_ref()?.to_str()?.parse::<u32>().ok();
         Position::new(number(&self.rank)?, number(&self.world_size)?)
     }
+}
+
+/// What a process asks the daemon for; see [`Environment`] for each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Terms {
+    /// Of the session; nothing for the daemon's default.
+    pub limit: Option<Bytes>,
+    /// Of the session.
+    pub priority: u32,
+    /// Of each device that it uses; nothing for what its tenant has.
+    pub guarantee: Option<Bytes>,
+    /// How long an iteration waits for its peak; nothing where it asks for none.
+    pub admit: Option<Duration>,
+}
+
+/// What a variable says, if it is there.
+fn said<T>(
+    name: &str,
+    text: &Option<OsString>,
+    read: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<Option<T>, String> {
+    let Some(text) = text else { return Ok(None) };
+    let text = text.to_string_lossy();
+    let text = crate::error::excerpt(&text, 40);
+    read(&text).map(Some).map_err(|error| format!("{name}: {error}"))
 }
 
 /// The file of one process and device: `{pid}` and `{device}` in `name` are replaced, and what of the two is not there is put before the extension. So no two of them ever write the same file.
@@ -193,6 +248,30 @@ mod tests {
         }
         let odd = OsStr::from_bytes(b"r\xff.t");
         assert_eq!(recording_path(odd, 1, 0).as_os_str().as_bytes(), b"r\xff.1.0.t");
+    }
+
+    #[test]
+    fn what_a_process_asks_for_is_a_size_a_number_and_a_time() {
+        let environment = Environment::default();
+        assert_eq!(environment.terms(), Ok(Terms::default()));
+        let said = |text: &str| Some(OsString::from(text));
+        let environment = Environment {
+            limit: said("20GiB"),
+            priority: said("3"),
+            guarantee: said("512MiB"),
+            admit: said("90s"),
+            ..environment
+        };
+        let (limit, guarantee) = (Some(Bytes::gib(20)), Some(Bytes::mib(512)));
+        let admit = Some(Duration::from_secs(90));
+        assert_eq!(environment.terms(), Ok(Terms { limit, priority: 3, guarantee, admit }));
+        let wrong = |environment: Environment| environment.terms().unwrap_err();
+        let error = wrong(Environment { limit: said("much"), ..environment.clone() });
+        assert!(error.starts_with("STITCHD_LIMIT: 'much' is not a size"), "{error}");
+        let error = wrong(Environment { priority: said("-1"), ..environment.clone() });
+        assert_eq!(error, "STITCHD_PRIORITY: '-1' is no number from 0 on");
+        let error = wrong(Environment { admit: said("soon"), ..environment });
+        assert_eq!(error, "STITCHD_ADMIT: 'soon' is not a time such as 2s or 500ms");
     }
 
     #[test]

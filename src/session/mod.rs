@@ -28,7 +28,7 @@ mod stats_page;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use control::dial;
@@ -44,7 +44,7 @@ use crate::ladder::{Ladder, LadderError};
 use crate::memory::Device;
 use crate::plan::format::{self, FormatError};
 use crate::plan::{Fingerprint, Plan, Position};
-use crate::runtime::{Counters, Runtime, RuntimeConfig};
+use crate::runtime::{Counters, Need, Runtime, RuntimeConfig};
 use crate::units::Bytes;
 use crate::wire::convert::{Malformed, WantedPlans, malformed};
 use crate::wire::fd_channel::ChannelError;
@@ -68,7 +68,9 @@ pub struct SessionConfig {
     pub priority: u32,
     /// Whose memory it is; empty for what the daemon takes this process for.
     pub tenant: String,
-    /// How long its guarantee may be waited for where the daemon gives it one, when a device is first used.
+    /// What it is to be guaranteed of each device that it uses; `None` for what its tenant has.
+    pub guarantee: Option<Bytes>,
+    /// How long its guarantee may be waited for where it has one, when a device is first used.
     pub admission_wait: Duration,
     /// How long the daemon may be silent while it owes an answer. One that works on a request, or has it wait for memory, says so more often than that.
     pub patience: Duration,
@@ -85,6 +87,7 @@ impl SessionConfig {
             limit: None,
             priority: 0,
             tenant: String::new(),
+            guarantee: None,
             admission_wait: Duration::from_secs(60),
             patience: Duration::from_secs(5),
             library: LibraryPlace::default(),
@@ -243,6 +246,15 @@ pub struct RemoteDevice {
     pub ordinal: u32,
 }
 
+/// What a session is guaranteed of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Guaranteed {
+    /// By its terms, or because somebody has asked for it.
+    own: Bytes,
+    /// For the iteration that goes on.
+    now: Bytes,
+}
+
 /// A session with the daemon. It ends when the last reference goes: what it leased is given back.
 #[derive(Debug)]
 pub struct Session {
@@ -255,7 +267,7 @@ pub struct Session {
     /// What it is to be guaranteed of each device that it uses.
     guarantee: Bytes,
     /// What it is, by device.
-    guaranteed: Mutex<BTreeMap<DeviceUuid, Bytes>>,
+    guaranteed: Mutex<BTreeMap<DeviceUuid, Guaranteed>>,
     admission_wait: Duration,
     driver: Arc<Metered>,
     /// Below it: chunks that can be put down and taken up.
@@ -352,17 +364,64 @@ impl Session {
     ///
     /// More than its tenant may have, or no room beside the guarantees of others, with who has them.
     pub fn admit(&self, device: DeviceUuid, guarantee: Bytes, wait: Duration) -> Result<(), SessionError> {
-        self.control.admit(device, guarantee, wait)
+        self.control.admit(device, guarantee, wait)?;
+        self.guaranteed().insert(device, Guaranteed { own: guarantee, now: guarantee });
+        Ok(())
     }
 
-    /// Has the session guaranteed of a device what its tenant is, as far as its limit goes beyond what it is guaranteed elsewhere.
+    fn guaranteed(&self) -> MutexGuard<'_, BTreeMap<DeviceUuid, Guaranteed>> {
+        self.guaranteed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the session guaranteed of a device what it is to be, as far as its limit goes beyond what it is guaranteed elsewhere.
     fn be_guaranteed(&self, device: DeviceUuid) -> Result<(), SessionError> {
-        let mut guaranteed = self.guaranteed.lock().unwrap_or_else(PoisonError::into_inner);
-        let elsewhere = guaranteed.iter().filter(|(other, _)| **other != device).map(|(_, bytes)| *bytes).sum();
-        let wanted = self.guarantee.min(self.limit.saturating_sub(elsewhere));
-        if !wanted.is_zero() && guaranteed.get(&device) != Some(&wanted) {
-            self.admit(device, wanted, self.admission_wait)?;
-            guaranteed.insert(device, wanted);
+        let wanted = {
+            let guaranteed = self.guaranteed();
+            if guaranteed.contains_key(&device) {
+                return Ok(());
+            }
+            self.guarantee.min(self.left_for(device, &guaranteed))
+        };
+        if wanted.is_zero() { Ok(()) } else { self.admit(device, wanted, self.admission_wait) }
+    }
+
+    /// What its limit leaves for a guarantee on a device.
+    fn left_for(&self, device: DeviceUuid, guaranteed: &BTreeMap<DeviceUuid, Guaranteed>) -> Bytes {
+        let elsewhere = guaranteed.iter().filter(|(other, _)| **other != device).map(|(_, it)| it.now).sum();
+        self.limit.saturating_sub(elsewhere)
+    }
+
+    /// Between two iterations: what each device needs while the session rests stays guaranteed, and what it needs at the peak of the next one is waited for, behind those who wait already. So sessions whose peaks are more than a device has
+    /// take turns, and none of them stops in the middle of an iteration. Its own guarantee is the least that it keeps.
+    ///
+    /// Devices are asked for in the order of their uuid, the same in every session, after all have been given up: no two sessions wait for each other.
+    ///
+    /// # Errors
+    ///
+    /// What cannot be had in that time: the next iteration begins without it.
+    pub fn admit_iteration(&self, needs: &[(DeviceUuid, Need)], wait: Duration) -> Result<(), SessionError> {
+        let mut needs = needs.to_vec();
+        needs.sort_by_key(|(device, _)| *device);
+        for (device, need) in &needs {
+            self.be_guaranteed_at_least(*device, need.at_rest, Duration::ZERO)?;
+        }
+        let until = self.clock.now().saturating_add(wait);
+        for (device, need) in &needs {
+            let left = until.saturating_sub(self.clock.now());
+            self.be_guaranteed_at_least(*device, need.peak.max(need.at_rest), left)?;
+        }
+        Ok(())
+    }
+
+    fn be_guaranteed_at_least(&self, device: DeviceUuid, bytes: Bytes, wait: Duration) -> Result<(), SessionError> {
+        let (known, wanted) = {
+            let guaranteed = self.guaranteed();
+            let known = guaranteed.get(&device).copied().unwrap_or_default();
+            (known, bytes.max(known.own).min(self.left_for(device, &guaranteed)))
+        };
+        if known.now != wanted {
+            self.control.admit(device, wanted, wait)?;
+            self.guaranteed().insert(device, Guaranteed { now: wanted, ..known });
         }
         Ok(())
     }

@@ -38,3 +38,4 @@ mod soak;
 mod steps;
 mod torch_border;
 mod trace_cli;
+mod turns;

@@ -18,7 +18,7 @@ from typing import Iterator, Optional
 from ._config import Config
 from ._library import PHASES, Library, StitchdError, find_library
 
-__all__ = ["Library", "StitchdError", "context", "library", "mark_iteration", "sleep", "tag", "wake", "__version__"]
+__all__ = ["Library", "StitchdError", "context", "guarantee", "library", "mark_iteration", "sleep", "tag", "wake", "__version__"]
 
 __version__ = "0.1.0"
 
@@ -77,6 +77,14 @@ def wake(tag: Optional[str] = None, wait: float = 60.0) -> None:
     library().wake(tag, wait)
 
 
+def guarantee(size: int, device: int = 0, wait: float = 60.0) -> None:
+    """Has this process guaranteed ``size`` bytes of a device, in place of what it is: what it holds up to there comes when it asks, whoever has it then. 0 gives that up.
+
+    Waits up to ``wait`` seconds for the guarantees of others to end. Raises :class:`StitchdError`, which says who is guaranteed what, where that is not enough, or is more than the process's tenant may have.
+    """
+    library().guarantee(size, device, wait)
+
+
 def mark_iteration(device: int = -1) -> None:
-    """An iteration of the job ends, on one device or on all that the process uses."""
+    """An iteration of the job ends, on one device or on all that the process uses. With ``STITCHD_ADMIT`` this waits until what the next one needs is guaranteed."""
     library().mark_iteration(device)

@@ -103,6 +103,7 @@ class Library:
         self._driver = function(self._waiting, "stitch_driver", c_char_p)
         self._last_error = function(self._waiting, "stitch_last_error", c_char_p)
         self._mark = function(self._waiting, "stitch_iteration_mark", None, c_int)
+        self._guarantee = function(self._waiting, "stitch_guarantee", c_int, c_int, c_size_t, c_uint64)
         self._stats = function(self._waiting, "stitch_memory_stats", c_size_t, *text)
         self._counters = function(self._waiting, "stitch_counters", c_size_t, *text)
         self._snapshot = function(self._waiting, "stitch_memory_snapshot", c_size_t, *text)
@@ -159,6 +160,11 @@ class Library:
     def mark_iteration(self, device: int = -1) -> None:
         """An iteration of the job ends, on one device or on all."""
         self._mark(device)
+
+    def guarantee(self, size: int, device: int = 0, wait: float = 60.0) -> None:
+        """Has this process guaranteed ``size`` bytes of a device, in place of what it is; waits up to ``wait`` seconds for the guarantees of others to end. Raises :class:`StitchdError`, which says who is guaranteed what."""
+        if self._guarantee(device, size, max(0, round(wait * 1000))) != 0:
+            raise StitchdError(self.last_error())
 
     def memory_info(self, device: int) -> Tuple[int, int]:
         """Bytes that this process could get on a device beside what it holds, and the most that it may hold there. Raises :class:`StitchdError` when nobody can tell."""

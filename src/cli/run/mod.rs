@@ -22,6 +22,7 @@ use self::reports::Reports;
 use super::{Common, Failure, Outcome, ask, print_json, read_plan, scratch};
 use crate::session::SessionError;
 use crate::session::locate::{AUTO, Environment};
+use crate::units::{Bytes, parse_time};
 
 /// How often the command is looked at, and how often what its processes report.
 const LOOK: Duration = Duration::from_millis(20);
@@ -32,7 +33,7 @@ const COMPARED_FOR: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd run -- python train.py\n  stitchd run --plan auto -- torchrun --nproc-per-node 8 train.py    # plans are made while the job runs, and stored (stitchd plans)\n  stitchd run --record run.stitchtrace -- python train.py            # then: stitchd plan run.PID.DEVICE.stitchtrace -o job.plan\n  stitchd run --plan job.plan --without-daemon stop -- python train.py\n\nThe exit code is the command's own; 2 if it cannot be started or an argument is wrong, 3 if there is no daemon and that is to stop it. With --json what the command prints goes to standard error."
+    after_help = "Examples:\n  stitchd run -- python train.py\n  stitchd run --plan auto -- torchrun --nproc-per-node 8 train.py    # plans are made while the job runs, and stored (stitchd plans)\n  stitchd run --record run.stitchtrace -- python train.py            # then: stitchd plan run.PID.DEVICE.stitchtrace -o job.plan\n  stitchd run --plan job.plan --without-daemon stop -- python train.py\n  stitchd run --guarantee 20GiB --limit 60GiB -- python train.py     # 20 GiB whenever it asks, 60 at most\n  stitchd run --plan auto --admit 60s -- python train.py             # takes turns with others at the bounds of its iterations\n\nThe exit code is the command's own; 2 if it cannot be started or an argument is wrong, 3 if there is no daemon and that is to stop it. With --json what the command prints goes to standard error."
 )]
 pub(super) struct RunArgs {
     /// Serve from a plan: `auto` makes it while the job runs, anything else is a plan file
@@ -44,6 +45,21 @@ pub(super) struct RunArgs {
     /// What happens where memory cannot come from a daemon
     #[arg(long, value_name = "WAY", default_value = "pytorch")]
     without_daemon: WithoutDaemon,
+    /// Bytes that each process may never pass, all devices together
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<Bytes>,
+    /// Bytes of each device that each process is guaranteed: they come when it asks, whoever has them then
+    #[arg(long, value_name = "SIZE")]
+    guarantee: Option<Bytes>,
+    /// Its place among others, as far as the daemon lets it have one: higher is served first
+    #[arg(long, value_name = "N")]
+    priority: Option<u32>,
+    /// Whose memory it is, of the tenants of the daemon's configuration that this user may be
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// Each iteration waits before it begins, so long at most, until what it needs at its peak is guaranteed: jobs whose peaks are together more than the device has take turns
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    admit: Option<Duration>,
     /// Do not replay the job's beginning through a model of PyTorch's allocator at the end, and record nothing for that
     #[arg(long)]
     no_compare: bool,
@@ -170,6 +186,17 @@ fn command(args: &RunArgs, socket: &Path, directory: &Path) -> Command {
     command.env("STITCHD_WITHOUT_DAEMON", alone);
     if let Some(plan) = &args.plan {
         command.env("STITCHD_PLAN", if plan.as_os_str() == AUTO { plan.clone() } else { absolute(plan) });
+    }
+    let exact = |bytes: &Bytes| bytes.get().to_string();
+    let terms = [
+        ("STITCHD_LIMIT", args.limit.as_ref().map(exact)),
+        ("STITCHD_GUARANTEE", args.guarantee.as_ref().map(exact)),
+        ("STITCHD_PRIORITY", args.priority.as_ref().map(u32::to_string)),
+        ("STITCHD_TENANT", args.tenant.clone()),
+        ("STITCHD_ADMIT", args.admit.map(|wait| format!("{}ms", wait.as_millis()))),
+    ];
+    for (name, value) in terms {
+        command.envs(value.map(|value| (name, value)));
     }
     if let Some(record) = &args.record {
         command.env("STITCHD_RECORD", absolute(record)).env_remove("STITCHD_RECORD_LIMIT");

@@ -1,0 +1,68 @@
+//! What the next iteration of a job needs, as far as it can be told before it begins.
+
+use std::time::Duration;
+
+use super::{Counter, Installed, Pools, Runtime};
+use crate::units::Bytes;
+
+/// What a job needs of a device, in whole chunks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Need {
+    /// Between two iterations: chunks in which something is in use.
+    pub at_rest: Bytes,
+    /// At the peak of the next iteration: its plan, or what the last one has held where that is more.
+    pub peak: Bytes,
+}
+
+impl Need {
+    /// What both need together.
+    #[must_use]
+    pub fn and(self, other: Need) -> Need {
+        Need { at_rest: self.at_rest + other.at_rest, peak: self.peak + other.peak }
+    }
+}
+
+/// The most that was held since an iteration began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct PeakOfIteration {
+    now: Bytes,
+    /// In the whole iteration before.
+    last: Bytes,
+}
+
+impl PeakOfIteration {
+    pub(super) fn note(&mut self, held: Bytes) {
+        self.now = self.now.max(held);
+    }
+
+    /// One ends, and the next begins with this.
+    pub(super) fn turn(&mut self, held: Bytes) {
+        *self = PeakOfIteration { now: held, last: self.now.max(held) };
+    }
+}
+
+impl Runtime {
+    /// What the iteration that begins now needs. Nothing at its peak where nobody can tell: neither is there a plan, nor has one iteration ended.
+    pub fn need(&self) -> Need {
+        let pools = self.lock();
+        let of_plan = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::cycle_len);
+        Need { at_rest: pools.in_use(), peak: pools.peak.last.max(of_plan) }
+    }
+
+    /// How the admission of an iteration ended, and how long it took.
+    pub fn note_admission(&self, is_admitted: bool, took: Duration) {
+        // Its counters have one writer: whoever has the lock.
+        let _pools = self.lock();
+        let ended = if is_admitted { Counter::IterationsAdmitted } else { Counter::IterationsRefused };
+        self.counters.add(ended, 1);
+        self.counters.add(Counter::AdmissionMicros, u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+    }
+}
+
+impl Pools {
+    /// Bytes of chunks in which something is in use.
+    fn in_use(&self) -> Bytes {
+        let own = self.planned.as_ref().map_or(Bytes::ZERO, Installed::own_idle);
+        self.held().saturating_sub(self.idle_chunks()).saturating_sub(own)
+    }
+}

@@ -1,0 +1,187 @@
+//! What processes ask for by their environment, and iterations that wait for their peaks: jobs that together are more than the device take turns.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::Child;
+use std::time::Duration;
+
+use stitchd::error::{ErrorKind, chain};
+use stitchd::ids::DeviceUuid;
+use stitchd::runtime::Need;
+use stitchd::session::{Session, SessionConfig};
+use stitchd::units::Bytes;
+
+use crate::support::{TestDaemon, eventually, hear, python, stitchd};
+
+const MIB: u64 = 1 << 20;
+
+/// An iteration takes memory in two steps and holds both: two jobs that are in the middle of theirs at once wait for each other, and one of them fails.
+const TRAINER: &str = "
+weights = malloc(4 * MIB)
+tag = bytes([os.getpid() % 251 + 1])
+def iteration():
+    blocks = []
+    for _ in range(2):
+        p = lib.stitch_malloc(24 * MIB, 0, None)
+        if not p:
+            say('refused', lib.stitch_last_error().decode())
+            sys.exit(1)
+        poke(p, tag * (24 * MIB))
+        blocks.append(p)
+        time.sleep(0.002)
+    for p in blocks:
+        assert peek(p, 24 * MIB) == tag * (24 * MIB), 'a byte of another'
+        free(p, 24 * MIB)
+iteration()
+say('known')
+sys.stdin.readline()
+for _ in range(20):
+    lib.stitch_iteration_mark(-1)
+    iteration()
+text = ctypes.create_string_buffer(1 << 16)
+lib.stitch_counters(0, text, len(text))
+say(text.value.decode())
+";
+
+fn trainer(daemon: &TestDaemon) -> Option<(Child, impl Iterator<Item = std::io::Result<String>> + use<>)> {
+    let mut child = python(daemon, &format!("os.environ['STITCHD_ADMIT'] = '60s'\n{TRAINER}"))?;
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "known");
+    Some((child, lines))
+}
+
+#[test]
+fn jobs_whose_peaks_do_not_fit_beside_each_other_take_turns_at_the_bounds_of_their_iterations() {
+    let daemon = TestDaemon::start(64);
+    // Each needs 52 MiB of 64 in its iterations, and 4 between.
+    let Some(mut one) = trainer(&daemon) else { return };
+    let Some(mut two) = trainer(&daemon) else { return };
+    for (child, _) in [&mut one, &mut two] {
+        child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    }
+    for (child, lines) in [&mut one, &mut two] {
+        let said = hear(lines);
+        let counters: serde_json::Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}"));
+        let (admitted, refused) = (&counters["iterations_admitted"], &counters["iterations_refused"]);
+        assert_eq!((admitted.as_u64(), refused.as_u64()), (Some(20), Some(0)), "{said}");
+        assert_eq!(counters["failures"], 0, "{said}");
+        assert!(child.wait().unwrap().success());
+    }
+    assert!(daemon.status()["returned_by_revocation_bytes"].as_u64() > Some(0), "one did not make way for the other");
+    daemon.wait_for_device("available_bytes", 64 * MIB);
+    assert_eq!(daemon.device("guaranteed_bytes"), 0);
+}
+
+fn session(daemon: &TestDaemon, name: &str) -> (std::sync::Arc<Session>, DeviceUuid) {
+    let session = Session::connect(&daemon.session_config(name)).unwrap();
+    let uuid = session.devices()[0].uuid;
+    (session, uuid)
+}
+
+fn need(at_rest: u64, peak: u64) -> Need {
+    Need { at_rest: Bytes::mib(at_rest), peak: Bytes::mib(peak) }
+}
+
+#[test]
+fn who_waits_for_an_iteration_comes_before_who_has_just_had_one_and_is_told_who_has_the_memory() {
+    let daemon = TestDaemon::start(64);
+    let ((one, uuid), (two, _)) = (session(&daemon, "one"), session(&daemon, "two"));
+    one.admit_iteration(&[(uuid, need(4, 52))], Duration::ZERO).unwrap();
+    assert_eq!(daemon.device("guaranteed_bytes"), 52 * MIB);
+    // What it rests with fits, its peak does not.
+    let error = two.admit_iteration(&[(uuid, need(4, 52))], Duration::ZERO).unwrap_err();
+    assert!(error.kind() == ErrorKind::Exhausted && chain(&error).contains("'one'"), "{}", chain(&error));
+    assert_eq!(daemon.device("guaranteed_bytes"), 56 * MIB, "what it has at rest stays its own");
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| two.admit_iteration(&[(uuid, need(4, 52))], Duration::from_secs(60)));
+        eventually("it waits", || (daemon.device("waiting_requests") == 1).then_some(()));
+        // The other is between two iterations, and behind it from here on.
+        let error = one.admit_iteration(&[(uuid, need(4, 52))], Duration::from_millis(200)).unwrap_err();
+        assert!(chain(&error).contains("'two'"), "{}", chain(&error));
+        waits.join().unwrap().unwrap();
+    });
+    assert_eq!(daemon.device("guaranteed_bytes"), 56 * MIB);
+    // More than its limit is not waited for; its own guarantee is the least that it keeps.
+    two.admit(uuid, Bytes::mib(8), Duration::ZERO).unwrap();
+    two.admit_iteration(&[(uuid, need(0, 0))], Duration::ZERO).unwrap();
+    assert_eq!(daemon.device("guaranteed_bytes"), 12 * MIB);
+    two.admit_iteration(&[(uuid, need(4, 999))], Duration::ZERO).unwrap_err();
+    drop(two);
+    one.admit_iteration(&[(uuid, need(4, 999))], Duration::ZERO).unwrap();
+    assert_eq!(daemon.device("guaranteed_bytes"), 64 * MIB, "all that its limit lets it have");
+}
+
+#[test]
+fn a_process_asks_for_its_terms_by_its_environment() {
+    let daemon = TestDaemon::start(64);
+    let terms = "os.environ.update(STITCHD_LIMIT='32MiB', STITCHD_GUARANTEE='8MiB', STITCHD_PRIORITY='0')\n";
+    let script = format!("{terms}malloc(2 * MIB)\nsay('ready')\nsys.stdin.readline()\n");
+    let Some(mut child) = python(&daemon, &script) else { return };
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "ready");
+    let sessions = daemon.cli_json(&["sessions"]);
+    let session = &sessions["sessions"][0];
+    assert_eq!(session["limit_bytes"], 32 * MIB, "{sessions}");
+    assert_eq!(session["devices"][0]["guarantee_bytes"], 8 * MIB, "{sessions}");
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    for (terms, expected) in [
+        ("STITCHD_LIMIT='much'", "STITCHD_LIMIT: 'much' is not a size"),
+        ("STITCHD_ADMIT='7'", "STITCHD_ADMIT: '7' is not a time"),
+        ("STITCHD_GUARANTEE='1TiB'", "can be guaranteed 64.0 MiB of a device"),
+        ("STITCHD_LIMIT='8MiB', STITCHD_GUARANTEE='9MiB'", "can be guaranteed 8.0 MiB of a device"),
+    ] {
+        let script = format!(
+            "os.environ.update({terms})\nsay(lib.stitch_malloc(1, 0, None), lib.stitch_last_error().decode())\n"
+        );
+        let Some(child) = python(&daemon, &script) else { return };
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.starts_with("None") && said.contains(expected), "{terms} gives {said}");
+    }
+}
+
+#[test]
+fn what_a_command_is_run_with_is_in_the_environment_of_its_processes() {
+    let daemon = TestDaemon::start(64);
+    let print = "echo $STITCHD_LIMIT $STITCHD_GUARANTEE $STITCHD_PRIORITY $STITCHD_TENANT $STITCHD_ADMIT";
+    let terms = ["--limit=2GiB", "--guarantee=1MiB", "--priority=3", "--tenant=web", "--admit=90s"];
+    let socket = format!("--socket={}", daemon.socket().display());
+    let output =
+        stitchd().args(["run", "--quiet", &socket]).args(terms).args(["--", "sh", "-c", print]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "2147483648 1048576 3 web 90000ms", "{output:?}");
+    let wrong = stitchd().args(["run", "--admit=soon", "--", "true"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("'soon' is not a time such as 2s"), "{wrong:?}");
+}
+
+#[test]
+fn a_guarantee_can_be_asked_for_where_the_daemon_lets_anybody() {
+    let daemon = TestDaemon::start(64);
+    let script = "
+lib.stitch_guarantee.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_uint64]
+assert lib.stitch_guarantee(0, 40 * MIB, 0) == 0, lib.stitch_last_error()
+say('guaranteed')
+sys.stdin.readline()
+assert lib.stitch_guarantee(0, 0, 0) == 0, lib.stitch_last_error()
+say('given up')
+sys.stdin.readline()
+";
+    let Some(mut child) = python(&daemon, script) else { return };
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "guaranteed");
+    assert_eq!(daemon.device("guaranteed_bytes"), 40 * MIB);
+    let second = SessionConfig {
+        guarantee: Some(Bytes::mib(32)),
+        admission_wait: Duration::ZERO,
+        ..daemon.session_config("second")
+    };
+    let second = Session::connect(&second).unwrap();
+    let error = second.runtime(0, stitchd::runtime::RuntimeConfig::default()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Exhausted && chain(&error).contains("40.0 MiB"), "{}", chain(&error));
+    child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(hear(&mut lines), "given up");
+    assert_eq!(daemon.device("guaranteed_bytes"), 0);
+    second.runtime(0, stitchd::runtime::RuntimeConfig::default()).unwrap();
+    assert_eq!(daemon.device("guaranteed_bytes"), 32 * MIB);
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}
