@@ -13,7 +13,6 @@ use stitchd::session::{Session, SessionError};
 use stitchd::units::Bytes;
 
 use crate::process;
-use crate::tags;
 
 /// How long an iteration waits; nothing where it does not. Said once, with the session.
 static WAIT: OnceLock<Option<Duration>> = OnceLock::new();
@@ -36,8 +35,8 @@ pub(crate) fn next_iteration(devices: &[i32]) -> Result<(), String> {
     let needs: Vec<(DeviceUuid, Need)> = runtimes
         .iter()
         .map(|(device, runtime)| {
-            let tagged = tags::of_device(*device).into_iter().map(Runtime::need);
-            (runtime.device().uuid(), tagged.fold(runtime.need(), Need::and))
+            let needs = process::of_device(*device).into_iter().map(Runtime::need);
+            (runtime.device().uuid(), needs.fold(Need::default(), Need::and))
         })
         .collect();
     let runtimes: Vec<&Runtime> = runtimes.into_iter().map(|(_, runtime)| runtime).collect();

@@ -13,7 +13,7 @@ use stitchd::context::{self, Pushed};
 use stitchd::error::chain;
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
-use stitchd::runtime::{NotLive, PrivatePoolId};
+use stitchd::runtime::{ManifestError, NotLive, PrivatePoolId};
 use stitchd::session::fork;
 use stitchd::trace::Phase;
 use stitchd::units::{Bytes, DeviceAddress};
@@ -266,9 +266,13 @@ pub unsafe extern "C" fn stitch_range_manifest(
 ) -> usize {
     guarded(0, || {
         let address = DeviceAddress::new(ptr.expose_provenance() as u64);
-        let runtime = process::existing(device).filter(|_| !ptr.is_null());
-        let runtime = runtime.ok_or_else(|| NotLive(address).to_string())?;
-        let manifest = runtime.manifest(address).map_err(|error| chain(&error))?;
+        let runtimes = if ptr.is_null() { Vec::new() } else { process::of_device(device) };
+        let not_there = ManifestError::from(NotLive(address));
+        let manifest = runtimes.into_iter().fold(Err(not_there), |found, runtime| match found {
+            Err(ManifestError::NotLive(_)) => runtime.manifest(address),
+            found => found,
+        });
+        let manifest = manifest.map_err(|error| chain(&error))?;
         let written = manifest.iter().map(|piece| stitch_piece {
             address: std::ptr::with_exposed_provenance_mut(piece.span.start().get() as usize),
             size: piece.span.len().get() as usize,

@@ -135,6 +135,11 @@ pub(crate) fn existing(device: i32) -> Option<&'static Runtime> {
     usize::try_from(device).ok().and_then(|device| RUNTIMES.get(device)).and_then(OnceLock::get)
 }
 
+/// The runtimes of a device, those of tags among them.
+pub(crate) fn of_device(device: i32) -> Vec<&'static Runtime> {
+    existing(device).into_iter().chain(tags::of_device(device)).collect()
+}
+
 /// Does something with every runtime of the process, those of tags among them.
 pub(crate) fn each(mut with: impl FnMut(&'static Runtime)) {
     each_untagged(&mut with);
@@ -245,7 +250,10 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
     let runtime = slot.get_or_init(|| runtime);
     if let Origin::Daemon(session) = &*session {
         // Without one more thread the daemon hears that there is nothing to give.
-        lock(&GIVERS).extend(GiverThread::begin(session, runtime));
+        let give = move |bytes| {
+            runtime.give_back_idle_with(&tags::of_device(device as i32), bytes);
+        };
+        lock(&GIVERS).extend(GiverThread::with(session, runtime.device().uuid(), give));
         exit::before(end_threads);
     }
     if let Some(planner) = planner {

@@ -177,8 +177,8 @@ impl Daemon {
             }
             let counters = self.session_counters(view.session);
             let (held, used) = (counters[Counter::HeldBytes as usize], counters[Counter::OccupiedBytes as usize]);
-            // Of a session on several devices the figures are one of theirs, and nobody knows whose.
-            let is_known = view.held.len() == 1 && held > 0;
+            // Of a session on several devices the figures are one of theirs, and nobody knows whose; of one with several runtimes they are one's.
+            let is_known = matches!(&*view.held, [(_, leased)] if leased.get() == held);
             parked.push((view.session, is_known.then(|| Bytes::new(held.saturating_sub(used)))));
         }
         if !parked.is_empty() {

@@ -109,6 +109,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Copies bytes to the device. Waits as [`Driver::read`] does.
     fn write(&self, to: DeviceAddress, from: &[u8]) -> Result<(), DriverError>;
 
+    /// `len` bytes of this process's memory that are locked where they are, with whatever is in them: copies to and from a device are as fast there as they can be. Nothing where the driver has none of that, or the system locks no more.
+    fn host_memory(&self, _device: DeviceId, _len: usize) -> Option<Box<dyn HostMemory>> {
+        None
+    }
+
     /// Queues setting every byte of `span` to `value`, after all that `stream` of `device` has queued.
     fn fill(&self, device: DeviceId, stream: StreamId, span: AddressSpan, value: u8) -> Result<(), DriverError>;
 
@@ -210,6 +215,32 @@ pub struct Rank {
     pub from: DeviceAddress,
     /// Where what it gets begins.
     pub to: DeviceAddress,
+}
+
+/// Memory of this process, to copy to and from.
+pub trait HostMemory: Send + Sync + fmt::Debug {
+    /// What is in it.
+    fn bytes(&self) -> &[u8];
+
+    /// The same, to be written.
+    fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// It is the driver's, and locked where it is.
+    fn is_locked(&self) -> bool;
+}
+
+impl HostMemory for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+
+    fn is_locked(&self) -> bool {
+        false
+    }
 }
 
 /// Who may use a mapping, and how.

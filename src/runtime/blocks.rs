@@ -79,6 +79,16 @@ impl Candidate {
     pub fn room(&self) -> Bytes {
         self.found.before + self.found.span.len() + self.found.after
     }
+
+    /// Puts some in the order in which they make room for `bytes`.
+    pub fn rank(candidates: &mut [Candidate], bytes: Bytes) {
+        candidates.sort_by_key(|candidate| {
+            let (room, own) = (candidate.room(), candidate.found.span.len());
+            let is_enough = room >= bytes;
+            let rank = if is_enough { (room, Reverse(Bytes::ZERO)) } else { (Bytes::ZERO, Reverse(room)) };
+            (!is_enough, rank, own, candidate.found.span.start())
+        });
+    }
 }
 
 impl Runtime {
@@ -107,12 +117,7 @@ impl Runtime {
         let segments = self.segments();
         let mut candidates: Vec<Candidate> =
             segments.iter().flat_map(|segment| candidates_of(&segment.blocks)).collect();
-        candidates.sort_by_key(|candidate| {
-            let (room, own) = (candidate.room(), candidate.found.span.len());
-            let is_enough = room >= bytes;
-            let rank = if is_enough { (room, Reverse(Bytes::ZERO)) } else { (Bytes::ZERO, Reverse(room)) };
-            (!is_enough, rank, own, candidate.found.span.start())
-        });
+        Candidate::rank(&mut candidates, bytes);
         candidates
     }
 }

@@ -15,8 +15,28 @@ impl Runtime {
     ///
     /// Streams have passed what is given. What is queued now is waited for before the pools' lock is taken, so that whoever holds it has little left to wait for.
     pub fn give_back_idle(&self, wanted: Bytes) -> Bytes {
+        self.give_back_idle_with(&[], wanted)
+    }
+
+    /// The same of several runtimes of one device, this one's first. A capture that begins here is none of the others': it waits for the end of all.
+    pub fn give_back_idle_with(&self, others: &[&Runtime], wanted: Bytes) -> Bytes {
         // Until the end of it: a capture that begins waits for this, as waiting for the device and letting go of memory would break it.
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.lock().private.is_open() {
+            return Bytes::ZERO;
+        }
+        let mut given = self.give_slices(wanted);
+        for other in others.iter().filter(|other| !std::ptr::eq(**other, self)) {
+            if given >= wanted {
+                break;
+            }
+            let _giving = other.giving.lock().unwrap_or_else(PoisonError::into_inner);
+            given += other.give_slices(wanted - given);
+        }
+        given
+    }
+
+    fn give_slices(&self, wanted: Bytes) -> Bytes {
         let cannot = |pools: &Pools| pools.private.is_open() || pools.asleep.is_some();
         if cannot(&self.lock()) || self.synchronize().is_err() {
             return Bytes::ZERO;

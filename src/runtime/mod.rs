@@ -19,6 +19,7 @@ mod deferred;
 mod giving;
 mod grow;
 mod installed;
+mod kept;
 mod lent;
 mod lock;
 mod manifest;

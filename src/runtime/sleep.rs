@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use super::kept::Kept;
 use super::{BlockState, Pools, Runtime, SegmentPool, SourceError};
 use crate::driver::DriverError;
 use crate::error::ErrorKind;
@@ -21,6 +22,8 @@ pub struct Slept {
     pub freed: Bytes,
     /// Bytes that are kept in this process's memory.
     pub kept: Bytes,
+    /// Of these, what lies in memory that the driver has locked: all of it, unless the driver has none of that or the system locks no more.
+    pub locked: Bytes,
 }
 
 /// Why a runtime does not go to sleep, or does not wake.
@@ -70,8 +73,7 @@ impl SleepError {
 pub(super) struct Asleep {
     /// Bytes of chunks whose memory is gone.
     bytes: Bytes,
-    /// What lay where.
-    saved: Vec<(AddressSpan, Vec<u8>)>,
+    kept: Kept,
     /// Somebody waits for its memory.
     is_waking: bool,
 }
@@ -100,12 +102,13 @@ impl Runtime {
         may(&pools)?;
         // Another thread may have queued something since.
         self.device.driver().synchronize(self.device.id())?;
-        let saved = if keeps { self.save(&pools)? } else { Vec::new() };
+        let missed = if keeps { pools.missed() } else { Vec::new() };
+        let kept = Kept::of(self.device.driver(), self.device.id(), missed)?;
         let bytes = self.source.sleep()?;
-        let kept = saved.iter().map(|(span, _)| span.len()).sum();
-        pools.asleep = Some(Asleep { bytes, saved, is_waking: false });
+        let slept = Slept { freed: trimmed + bytes, kept: kept.len(), locked: kept.locked() };
+        pools.asleep = Some(Asleep { bytes, kept, is_waking: false });
         self.note_held(&mut pools);
-        Ok(Slept { freed: trimmed + bytes, kept })
+        Ok(slept)
     }
 
     /// Gets as much memory again and puts it where it was, with what was kept of its contents. Waits its turn for memory that others have, for `wait` at most. Says how many bytes it got.
@@ -133,13 +136,11 @@ impl Runtime {
         };
         // What was freed meanwhile is missed by nobody, and may not be there.
         let missed: BTreeSet<_> = pools.missed().into_iter().collect();
-        for (span, contents) in asleep.saved.iter().filter(|(span, _)| missed.contains(span)) {
-            if let Err(error) = self.device.driver().write(span.start(), contents) {
-                // Memory that is there without its contents is worth nothing: it sleeps on, with them.
-                let gone = self.source.sleep();
-                pools.asleep = Some(Asleep { bytes: gone.unwrap_or(bytes), ..asleep });
-                return Err(error.into());
-            }
+        if let Err(error) = asleep.kept.put_back(self.device.driver(), &missed) {
+            // Memory that is there without its contents is worth nothing: it sleeps on, with them.
+            let gone = self.source.sleep();
+            pools.asleep = Some(Asleep { bytes: gone.unwrap_or(bytes), ..asleep });
+            return Err(error.into());
         }
         self.note_held(&mut pools);
         drop(pools);
@@ -150,21 +151,6 @@ impl Runtime {
     /// Its memory is gone until it is woken.
     pub fn is_asleep(&self) -> bool {
         self.lock().asleep.is_some()
-    }
-
-    /// The contents of everything that would be missed.
-    fn save(&self, pools: &Pools) -> Result<Vec<(AddressSpan, Vec<u8>)>, SleepError> {
-        let spans = pools.missed();
-        let mut saved = Vec::with_capacity(spans.len());
-        for span in spans {
-            let len = span.len().get() as usize;
-            let mut contents = Vec::new();
-            contents.try_reserve_exact(len).map_err(|_| SleepError::Host(span.len()))?;
-            contents.resize(len, 0);
-            self.device.driver().read(span.start(), &mut contents)?;
-            saved.push((span, contents));
-        }
-        Ok(saved)
     }
 }
 

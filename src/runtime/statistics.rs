@@ -110,6 +110,15 @@ impl MemoryStatistics {
         self.iter().find(|(other, _)| *other == name).map(|(_, value)| value)
     }
 
+    /// The figures of both together: peaks are at most so high, as each may have been at another time.
+    #[must_use]
+    pub fn and(mut self, other: &MemoryStatistics) -> MemoryStatistics {
+        for (name, value) in &mut self.0 {
+            *value = value.saturating_add(other.get(name).unwrap_or(0));
+        }
+        self
+    }
+
     fn put(&mut self, name: impl Into<String>, value: u64) {
         self.0.push((name.into(), i64::try_from(value).unwrap_or(i64::MAX)));
     }

@@ -75,7 +75,21 @@ impl GiverThread {
     where
         R: Deref<Target = Runtime> + Send + 'static,
     {
-        let device = runtime.device().uuid();
+        GiverThread::with(session, runtime.device().uuid(), move |bytes| {
+            runtime.give_back_idle(bytes);
+        })
+    }
+
+    /// The same for a device on which several runtimes have memory of `session`: `give` has them give back so many bytes.
+    ///
+    /// # Errors
+    ///
+    /// What the system says of one more thread.
+    pub fn with(
+        session: &Arc<Session>,
+        device: DeviceUuid,
+        give: impl Fn(Bytes) + Send + 'static,
+    ) -> std::io::Result<GiverThread> {
         let (givers, link) = (session.givers(), Arc::downgrade(&session.link));
         let thread = Background::begin("stitchd-give", move |is_over| {
             let inbox = Inbox { questions: Mutex::default(), thread: std::thread::current() };
@@ -87,7 +101,7 @@ impl GiverThread {
                     std::thread::park();
                 }
                 for question in questions {
-                    runtime.give_back_idle(question.bytes);
+                    give(question.bytes);
                     answer(question, &link);
                 }
             }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use stitchd::driver::gpu::GpuKind;
 use stitchd::error::ErrorKind;
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
@@ -11,6 +12,7 @@ use stitchd::runtime::{AllocError, PrivatePoolId, Runtime, RuntimeConfig, SleepE
 use stitchd::session::{Session, SessionConfig};
 use stitchd::units::{Bytes, DeviceAddress};
 
+use crate::standin::Machine;
 use crate::support::{TestDaemon, driver_name, hear, python};
 
 const MIB: u64 = 1 << 20;
@@ -237,6 +239,63 @@ fn whoever_wakes_waits_for_its_turn() {
         wakes.join().unwrap().unwrap();
     });
     assert!(job.is_whole());
+}
+
+#[test]
+fn what_is_kept_lies_in_memory_that_the_driver_has_locked_as_far_as_the_system_locks_some() {
+    for (conf, is_locked) in [("", true), ("\nlocked_bytes = 1048576", false)] {
+        let machine = Machine::new(GpuKind::Cuda, &format!("devices = {}{conf}", 64 << 20));
+        let daemon = TestDaemon::on(machine, &[]);
+        let mut job = Job::start(&daemon, "one");
+        for (at, bytes) in [700, 40_000, 3 << 20, 17 << 20, 5 << 20].into_iter().enumerate() {
+            job.take(bytes, at as u8 + 1);
+        }
+        let live: u64 = job.live.iter().map(|(_, bytes, _)| *bytes as u64).sum();
+        for _ in 0..2 {
+            let slept = job.runtime.sleep(true).unwrap();
+            assert!(slept.kept >= Bytes::new(live), "{slept:?}");
+            assert_eq!(slept.locked, if is_locked { slept.kept } else { Bytes::ZERO }, "{slept:?}");
+            job.runtime.wake(Duration::ZERO).unwrap();
+            assert!(job.is_whole(), "{conf}");
+        }
+    }
+}
+
+#[test]
+fn memory_under_a_tag_is_counted_and_described_and_what_lies_idle_in_it_goes_to_others() {
+    let daemon = TestDaemon::start(64);
+    let script = "
+import json
+lib.stitch_tag_push.argtypes = [ctypes.c_char_p, ctypes.c_int]
+lib.stitch_range_manifest.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+lib.stitch_range_manifest.restype = ctypes.c_size_t
+lib.stitch_memory_stat.argtypes = [ctypes.c_int, ctypes.c_char_p]
+lib.stitch_memory_stat.restype = ctypes.c_int64
+def text(function):
+    room = ctypes.create_string_buffer(1 << 18)
+    function.restype = ctypes.c_size_t
+    assert function(0, room, len(room)) < len(room)
+    return json.loads(room.value)
+plain = malloc(8 * MIB)
+assert lib.stitch_tag_push(b'cache', 1) == 0
+tagged, idle = malloc(16 * MIB), malloc(32 * MIB)
+lib.stitch_tag_pop()
+free(idle, 32 * MIB)
+live = sum(block['size'] for segment in text(lib.stitch_memory_snapshot) for block in segment['blocks'] if block['state'] == 'active_allocated')
+say(lib.stitch_memory_stat(0, b'allocated_bytes.all.current') // MIB, lib.stitch_memory_stat(0, b'reserved_bytes.all.current') // MIB,
+    text(lib.stitch_counters)['requests_stitching'], live // MIB, lib.stitch_range_manifest(tagged, 0, None, 0) > 0)
+sys.stdin.readline()
+";
+    let Some(mut child) = python(&daemon, script) else { return };
+    let mut said = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    assert_eq!(hear(&mut said), "24 56 3 24 True");
+    assert_eq!(daemon.device("leased_bytes"), 56 * MIB);
+    let config = RuntimeConfig { wait: Duration::from_secs(10), ..RuntimeConfig::default() };
+    let runtime = daemon.session("other").runtime(0, config).unwrap();
+    runtime.alloc(&Request::of(Bytes::mib(40))).unwrap();
+    assert_eq!(daemon.device("leased_bytes"), 64 * MIB, "it has given the 32 that were idle");
+    drop(child.stdin.take());
+    child.wait().unwrap();
 }
 
 #[test]

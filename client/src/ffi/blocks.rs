@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_void};
 
 use stitchd::pool::Found;
-use stitchd::runtime::Runtime;
+use stitchd::runtime::{Candidate, Runtime};
 use stitchd::units::{Bytes, DeviceAddress};
 
 use super::{guarded, put_all};
@@ -83,7 +83,9 @@ pub unsafe extern "C" fn stitch_release_candidates(
 ) -> usize {
     guarded(0, || {
         let wanted = Bytes::new(bytes as u64);
-        let ranked = process::existing(device).map_or_else(Vec::new, |runtime| runtime.release_candidates(wanted));
+        let of_each = process::of_device(device).into_iter().map(|runtime| runtime.release_candidates(wanted));
+        let mut ranked: Vec<Candidate> = of_each.flatten().collect();
+        Candidate::rank(&mut ranked, wanted);
         let written = ranked.iter().map(|candidate| candidate.found.into());
         // SAFETY: as the caller says.
         unsafe { put_all(written, candidates, capacity) };

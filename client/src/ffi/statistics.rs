@@ -5,7 +5,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::{Display, Write as _};
 
-use stitchd::runtime::{Block, BlockState, Counter, PrivatePoolId, Runtime, Segment, SegmentPool};
+use stitchd::runtime::{Block, BlockState, Counter, MemoryStatistics, PrivatePoolId, Runtime, Segment, SegmentPool};
 use stitchd::units::Bytes;
 
 use super::guarded;
@@ -17,7 +17,7 @@ use crate::process;
 /// So are those of what is large while something is small, and what is said of `inactive_split`, with all that came and went there.
 ///
 /// Writes at most `capacity` bytes to `text`, a NUL at the end among them, and returns how many the whole text has without its NUL: one that is cut is asked for again with more room. `text` may be NULL where capacity is 0.
-/// A device that nothing was allocated on has an empty object.
+/// A device that nothing was allocated on has an empty object. What is under tags is counted with the rest; its peaks are added to the others', whenever they were.
 ///
 /// # Safety
 ///
@@ -25,7 +25,8 @@ use crate::process;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stitch_memory_stats(device: c_int, text: *mut c_char, capacity: usize) -> usize {
     guarded(0, || {
-        let written = process::existing(device).map_or_else(|| "{}".to_owned(), stats_of);
+        let figures = statistics_of(device).unwrap_or_default();
+        let written = object_of(figures.iter());
         // SAFETY: as the caller says.
         unsafe { put(&written, text, capacity) };
         Ok(written.len())
@@ -66,15 +67,23 @@ pub unsafe extern "C" fn stitch_memory_info(device: c_int, unused: *mut usize, t
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stitch_counters(device: c_int, text: *mut c_char, capacity: usize) -> usize {
     guarded(0, || {
-        let written = process::existing(device).map_or_else(|| "{}".to_owned(), counters_of);
+        let written = counters_of(&process::of_device(device));
         // SAFETY: as the caller says.
         unsafe { put(&written, text, capacity) };
         Ok(written.len())
     })
 }
 
-fn counters_of(runtime: &Runtime) -> String {
-    object_of(Counter::ALL.iter().map(|(name, counter)| (*name, runtime.counters().get(*counter))))
+fn counters_of(runtimes: &[&Runtime]) -> String {
+    let sum = |counter| runtimes.iter().map(|runtime| runtime.counters().get(counter)).sum::<u64>();
+    let counters: &[_] = if runtimes.is_empty() { &[] } else { Counter::ALL };
+    object_of(counters.iter().map(|(name, counter)| (*name, sum(*counter))))
+}
+
+/// Those of all runtimes of a device, if there is one.
+fn statistics_of(device: c_int) -> Option<MemoryStatistics> {
+    let each = process::of_device(device).into_iter().map(Runtime::memory_statistics);
+    each.reduce(|one, other| one.and(&other))
 }
 
 /// Figures by their names as a flat JSON object.
@@ -96,8 +105,8 @@ pub unsafe extern "C" fn stitch_memory_stat(device: c_int, name: *const c_char) 
         }
         // SAFETY: it is not NULL, and ends in NUL, as the caller says.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-        let Some(runtime) = process::existing(device) else { return Ok(0) };
-        let value = runtime.memory_statistics().get(&name);
+        let Some(figures) = statistics_of(device) else { return Ok(0) };
+        let value = figures.get(&name);
         // It is somebody else's text.
         value.ok_or_else(|| format!("there is no figure '{}'", stitchd::error::excerpt(&name, 80)))
     })
@@ -107,7 +116,7 @@ pub unsafe extern "C" fn stitch_memory_stat(device: c_int, name: *const c_char) 
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_reset_peak_memory_stats(device: c_int) {
     guarded((), || {
-        process::existing(device).into_iter().for_each(Runtime::reset_peaks);
+        process::of_device(device).into_iter().for_each(Runtime::reset_peaks);
         Ok(())
     });
 }
@@ -116,7 +125,7 @@ pub extern "C" fn stitch_reset_peak_memory_stats(device: c_int) {
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_reset_accumulated_memory_stats(device: c_int) {
     guarded((), || {
-        process::existing(device).into_iter().for_each(Runtime::reset_accumulated);
+        process::of_device(device).into_iter().for_each(Runtime::reset_accumulated);
         Ok(())
     });
 }
@@ -134,17 +143,14 @@ pub extern "C" fn stitch_reset_accumulated_memory_stats(device: c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn stitch_memory_snapshot(device: c_int, text: *mut c_char, capacity: usize) -> usize {
     guarded(0, || {
-        let segments = process::existing(device).map_or_else(Vec::new, Runtime::segments);
+        let mut segments: Vec<Segment> = process::of_device(device).into_iter().flat_map(Runtime::segments).collect();
+        segments.sort_by_key(|segment| segment.span.start());
         let segments: Vec<String> = segments.iter().map(|segment| segment_of(device, segment)).collect();
         let written = format!("[{}]", segments.join(","));
         // SAFETY: as the caller says.
         unsafe { put(&written, text, capacity) };
         Ok(written.len())
     })
-}
-
-fn stats_of(runtime: &Runtime) -> String {
-    object_of(runtime.memory_statistics().iter())
 }
 
 fn segment_of(device: c_int, segment: &Segment) -> String {

@@ -96,7 +96,7 @@ fn give_idle_back(runtime: &Runtime) -> Result<(), String> {
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_torch_free_segment(ptr: *mut c_void, size: usize, device: c_int, stream: *mut c_void) {
     stitch_free(ptr, size, device, stream);
-    guarded((), || process::existing(device).map_or(Ok(()), give_idle_back));
+    guarded((), || process::of_device(device).into_iter().try_for_each(give_idle_back));
 }
 
 /// For `set_memory_fraction_fn`: the process holds at most this part of all memory of the device from now on, also where it has not used it yet. Above that, requests that need more fail, after all that is idle was tried.

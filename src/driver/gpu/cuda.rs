@@ -46,6 +46,8 @@ pub(super) const CUDA: Vendor = Vendor {
         copy_to_host: "cuMemcpyDtoH_v2",
         copy_to_device: "cuMemcpyHtoD_v2",
         fill: "cuMemsetD8Async",
+        host_alloc: "cuMemHostAlloc",
+        host_free: "cuMemFreeHost",
         // cuMemGetInfo takes a context.
         memory_info: None,
     },

@@ -46,6 +46,8 @@ pub(super) const HIP: Vendor = Vendor {
         copy_to_host: "hipMemcpyDtoH",
         copy_to_device: "hipMemcpyHtoD",
         fill: "hipMemsetD8Async",
+        host_alloc: "hipHostMalloc",
+        host_free: "hipHostFree",
         memory_info: Some("hipMemGetInfo"),
     },
     vmm_attribute: hip_attribute::VIRTUAL_MEMORY,

@@ -42,7 +42,7 @@
 //!
 //! Asked for and not used yet: FABRIC handles, where the device has them and the library lets this process; one refusal ends that ([`Gpu::gives_up_fabric`]). A chunk gets its kinds of handles when it is made, or never.
 //!
-//! Not used: multicast, compressible memory, host memory, dma-buf export (the range's chunks are told to who asks:
+//! Not used: multicast, compressible memory, chunks in the host's memory, dma-buf export (the range's chunks are told to who asks:
 //! [`Driver::native_handle`]).
 
 mod answer;
@@ -50,6 +50,7 @@ mod collectives;
 mod cuda;
 mod device;
 mod hip;
+mod locked;
 mod misuse;
 mod nvml;
 mod open;
@@ -57,12 +58,12 @@ pub mod table;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::books::{Books, ChunkKey};
 use super::{
-    Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle, Rank,
-    check_alignment, usable,
+    Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle,
+    HostMemory, Rank, check_alignment, usable,
 };
 use crate::ids::{DeviceId, DeviceUuid, StreamId};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
@@ -70,6 +71,7 @@ pub(super) use answer::kind_of;
 use answer::{Loss, is_surely_of_a_peer, loss, may_be_of_a_peer, meaning, too_many_files};
 use collectives::Collectives;
 use device::Gpu;
+use locked::Locked;
 use nvml::Nvml;
 pub use open::OpenError;
 use table::{AccessDescription, Called, Code, Location, Names, Table, code};
@@ -144,7 +146,7 @@ impl GpuKind {
 #[derive(Debug)]
 pub struct GpuDriver {
     vendor: &'static Vendor,
-    table: Table,
+    table: Arc<Table>,
     nvml: Option<Nvml>,
     /// Where the library for collectives is.
     collectives: String,
@@ -758,6 +760,14 @@ impl Driver for GpuDriver {
         usable(&state.books, to, from.len(), true).map_err(fail)?;
         let copy = |table: &Table| table.copy_to_device(to.get(), from);
         self.on(&mut state, device, self.vendor.names.copy_to_device, copy).map_err(fail)
+    }
+
+    fn host_memory(&self, device: DeviceId, len: usize) -> Option<Box<dyn HostMemory>> {
+        let current = self.context(&mut self.lock(), device).ok()?;
+        let make = |_: &Table| Locked::new(&self.table, current, len);
+        // Where the system locks no more there is memory that is not locked.
+        let made = self.as_current(device, current, self.vendor.names.host_alloc, make);
+        made.map(|locked| Box::new(locked) as Box<dyn HostMemory>).ok()
     }
 
     fn fill(&self, device: DeviceId, stream: StreamId, span: AddressSpan, value: u8) -> Result<(), DriverError> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 #[cfg(feature = "testing")]
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::answer::{is_lost_at_open, meaning};
@@ -149,6 +149,7 @@ impl GpuDriver {
         };
         let nvml = nvml.and_then(|path| Nvml::load(path, devices.iter().map(|(id, gpu)| (*id, gpu.description.uuid))));
         let collectives = collectives.to_owned();
+        let table = Arc::new(table);
         Ok(GpuDriver { vendor, table, nvml, collectives, version, devices, state: Mutex::new(state) })
     }
 }

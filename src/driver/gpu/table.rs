@@ -76,6 +76,8 @@ pub const ACCESS_READ_WRITE: c_uint = 3;
 pub const GRANULARITY_MINIMUM: c_uint = 0;
 /// An event that keeps no time: all that is asked of one is whether it is complete.
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
+/// Memory of the process that is locked for every context of it.
+pub const HOST_PORTABLE: c_uint = 1;
 /// A stream that does not wait for the default stream.
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 
@@ -188,6 +190,8 @@ pub(super) struct Names {
     pub(super) copy_to_host: &'static str,
     pub(super) copy_to_device: &'static str,
     pub(super) fill: &'static str,
+    pub(super) host_alloc: &'static str,
+    pub(super) host_free: &'static str,
     /// Where it takes no context.
     pub(super) memory_info: Option<&'static str>,
 }
@@ -235,6 +239,8 @@ pub(super) struct Table {
     copy_to_host: unsafe extern "C" fn(*mut c_void, u64, usize) -> Code,
     copy_to_device: unsafe extern "C" fn(u64, *const c_void, usize) -> Code,
     fill: unsafe extern "C" fn(u64, u8, usize, u64) -> Code,
+    host_alloc: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> Code,
+    host_free: unsafe extern "C" fn(*mut c_void) -> Code,
     memory_info: Option<unsafe extern "C" fn(*mut usize, *mut usize) -> Code>,
 }
 
@@ -345,6 +351,8 @@ impl Table {
             copy_to_host: function!(library, path, names.copy_to_host),
             copy_to_device: function!(library, path, names.copy_to_device),
             fill: function!(library, path, names.fill),
+            host_alloc: function!(library, path, names.host_alloc),
+            host_free: function!(library, path, names.host_free),
             memory_info: match names.memory_info {
                 Some(symbol) => Some(function!(library, path, symbol)),
                 None => None,
@@ -566,6 +574,16 @@ impl Table {
         let Some(memory_info) = self.memory_info else { return Ok(None) };
         let mut total = 0;
         answer!(memory_info, 0, &raw mut total).map(Some)
+    }
+
+    /// Memory of the process that stays where it is, with whatever it has in it.
+    pub(super) fn host_alloc(&self, len: usize) -> Called<*mut c_void> {
+        answer!(self.host_alloc, std::ptr::null_mut(), len, HOST_PORTABLE)
+    }
+
+    /// Gives it back.
+    pub(super) fn host_free(&self, at: *mut c_void) -> Called<()> {
+        call!(self.host_free, at)
     }
 
     pub(super) fn fill(&self, start: u64, value: u8, len: usize, stream: u64) -> Called<()> {

@@ -13,7 +13,9 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{Access, Call, Capabilities, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle};
+use super::{
+    Access, Call, Capabilities, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle, HostMemory,
+};
 use crate::ids::{DeviceId, StreamId};
 use crate::units::{AddressSpan, Bytes, DeviceAddress};
 
@@ -174,6 +176,10 @@ impl<I: Intercept> Driver for Layered<I> {
 
     fn write(&self, to: DeviceAddress, from: &[u8]) -> Result<(), DriverError> {
         self.plain(Step::Other(Call::Copy), || self.inner.write(to, from))
+    }
+
+    fn host_memory(&self, device: DeviceId, len: usize) -> Option<Box<dyn HostMemory>> {
+        self.inner.host_memory(device, len)
     }
 
     fn fill(&self, device: DeviceId, stream: StreamId, span: AddressSpan, value: u8) -> Result<(), DriverError> {

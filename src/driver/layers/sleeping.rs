@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::{
     Access, Call, Capabilities, Cause, DeviceDescription, DeviceMemory, Driver, DriverError, EventId, Handle,
+    HostMemory,
 };
 use crate::ids::{DeviceId, StreamId};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
@@ -333,6 +334,10 @@ impl Driver for Sleeping {
 
     fn write(&self, to: DeviceAddress, from: &[u8]) -> Result<(), DriverError> {
         self.inner.write(to, from)
+    }
+
+    fn host_memory(&self, device: DeviceId, len: usize) -> Option<Box<dyn HostMemory>> {
+        self.inner.host_memory(device, len)
     }
 
     fn fill(&self, device: DeviceId, stream: StreamId, span: AddressSpan, value: u8) -> Result<(), DriverError> {

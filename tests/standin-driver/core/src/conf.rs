@@ -158,6 +158,7 @@ pub(crate) struct Conf {
     pub(crate) mig: bool,
     pub(crate) nvml: bool,
     pub(crate) one_uuid: bool,
+    pub(crate) locked_bytes: u64,
     pub(crate) collectives: Collectives,
     pub(crate) quirks: Vec<Quirk>,
 }
@@ -186,6 +187,7 @@ impl Conf {
             mig: false,
             nvml: true,
             one_uuid: false,
+            locked_bytes: u64::MAX,
             collectives: Collectives::Work,
             quirks: Vec::new(),
         };
@@ -230,6 +232,7 @@ impl Conf {
             "volta" => self.volta = number() != 0,
             "nvml" => self.nvml = number() != 0,
             "one_uuid" => self.one_uuid = number() != 0,
+            "locked_bytes" => self.locked_bytes = number(),
             "collectives" => self.collectives = Collectives::of(value),
             "mig" => self.mig = number() != 0,
             "quirks" => self.quirks = list().map(quirk).collect(),

@@ -293,6 +293,23 @@ macro_rules! symbol {
             $crate::answer($driver().copy_to_device(to, from), |()| ())
         }
     };
+    ($driver:ident, host_alloc, $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            at: *mut *mut std::ffi::c_void,
+            len: usize,
+            _flags: std::ffi::c_uint,
+        ) -> std::ffi::c_int {
+            let given = $driver().host_alloc(len).map(std::ptr::with_exposed_provenance_mut);
+            $crate::answer(given, $crate::put(at))
+        }
+    };
+    ($driver:ident, host_free, $name:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(at: *mut std::ffi::c_void) -> std::ffi::c_int {
+            $crate::answer($driver().host_free(at.addr()), |()| ())
+        }
+    };
     ($driver:ident, fill, $name:ident) => {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(start: u64, value: u8, len: usize, stream: u64) -> std::ffi::c_int {

@@ -31,6 +31,7 @@
 //! | `mig` | 1: each device is a part of a GPU, and the management library knows it by its `MIG-` name only | 0 |
 //! | `nvml` | 0: the management library does not start, as in a container without it: nobody tells how much memory is free | 1 |
 //! | `one_uuid` | 1: all devices say that they have the uuid of the first, as boards without a number of their own may | 0 |
+//! | `locked_bytes` | bytes of its own memory that a process may have locked for copies; then memory is said to have run out | as many as one likes |
 //! | `collectives` | what an all-reduce does: `work`; `broken`: fails with code 2 of its library; `nothing`: says that it is done; and with ranges of several chunks, `refused`: fails with code 1; `ends`: ends its process; `first_chunk`: what lies behind the first stays as it was; `first_chunk_again`: the first is read in the place of each. Communicators are noted in `communicators-made`, a line each | `work` |
 //! | `quirks` | misbehaviour by name, with commas: [`Quirk`] | none |
 //!

@@ -43,6 +43,8 @@ pub(crate) struct State {
     pub(crate) communicators: Communicators,
     /// Memory of each context, by device.
     contexts: HashMap<usize, (u64, Option<OwnedFd>)>,
+    /// Bytes of the process that are locked, by their address.
+    locked: HashMap<usize, usize>,
     /// A copy or fill went where it must not: nothing works any more.
     is_poisoned: bool,
 }
@@ -462,6 +464,30 @@ impl Process {
         state.pump()?;
         let outcome = state.addresses.write(device, to, from);
         state.used(outcome)
+    }
+
+    /// Memory of the process that is locked where it is; its address.
+    pub fn host_alloc(&self, len: usize) -> Called<usize> {
+        let (mut state, _) = self.with_device(None)?;
+        let locked: u64 = state.locked.values().map(|len| *len as u64).sum();
+        if locked.saturating_add(len as u64) > self.machine.conf.locked_bytes {
+            return Err(code::OUT_OF_MEMORY);
+        }
+        // Whoever has had it before has left something in it.
+        let bytes: &mut [u8] = Box::leak(vec![0xa5_u8; len].into_boxed_slice());
+        let at = bytes.as_mut_ptr().expose_provenance();
+        state.locked.insert(at, len);
+        Ok(at)
+    }
+
+    /// Gives it back.
+    pub fn host_free(&self, at: usize) -> Called<()> {
+        let (mut state, _) = self.with_device(None)?;
+        let len = state.locked.remove(&at).ok_or(code::INVALID_VALUE)?;
+        let bytes = std::ptr::slice_from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<u8>(at), len);
+        // SAFETY: it is what was leaked there, and is taken back once; its caller says that nobody uses it any more.
+        drop(unsafe { Box::from_raw(bytes) });
+        Ok(())
     }
 
     /// Queues setting bytes.

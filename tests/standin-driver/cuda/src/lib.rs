@@ -53,6 +53,8 @@ standin_core::symbols!(driver:
     copy_to_host = cuMemcpyDtoH_v2,
     copy_to_device = cuMemcpyHtoD_v2,
     fill = cuMemsetD8Async,
+    host_alloc = cuMemHostAlloc,
+    host_free = cuMemFreeHost,
     stall = standin_stall,
     resume = standin_resume,
 );

@@ -47,6 +47,8 @@ standin_core::symbols!(driver:
     copy_to_host = hipMemcpyDtoH,
     copy_to_device = hipMemcpyHtoD,
     fill = hipMemsetD8Async,
+    host_alloc = hipHostMalloc,
+    host_free = hipHostFree,
     stall = standin_stall,
     resume = standin_resume,
 );
