@@ -296,7 +296,7 @@ const char *stitch_last_error(void);
  So are those of what is large while something is small, and what is said of `inactive_split`, with all that came and went there.
 
  Writes at most `capacity` bytes to `text`, a NUL at the end among them, and returns how many the whole text has without its NUL: one that is cut is asked for again with more room. `text` may be NULL where capacity is 0.
- A device that nothing was allocated on has an empty object.
+ A device that nothing was allocated on has an empty object. What is under tags is counted with the rest; its peaks are added to the others', whenever they were.
 
  # Safety
 

@@ -267,12 +267,9 @@ pub unsafe extern "C" fn stitch_range_manifest(
     guarded(0, || {
         let address = DeviceAddress::new(ptr.expose_provenance() as u64);
         let runtimes = if ptr.is_null() { Vec::new() } else { process::of_device(device) };
-        let not_there = ManifestError::from(NotLive(address));
-        let manifest = runtimes.into_iter().fold(Err(not_there), |found, runtime| match found {
-            Err(ManifestError::NotLive(_)) => runtime.manifest(address),
-            found => found,
-        });
-        let manifest = manifest.map_err(|error| chain(&error))?;
+        let is_here = |found: &Result<_, ManifestError>| !matches!(found, Err(ManifestError::NotLive(_)));
+        let manifest = runtimes.into_iter().map(|runtime| runtime.manifest(address)).find(is_here);
+        let manifest = manifest.unwrap_or_else(|| Err(NotLive(address).into())).map_err(|error| chain(&error))?;
         let written = manifest.iter().map(|piece| stitch_piece {
             address: std::ptr::with_exposed_provenance_mut(piece.span.start().get() as usize),
             size: piece.span.len().get() as usize,

@@ -4,7 +4,7 @@
 //! driver = "auto"                 # auto, cuda, hip, host, sim
 //! runtime_dir = "/run/stitchd"    # sockets and lock
 //! http = "127.0.0.1:9464"         # /metrics, /livez, /readyz; off when absent
-//! ladder = ["2MiB", "32MiB", "256MiB"] # or "measured"
+//! ladder = "auto"                 # or sizes of chunks, ["2MiB", "32MiB", "256MiB"], or "measured"
 //! drain = "2s"
 //! driver_deadline = "30s"         # a driver call that takes longer has failed
 //! wait = "5s"                     # how long a session that grows waits for others
@@ -60,8 +60,8 @@ pub struct Config {
     pub devices: Vec<DeviceConfig>,
     /// Chunk sizes; where they are to be measured, those for a machine on which that cannot be done.
     pub ladder: Ladder,
-    /// The daemon measures what calls cost when it starts, and takes the ladder that follows.
-    pub measures_ladder: bool,
+    /// Whether these are they.
+    pub ladder_is: LadderIs,
     /// Bytes that a session may hold when it does not say; `None` for all there are.
     pub session_limit: Option<Bytes>,
     /// Bytes of a device that a session which is of no tenant of this configuration can be guaranteed; where nobody says, all if there are no tenants, else none.
@@ -90,6 +90,17 @@ pub struct Config {
     pub admins: Vec<u32>,
     /// Whose sessions have which terms.
     pub tenants: Vec<TenantConfig>,
+}
+
+/// Where the ladder comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LadderIs {
+    /// From the configuration.
+    Listed,
+    /// The daemon measures what calls cost when it starts, and takes the ladder that follows.
+    Measured,
+    /// The usual one, without what is too small for the open files that the daemon may have.
+    Auto,
 }
 
 /// What the sessions of a tenant may have.
@@ -240,28 +251,31 @@ impl FileTenant {
     }
 }
 
-/// The word `measured`, or sizes.
+/// A word, or sizes.
 #[derive(Debug, Deserialize, Serialize)]
-#[serde(untagged, expecting = "ladder is a list of sizes such as [\"2MiB\", \"32MiB\"], or \"measured\"")]
+#[serde(untagged, expecting = "ladder is a list of sizes such as [\"2MiB\", \"32MiB\"], \"auto\" or \"measured\"")]
 enum FileLadder {
     Word(String),
     Steps(Vec<String>),
 }
 
-/// The word by which the daemon is told to measure.
+/// The words by which the daemon is told to measure, and to see for itself.
 const MEASURED: &str = "measured";
+const AUTO: &str = "auto";
 
 impl FileLadder {
-    /// The steps, and whether they are to be measured.
-    fn read(&self) -> Result<(Ladder, bool), ConfigError> {
+    /// The steps, and where they come from.
+    fn read(&self) -> Result<(Ladder, LadderIs), ConfigError> {
         match self {
             FileLadder::Steps(steps) => {
                 let steps = steps.iter().map(|step| size("ladder", step)).collect::<Result<_, _>>()?;
-                Ok((Ladder::new(steps)?, false))
+                Ok((Ladder::new(steps)?, LadderIs::Listed))
             }
-            FileLadder::Word(word) if word == MEASURED => Ok((Ladder::standard(), true)),
+            FileLadder::Word(word) if word == MEASURED => Ok((Ladder::standard(), LadderIs::Measured)),
+            FileLadder::Word(word) if word == AUTO => Ok((Ladder::standard(), LadderIs::Auto)),
             FileLadder::Word(word) => {
-                Err(value("ladder", format!("'{word}' is neither a list of sizes nor \"{MEASURED}\"")))
+                let text = format!("'{word}' is neither a list of sizes nor \"{AUTO}\" or \"{MEASURED}\"");
+                Err(value("ladder", text))
             }
         }
     }
@@ -345,15 +359,15 @@ impl Config {
         let borrowed = BORROWED.iter().find(|(word, _)| *word == borrowed).map(|(_, overstay)| *overstay);
         let borrowed = borrowed.ok_or_else(|| value("borrowed", "it is one of refuse, wait and end"))?;
         let runtime_dir = flags.runtime_dir.clone().or(file.runtime_dir);
-        let ladder = file.ladder.as_ref().map_or_else(|| Ok((Ladder::standard(), false)), FileLadder::read);
-        let (ladder, measures_ladder) = ladder?;
+        let ladder = file.ladder.as_ref().map_or_else(|| Ok((Ladder::standard(), LadderIs::Auto)), FileLadder::read);
+        let (ladder, ladder_is) = ladder?;
         Ok(Config {
             driver: driver.parse().map_err(|error| value("driver", error))?,
             runtime_dir: runtime_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR)),
             http: http.map(|text| parse_address(text)).transpose()?,
             devices,
             ladder,
-            measures_ladder,
+            ladder_is,
             session_limit: file.session_limit.map(|text| size("session_limit", &text)).transpose()?,
             // 0 is a way to say that nobody is guaranteed anything.
             guarantee_max: file
@@ -395,9 +409,10 @@ impl Config {
             driver: Some(name.to_owned()),
             runtime_dir: Some(self.runtime_dir.clone()),
             http: self.http.map(|address| address.to_string()),
-            ladder: Some(match self.measures_ladder {
-                true => FileLadder::Word(MEASURED.to_owned()),
-                false => FileLadder::Steps(self.ladder.steps().iter().copied().map(exact).collect()),
+            ladder: Some(match self.ladder_is {
+                LadderIs::Measured => FileLadder::Word(MEASURED.to_owned()),
+                LadderIs::Auto => FileLadder::Word(AUTO.to_owned()),
+                LadderIs::Listed => FileLadder::Steps(self.ladder.steps().iter().map(|step| exact(*step)).collect()),
             }),
             session_limit: self.session_limit.map(exact),
             guarantee_max: self.guarantee_max.map(exact),
@@ -557,9 +572,9 @@ mod tests {
     #[test]
     fn a_ladder_is_a_list_or_is_to_be_measured() {
         let listed = load("ladder = ['2MiB', '64MiB']", &Flags::default()).unwrap();
-        assert_eq!((listed.ladder.steps(), listed.measures_ladder), (&[Bytes::mib(2), Bytes::mib(64)][..], false));
+        assert_eq!((listed.ladder.steps(), listed.ladder_is), (&[Bytes::mib(2), Bytes::mib(64)][..], LadderIs::Listed));
         let measured = load("ladder = 'measured'", &Flags::default()).unwrap();
-        assert_eq!((&measured.ladder, measured.measures_ladder), (&Ladder::standard(), true));
+        assert_eq!((&measured.ladder, measured.ladder_is), (&Ladder::standard(), LadderIs::Measured));
         // It stays an order: the next start measures anew.
         assert!(measured.to_toml().contains("ladder = \"measured\""), "{}", measured.to_toml());
         assert_eq!(load(&measured.to_toml(), &Flags::default()).unwrap(), measured);

@@ -62,7 +62,7 @@ use crate::memory::Device;
 use crate::steward::Steward;
 use crate::store::{ScrubError, Store, StoreError};
 use crate::units::Bytes;
-use config::Config;
+use config::{Config, LadderIs};
 use connections::Connections;
 use deadline::Deadline;
 pub use listener::{ListenError, Listeners};
@@ -211,7 +211,7 @@ impl Daemon {
                 "processes share the device through MPS: a fatal fault of one of them ends the others' work on it, too; this daemon has no work there, and keeps its chunks"
             );
         }
-        if config.measures_ladder {
+        if config.ladder_is == LadderIs::Measured {
             config.ladder = measured::ladder(&*driver, &devices)?;
         }
         let open = |device: &NodeDevice| Device::open(Arc::clone(&driver) as Arc<dyn Driver>, device.id);
@@ -232,6 +232,9 @@ impl Daemon {
         if let Some(granularity) = granularity.filter(|granularity| *granularity > config.ladder.smallest()) {
             config.ladder = config.ladder.raised_to(granularity)?;
             tracing::info!(ladder = %config.ladder.to_toml(), %granularity, "chunks are not smaller than the devices can make them");
+        }
+        if config.ladder_is == LadderIs::Auto {
+            config.ladder = reaching(config.ladder, &devices, &store);
         }
         for device in &devices {
             warn_of_few_chunks(device, store.chunks_max(device.id), config.ladder.steps());
@@ -451,6 +454,28 @@ fn with_scrubbers(
     match refusal {
         Some(error) if usable.is_empty() => Err(error),
         _ => Ok(usable.into_iter().unzip()),
+    }
+}
+
+/// The ladder without the steps that are too small: a job without a plan takes the smallest chunks, and is to have all of a device that nobody else uses.
+fn reaching(ladder: Ladder, devices: &[NodeDevice], store: &Store) -> Ladder {
+    let least = |device: &NodeDevice| Bytes::new(device.total.get().div_ceil(store.chunks_max(device.id)));
+    let least = devices.iter().map(least).max().unwrap_or(Bytes::ZERO);
+    let smallest = Bytes::new(least.get().next_power_of_two());
+    if smallest <= ladder.smallest() {
+        return ladder;
+    }
+    match ladder.clone().raised_to(smallest) {
+        Ok(raised) => {
+            tracing::info!(
+                ladder = %raised.to_toml(),
+                open_files_max = Daemon::open_fds_max(),
+                "chunks are of {smallest} and more, so that the open files suffice for all of a device; a higher limit of them (LimitNOFILE) makes for smaller chunks, and `ladder` in the configuration for whichever you like"
+            );
+            raised
+        }
+        // Not even the largest would do: that is said of each device.
+        Err(_) => ladder,
     }
 }
 

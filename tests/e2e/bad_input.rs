@@ -8,7 +8,7 @@ use stitchd::wire::fd_channel::FdChannel;
 use stitchd::wire::v1::{self, client_frame, daemon_frame};
 
 use crate::raw::{self, Grpc};
-use crate::support::{PATIENCE, TestDaemon, eventually, needs_host, python};
+use crate::support::{PATIENCE, TestDaemon, config_file, eventually, needs_host, python};
 
 const MIB: u64 = 1 << 20;
 
@@ -449,7 +449,8 @@ fn of_a_lease_whose_rest_cannot_be_sent_in_time_only_the_rest_is_taken_back() {
 
 #[test]
 fn who_leaves_descriptors_unread_is_sent_no_more_and_another_process_is() {
-    let daemon = TestDaemon::with_open_files(512, None, &["--device=0=2GiB"]);
+    let (_dir, flag) = config_file("ladder = ['2MiB', '32MiB']\n");
+    let daemon = TestDaemon::with_open_files(512, None, &["--device=0=2GiB", &flag]);
     let grpc = Grpc::connect(&daemon);
     // Two links that end with 150 descriptors unread each: the bound is a full message, 253.
     let ended: Vec<_> = (0..2)

@@ -17,7 +17,7 @@ use stitchd::wire::v1::{self, client_frame, daemon_frame};
 
 use crate::raw::{self, Grpc};
 use crate::standin::Machine;
-use crate::support::{TestDaemon, client_library_for, eventually, hear, python, run_on, stderr};
+use crate::support::{TestDaemon, client_library_for, config_file, eventually, hear, python, run_on, stderr};
 
 const MIB: u64 = 1 << 20;
 const KINDS: [GpuKind; 2] = [GpuKind::Cuda, GpuKind::Hip];
@@ -279,7 +279,8 @@ fn warm_chunks_that_cannot_be_created_are_not_asked_for_all_the_time() {
 #[test]
 fn with_few_open_files_chunks_are_refused_and_people_can_still_connect() {
     for driver in [None, Some(Machine::new(GpuKind::Hip, "devices = 1073741824\nquirks = fd_per_handle"))] {
-        let mut daemon = TestDaemon::with_open_files(256, driver, &["--device=0=1GiB"]);
+        let (_dir, flag) = config_file("ladder = ['2MiB']\n");
+        let mut daemon = TestDaemon::with_open_files(256, driver, &["--device=0=1GiB", &flag]);
         daemon.expect_complaint("too few open files");
         let limit = daemon.device("chunks_max");
         assert!((30..100).contains(&limit), "{limit} chunks of 256 open files");

@@ -24,6 +24,7 @@ mod life;
 mod looks;
 mod memcheck;
 mod metrics;
+mod namespaces;
 mod plans;
 mod python;
 mod raw;

@@ -5,10 +5,13 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Resource, Rlimit};
 
+use stitchd::pool::Request;
+use stitchd::runtime::RuntimeConfig;
+use stitchd::units::Bytes;
 use stitchd::wire::v1::{self, client_frame};
 
 use crate::raw::{self, Grpc};
-use crate::support::{TestDaemon, needs_host, run, stderr, stitchd};
+use crate::support::{TestDaemon, config_file, needs_host, run, stderr, stitchd};
 
 #[test]
 fn a_second_daemon_is_refused_and_the_first_unharmed() {
@@ -245,4 +248,21 @@ fn who_waits_for_memory_while_the_daemon_ends_hears_that_it_does() {
     daemon.terminate();
     raw::expect_refusal(&channel, v1::ErrorKind::Unavailable, "the daemon is shutting down");
     raw::expect_closed(&channel);
+}
+
+#[test]
+fn chunks_are_so_large_that_the_open_files_suffice_for_all_of_the_device() {
+    let daemon = TestDaemon::with_open_files(512, None, &["--device=0=16GiB"]);
+    let session = daemon.session("one large tensor");
+    let smallest = session.ladder().smallest();
+    assert!(smallest > Bytes::mib(2) && smallest <= Bytes::mib(256), "{smallest}");
+    let status = daemon.status();
+    let chunks_max = status["devices"][0]["chunks_max"].as_u64().unwrap();
+    assert!(smallest.get() * chunks_max >= 16 << 30 && smallest.get() / 2 * chunks_max < 16 << 30, "{status}");
+    let runtime = session.runtime(0, RuntimeConfig::default()).unwrap();
+    runtime.alloc(&Request::of(Bytes::gib(15))).unwrap();
+    // Whoever lists sizes has them, whatever they suffice for.
+    let (_dir, flag) = config_file("ladder = ['2MiB', '256MiB']\n");
+    let daemon = TestDaemon::with_open_files(512, None, &["--device=0=16GiB", &flag]);
+    assert_eq!(daemon.session("small ones").ladder().smallest(), Bytes::mib(2));
 }

@@ -385,7 +385,33 @@ pub(crate) fn python(daemon: &TestDaemon, script: &str) -> Option<Child> {
         println!("SKIP: libstitchd_client.so was not built; build the whole workspace with its tests");
         return None;
     };
-    let prelude = "\
+    let child = Command::new("python3")
+        .args(["-c", &format!("{PRELUDE}{script}")])
+        .arg(library)
+        .envs(daemon.environment())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    match child {
+        Ok(child) => Some(child),
+        Err(error) => {
+            println!("SKIP: python3 cannot be started: {error}");
+            None
+        }
+    }
+}
+
+/// A configuration for a daemon, and the flag that names it.
+pub(crate) fn config_file(text: &str) -> (TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("stitchd.toml");
+    std::fs::write(&path, text).unwrap();
+    let flag = format!("--config={}", path.display());
+    (dir, flag)
+}
+
+/// What stands before the script of every such process.
+pub(crate) const PRELUDE: &str = "\
 import ctypes, os, sys, mmap, time
 lib = ctypes.CDLL(sys.argv[1])
 lib.stitch_malloc.restype = ctypes.c_void_p
@@ -424,21 +450,6 @@ def say(*words):
     os.write(1, (' '.join(map(str, words)) + '\\n').encode())
 MIB = 1 << 20
 ";
-    let child = Command::new("python3")
-        .args(["-c", &format!("{prelude}{script}")])
-        .arg(library)
-        .envs(daemon.environment())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn();
-    match child {
-        Ok(child) => Some(child),
-        Err(error) => {
-            println!("SKIP: python3 cannot be started: {error}");
-            None
-        }
-    }
-}
 
 /// What Python processes know of shared ranges, where it stands before their script.
 pub(crate) const SHARES: &str = "
