@@ -27,6 +27,7 @@
 //! | [`store`] | every chunk of a daemon, its handle and its one exported descriptor |
 //! | [`ledger`] | who holds what: a pure state machine, commands in, effects out |
 //! | [`steward`] | the ledger and the store, put together |
+//! | `journal` | what a daemon has to know that follows one that was killed: facts in a file that is appended to, read no further than it is as it was written |
 //! | [`trace`] | what a job did: allocations and frees in order |
 //! | [`plan`] | from a trace to addresses, made ahead of time, and checked by somebody else |
 //! | [`pool`] | who gets which bytes: the planned, the packed, the stitching and the small pool |
@@ -50,7 +51,7 @@
 //!    policy is tested without devices, and devices without policy.
 //! 2. Only `daemon`, [`session`] and the packets of [`wire`] know tokio, threads or sockets. Everything else is synchronous and deterministic: same
 //!    inputs, same seed, same result.
-//! 3. Proto types are made and read in [`wire`], [`session`], `daemon` and `cli`; no other module knows them.
+//! 3. Proto types are made and read in [`wire`], [`session`], `daemon` and `cli`; no other module knows them. A journal has messages of its own, which it shows to nobody.
 //! 4. Addresses are numbers ([`units::DeviceAddress`]), not pointers, outside [`driver`] and the C border.
 //! 5. No driver's name appears outside [`driver`], which also parses it from the configuration.
 //! 6. No layer exports metrics. Layers return stats; `daemon/metrics.rs` is the only list of metric names.
@@ -94,6 +95,8 @@
 //! | export, import | chunk to descriptor, descriptor to chunk |
 //! | ticket | a one-time token that ties a connection of the chunk socket to what gRPC said ([`wire::convert::Token`]) |
 //! | ledger | the record of who holds what ([`ledger::Ledger`]) |
+//! | journal, step, record, book | what outlives a killed daemon; what is written at once; a fact that holds from then on; all facts that hold (`journal`) |
+//! | torn, damaged | a journal that ends in the middle of a step that nobody was told of; one that has something in it that was not written there |
 //! | trace, event, tick | a recorded sequence, one entry, its logical time ([`trace::Trace`], [`units::Tick`]) |
 //! | context | where in its job a thread is: phase, micro-batch, chunk of the model, module ([`context`], [`trace::ContextKey`]) |
 //! | recording, tap, sink | a trace of a running job, the runtime's end of it, where its events go ([`record`]) |
@@ -131,6 +134,8 @@ pub mod driver;
 pub mod error;
 mod extents;
 pub mod ids;
+#[cfg(feature = "daemon")]
+pub mod journal;
 pub mod ladder;
 pub mod ledger;
 pub mod limits;

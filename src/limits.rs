@@ -88,6 +88,12 @@ pub const GRPC_WINDOW_LEN: u32 = 32 << 10;
 pub const HTTP_CONNECTIONS_MAX: usize = 32;
 /// Bytes of a session's or plan's name.
 pub const NAME_LEN_MAX: usize = 128;
+/// Records of one frame of a journal when it is written anew: some hundred KiB.
+pub const JOURNAL_FRAME_RECORDS_MAX: usize = 4_096;
+/// Bytes of one step of a journal: a lease of as many chunks as one can have, thirty bytes each, several times.
+pub const JOURNAL_FRAME_LEN_MAX: u32 = 64 << 20;
+/// A journal that is not longer than this is not worth to be written anew.
+pub const JOURNAL_SLACK_LEN: u64 = 4 << 20;
 /// Plans that a daemon stores.
 pub const PLANS_MAX: usize = 1024;
 /// Bytes of all plans that a daemon stores: as many as there may be of a large job each, and no more than a runtime directory in memory has to spare.

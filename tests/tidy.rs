@@ -9,12 +9,13 @@ use std::process::Command;
 const BASE: [&str; 9] = ["units", "limits", "ids", "clock", "error", "rng", "ladder", "sync", "extents"];
 
 /// Module by module, what it may use beside the base. Nothing else, and a module that is not here does not exist.
-const MAY_USE: [(&str, &[&str]); 19] = [
+const MAY_USE: [(&str, &[&str]); 20] = [
     ("driver", &[]),
     ("memory", &["driver"]),
     ("store", &["memory", "driver"]),
     ("ledger", &[]),
     ("steward", &["ledger", "store"]),
+    ("journal", &["ledger"]),
     ("trace", &[]),
     ("plan", &["trace"]),
     ("pool", &["memory", "plan", "trace"]),
@@ -39,7 +40,7 @@ const MAY_USE: [(&str, &[&str]); 19] = [
 ];
 
 /// Modules that may know what others are told: generated messages, threads and sockets.
-const MAY_USE_PROTO: [&str; 4] = ["wire", "session", "daemon", "cli"];
+const MAY_USE_PROTO: [&str; 5] = ["wire", "session", "daemon", "cli", "journal"];
 const MAY_USE_TOKIO: [&str; 3] = ["session", "daemon", "cli"];
 
 /// Files with `unsafe`; each opens with its reason.

@@ -5,6 +5,7 @@
 
 mod config;
 mod imports;
+mod journal;
 mod messages;
 mod plan;
 mod snapshot;
@@ -24,7 +25,7 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const ALL: [Target; 12] = [
+pub(crate) const ALL: [Target; 13] = [
     Target { name: "trace", run: trace::read, seeds: trace::seeds },
     Target { name: "binary", run: imports::binary, seeds: imports::binaries },
     Target { name: "rmm", run: imports::rmm, seeds: imports::rmm_logs },
@@ -35,6 +36,7 @@ pub(crate) const ALL: [Target; 12] = [
     Target { name: "client-packet", run: messages::client_packet, seeds: messages::client_packets },
     Target { name: "daemon-packet", run: messages::daemon_packet, seeds: messages::daemon_packets },
     Target { name: "grpc", run: messages::grpc, seeds: messages::grpc_seeds },
+    Target { name: "journal", run: journal::read, seeds: journal::seeds },
     Target { name: "stats-page", run: stats_page::read, seeds: stats_page::seeds },
     Target { name: "words", run: words::read, seeds: words::seeds },
 ];

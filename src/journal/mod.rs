@@ -1,0 +1,186 @@
+//! The journal: what a daemon that follows one that was killed has to know, in a file that is only appended to.
+//!
+//! It says which sessions there are and what proves them, which chunks exist and who has them, and which ranges are shared. It is no log of what happened: each record is a fact that holds from then on ([`Record`]), and a
+//! [`Book`] is all that hold. What waits, what was asked for and how much lies idle is not in it: clients ask again.
+//!
+//! A step of the daemon is one frame ([`mod@file`]), written with one call before anybody hears of the step. What the kernel has taken is there after the daemon was killed; nothing is synchronised with a disk, as chunks do not
+//! outlive the machine either. A journal of an earlier boot is a foreign one.
+//!
+//! Not for: descriptors (the keeper has them), or what to do about a record (the daemon).
+//!
+//! Invariant: the file says what the writer's own book says. Where it cannot be written to any more the writer says so with every step, until it could be written anew.
+
+mod book;
+mod file;
+mod record;
+
+pub use book::{Book, KnownChunk, KnownRange, KnownSession, Nonsense};
+pub use file::{Ended, HEADER_LEN, Header, Recovered, read, read_bytes};
+pub use record::{Process, PublishedRange, Record, SessionRecord, Whose};
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use crate::error::ErrorKind;
+use crate::limits;
+
+/// Sixteen bytes that tell one thing from all others of its kind.
+pub type Mark = [u8; 16];
+
+/// What is wrong with a journal.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// The system refuses.
+    #[error("cannot {action} the journal {path}")]
+    System {
+        /// What.
+        action: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is something else, or its beginning is damaged.
+    #[error("{path} is no journal of stitchd, or its first {HEADER_LEN} bytes are damaged")]
+    NotAJournal {
+        /// Which.
+        path: PathBuf,
+    },
+    /// A newer daemon has written it.
+    #[error(
+        "the journal {path} is of version {found}, and this daemon knows {known} and older: start the daemon that wrote it, or a newer one"
+    )]
+    Version {
+        /// Which.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// Ours.
+        known: u32,
+    },
+    /// The machine was started since: what it tells of is gone.
+    #[error("the journal {path} was written before the machine was started: what it tells of is gone")]
+    Foreign {
+        /// Which.
+        path: PathBuf,
+    },
+    /// A step does not fit what is known.
+    #[error("a step that cannot be is not written to the journal")]
+    Nonsense(#[from] Nonsense),
+}
+
+impl JournalError {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            JournalError::System { .. } => ErrorKind::Unavailable,
+            JournalError::NotAJournal { .. } => ErrorKind::Invalid,
+            JournalError::Version { .. } => ErrorKind::Unsupported,
+            JournalError::Foreign { .. } => ErrorKind::NotFound,
+            JournalError::Nonsense(_) => ErrorKind::Broken,
+        }
+    }
+}
+
+/// A journal that is written to.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    header: Header,
+    file: File,
+    /// What it says.
+    book: Book,
+    /// The number of the next frame.
+    next: u64,
+    len: u64,
+    /// How long it was when it held nothing but what there was.
+    written_anew_len: u64,
+    /// Its last frame may be a part of one: nothing more is appended before it was written anew.
+    is_torn: bool,
+}
+
+impl Journal {
+    /// Begins one that says what `book` says, in place of any that is there.
+    ///
+    /// # Errors
+    ///
+    /// The system's; a journal that was there before is there still.
+    pub fn begin(path: &Path, header: Header, book: Book) -> Result<Journal, JournalError> {
+        let (file, next, len) = write_anew(path, &header, &book)?;
+        let path = path.to_owned();
+        Ok(Journal { path, header, file, book, next, len, written_anew_len: len, is_torn: false })
+    }
+
+    /// What it says.
+    pub fn book(&self) -> &Book {
+        &self.book
+    }
+
+    /// Bytes of the file.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// It says nothing.
+    pub fn is_empty(&self) -> bool {
+        self.book.is_empty()
+    }
+
+    /// One step: all of these records or, on error, none. Written when this comes back.
+    ///
+    /// # Errors
+    ///
+    /// A step that does not fit what is known; then the file is as before. Or the system's: then the book knows of the step and the file may not, and the next step writes all of it anew.
+    pub fn append(&mut self, step: &[Record]) -> Result<(), JournalError> {
+        self.book.apply_all(step)?;
+        if self.is_torn || self.is_long() {
+            return self.write_anew();
+        }
+        let frame = file::frame(&self.header, self.next, step);
+        if let Err(source) = self.file.write_all(&frame) {
+            self.is_torn = true;
+            return Err(JournalError::System { action: "write to", path: self.path.clone(), source });
+        }
+        self.next += 1;
+        self.len += frame.len() as u64;
+        Ok(())
+    }
+
+    /// Most of it tells of what is no more.
+    fn is_long(&self) -> bool {
+        self.len > limits::JOURNAL_SLACK_LEN && self.len / 4 > self.written_anew_len
+    }
+
+    /// Writes a file that says what the book says, and nothing of how that came, in place of the one that is there.
+    ///
+    /// # Errors
+    ///
+    /// The system's; the file is as before.
+    pub fn write_anew(&mut self) -> Result<(), JournalError> {
+        let (file, next, len) = write_anew(&self.path, &self.header, &self.book)?;
+        (self.file, self.next, self.len, self.written_anew_len, self.is_torn) = (file, next, len, len, false);
+        Ok(())
+    }
+}
+
+/// Writes a whole journal beside the one that is there, and puts it in its place. The number of its next frame, and its bytes.
+fn write_anew(path: &Path, header: &Header, book: &Book) -> Result<(File, u64, u64), JournalError> {
+    let error = |action| move |source| JournalError::System { action, path: path.to_owned(), source };
+    let beside = path.with_extension("new");
+    let mut bytes = header.bytes().to_vec();
+    let mut next = file::FIRST;
+    // In frames of some thousand records, so that none is long.
+    for some in book.records().chunks(limits::JOURNAL_FRAME_RECORDS_MAX) {
+        bytes.extend(file::frame(header, next, some));
+        next += 1;
+    }
+    let mut file = File::create(&beside).map_err(error("make"))?;
+    file.write_all(&bytes).map_err(error("write"))?;
+    std::fs::rename(&beside, path).map_err(error("replace"))?;
+    Ok((file, next, bytes.len() as u64))
+}
+
+#[cfg(test)]
+mod tests;
