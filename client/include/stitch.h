@@ -246,7 +246,7 @@ void stitch_context_pop(void);
  has `stitch_last_error` says so.
 
  Where STITCHD_ADMIT says how long, this waits until what the next iteration needs at its peak is guaranteed: what its plan has, or what the last iteration held. One that is not admitted in time begins all the same; `stitch_last_error`
- says why, and `iterations_refused` of `stitch_counters` counts it.
+ says why, and `iterations_refused` of `stitch_counters` counts it. Each that follows one waits half as long, until one is admitted. A process on several devices marks all at once: two that mark theirs one by one may wait for each other.
  */
 void stitch_iteration_mark(int device);
 
@@ -254,7 +254,7 @@ void stitch_iteration_mark(int device);
  Has this process guaranteed `size` bytes of a device, in place of what it is guaranteed: what it holds up to there comes when it asks. 0 gives the guarantee up. Waits up to `wait_ms` milliseconds for the guarantees of others to
  end. Sets the device up if that is not done yet.
 
- Where STITCHD_ADMIT has iterations wait for their peaks, this is the least that stays guaranteed between them.
+ Where STITCHD_ADMIT has iterations wait for their peaks, this is the least that stays guaranteed between them; what one is admitted with stays until it ends.
 
  0, or -1: then `stitch_last_error` says why, with who is guaranteed what, and nothing has changed. More than its tenant may have is refused; so is all where there is no daemon.
  */
@@ -322,7 +322,7 @@ int stitch_memory_info(int device,
 
 /*
  What the runtime of a device counts as one JSON object: the names and meanings that `stitchd sessions --json` has under `counters`, of this device alone. Among them what served requests (`requests_planned` and so on), `deviations_` from the
- plan by kind, `peak_live_bytes` and `peak_held_bytes`.
+ plan by kind, `peak_live_bytes` and `peak_held_bytes`. What is under tags is added, peaks as high as they were whenever that was; `iterations` and what is said of admissions are of the memory without a tag.
 
  `text` and the result are as for `stitch_memory_stats`.
 

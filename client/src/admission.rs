@@ -1,12 +1,13 @@
 //! Iterations that begin when their peak is guaranteed: jobs whose peaks are together more than a device has take turns.
 //!
-//! Only where the environment says so (`STITCHD_ADMIT`). A job that is not admitted in time goes on without: a request may have to wait in the middle of its iteration then, as without all this.
+//! Only where the environment says so (`STITCHD_ADMIT`). A job that is not admitted in time goes on without: a request may have to wait in the middle of its iteration then, as without all this. What is refused
+//! again and again is waited for half as long each time, and a daemon that does not answer is let be for a while: nobody's job stands still for what does not come.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use stitchd::clock::{Clock as _, SystemClock};
-use stitchd::error::chain;
+use stitchd::error::{ErrorKind, chain};
 use stitchd::ids::DeviceUuid;
 use stitchd::runtime::{Need, Runtime};
 use stitchd::session::{Session, SessionError};
@@ -16,30 +17,39 @@ use crate::process;
 
 /// How long an iteration waits; nothing where it does not. Said once, with the session.
 static WAIT: OnceLock<Option<Duration>> = OnceLock::new();
+/// Refusals since an iteration was admitted.
+static REFUSED: AtomicU32 = AtomicU32::new(0);
+/// Until then the daemon is not asked: it did not answer.
+static SILENT_UNTIL: Mutex<Duration> = Mutex::new(Duration::ZERO);
+/// For so long.
+const SILENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn wait_so_long(wait: Option<Duration>) {
     // Another session of this process is asked for with the same environment.
     let _ = WAIT.set(wait);
 }
 
+/// How long the next iteration waits: half as long with each refusal, at last not at all.
 fn wait() -> Option<Duration> {
-    WAIT.get().copied().flatten()
+    let wait = WAIT.get().copied().flatten()?;
+    Some(wait / 2_u32.saturating_pow(REFUSED.load(Ordering::Relaxed)))
+}
+
+/// What each of the devices needs that the process uses, of some.
+fn needs_of(devices: &[i32]) -> Vec<(&'static Runtime, (DeviceUuid, Need))> {
+    let need = |device: &i32| {
+        let runtime = process::existing(*device)?;
+        let needs = process::of_device(*device).into_iter().map(Runtime::need);
+        Some((runtime, (runtime.device().uuid(), needs.fold(Need::default(), Need::and))))
+    };
+    devices.iter().filter_map(need).collect()
 }
 
 /// An iteration begins on some devices, of which one ends.
 pub(crate) fn next_iteration(devices: &[i32]) -> Result<(), String> {
     let Some(wait) = wait() else { return Ok(()) };
     let Some(session) = process::open_session() else { return Ok(()) };
-    let runtimes: Vec<(i32, &Runtime)> =
-        devices.iter().filter_map(|device| Some((*device, process::existing(*device)?))).collect();
-    let needs: Vec<(DeviceUuid, Need)> = runtimes
-        .iter()
-        .map(|(device, runtime)| {
-            let needs = process::of_device(*device).into_iter().map(Runtime::need);
-            (runtime.device().uuid(), needs.fold(Need::default(), Need::and))
-        })
-        .collect();
-    let runtimes: Vec<&Runtime> = runtimes.into_iter().map(|(_, runtime)| runtime).collect();
+    let (runtimes, needs): (Vec<&Runtime>, Vec<_>) = needs_of(devices).into_iter().unzip();
     admit(&session, &runtimes, &needs, wait).map_err(|error| not_admitted(&error))
 }
 
@@ -52,16 +62,35 @@ pub(crate) fn first_iteration(session: &Session, runtime: &Runtime, plan: Bytes)
     }
 }
 
+/// No iteration goes on for a while: what it was admitted with is for others.
+pub(crate) fn rest(devices: &[i32]) {
+    let (Some(_), Some(session)) = (wait(), process::open_session()) else { return };
+    let (_, needs): (Vec<&Runtime>, Vec<_>) = needs_of(devices).into_iter().unzip();
+    // One that does not hear it hears it with the next mark.
+    let _ = session.rest(&needs);
+}
+
 fn admit(
     session: &Session,
     runtimes: &[&Runtime],
     needs: &[(DeviceUuid, Need)],
     wait: Duration,
 ) -> Result<(), SessionError> {
-    let clock = SystemClock::new();
-    let admitted = session.admit_iteration(needs, wait);
-    let took = clock.now();
-    runtimes.iter().for_each(|runtime| runtime.note_admission(admitted.is_ok(), took));
+    let begun = process::now();
+    let silent_until = || SILENT_UNTIL.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_silent = !session.is_attached() || begun < *silent_until();
+    let admitted = if is_silent { Err(SessionError::DaemonGone) } else { session.admit_iteration(needs, wait) };
+    let now = process::now();
+    match &admitted {
+        Ok(()) => REFUSED.store(0, Ordering::Relaxed),
+        Err(error) if error.kind() == ErrorKind::Unavailable => {
+            if !is_silent {
+                *silent_until() = now + SILENCE;
+            }
+        }
+        Err(_) => drop(REFUSED.fetch_add(1, Ordering::Relaxed)),
+    }
+    runtimes.iter().for_each(|runtime| runtime.note_admission(admitted.is_ok(), now.saturating_sub(begun)));
     admitted
 }
 

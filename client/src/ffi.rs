@@ -212,7 +212,7 @@ pub extern "C" fn stitch_context_pop() {
 /// has `stitch_last_error` says so.
 ///
 /// Where STITCHD_ADMIT says how long, this waits until what the next iteration needs at its peak is guaranteed: what its plan has, or what the last iteration held. One that is not admitted in time begins all the same; `stitch_last_error`
-/// says why, and `iterations_refused` of `stitch_counters` counts it.
+/// says why, and `iterations_refused` of `stitch_counters` counts it. Each that follows one waits half as long, until one is admitted. A process on several devices marks all at once: two that mark theirs one by one may wait for each other.
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_iteration_mark(device: c_int) {
     guarded((), || process::mark_iteration(device));
@@ -221,7 +221,7 @@ pub extern "C" fn stitch_iteration_mark(device: c_int) {
 /// Has this process guaranteed `size` bytes of a device, in place of what it is guaranteed: what it holds up to there comes when it asks. 0 gives the guarantee up. Waits up to `wait_ms` milliseconds for the guarantees of others to
 /// end. Sets the device up if that is not done yet.
 ///
-/// Where STITCHD_ADMIT has iterations wait for their peaks, this is the least that stays guaranteed between them.
+/// Where STITCHD_ADMIT has iterations wait for their peaks, this is the least that stays guaranteed between them; what one is admitted with stays until it ends.
 ///
 /// 0, or -1: then `stitch_last_error` says why, with who is guaranteed what, and nothing has changed. More than its tenant may have is refused; so is all where there is no daemon.
 #[unsafe(no_mangle)]

@@ -135,6 +135,11 @@ pub(crate) fn existing(device: i32) -> Option<&'static Runtime> {
     usize::try_from(device).ok().and_then(|device| RUNTIMES.get(device)).and_then(OnceLock::get)
 }
 
+/// Every device that the process uses.
+pub(crate) fn devices() -> Vec<i32> {
+    (0..DEVICES_MAX as i32).filter(|device| existing(*device).is_some()).collect()
+}
+
 /// The runtimes of a device, those of tags among them.
 pub(crate) fn of_device(device: i32) -> Vec<&'static Runtime> {
     existing(device).into_iter().chain(tags::of_device(device)).collect()
@@ -226,9 +231,11 @@ pub(crate) fn mark_iteration(device: i32) -> Result<(), String> {
     if device >= DEVICES_MAX as i32 || device < -1 {
         return Err(no_such(device));
     }
-    let all = 0..DEVICES_MAX as i32;
-    let devices: Vec<i32> = all.filter(|one| device == -1 || device == *one).collect();
-    devices.iter().filter_map(|device| existing(*device)).for_each(Runtime::mark_iteration);
+    let devices = if device == -1 { devices() } else { vec![device] };
+    for device in &devices {
+        existing(*device).into_iter().for_each(Runtime::mark_iteration);
+        tags::of_device(*device).into_iter().for_each(Runtime::turn_peak);
+    }
     admission::next_iteration(&devices)
 }
 

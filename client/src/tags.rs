@@ -13,6 +13,7 @@ use stitchd::runtime::{NotLive, Runtime, SleepError};
 use stitchd::session::fork;
 use stitchd::units::{Bytes, DeviceAddress};
 
+use crate::admission;
 use crate::process;
 
 /// Tags of a process: each is a set of pools of its own.
@@ -101,13 +102,19 @@ fn tagged(device: i32) -> Result<&'static Runtime, String> {
     let under = UNDER.try_with(|under| under.borrow().last().copied()).ok().flatten();
     let Some(at) = under else { return process::runtime(device) };
     process::check_child()?;
-    let mut tags = tags();
-    let tag = &mut tags[at];
-    if let Some((_, runtime)) = tag.runtimes.iter().find(|(of, _)| *of == device) {
+    let known = |tag: &Tag| tag.runtimes.iter().find(|(of, _)| *of == device).map(|(_, runtime)| *runtime);
+    if let Some(runtime) = known(&tags()[at]) {
         return Ok(runtime);
     }
-    let runtime: &'static Runtime = Box::leak(Box::new(process::another_runtime(device)?));
-    tag.runtimes.push((device, runtime));
+    // Not under the lock: it may wait for a guarantee, and others free meanwhile.
+    let made = process::another_runtime(device)?;
+    let mut tags = tags();
+    // Another thread may have made one meanwhile.
+    if let Some(runtime) = known(&tags[at]) {
+        return Ok(runtime);
+    }
+    let runtime: &'static Runtime = Box::leak(Box::new(made));
+    tags[at].runtimes.push((device, runtime));
     Ok(runtime)
 }
 
@@ -160,6 +167,8 @@ pub(crate) fn sleep(name: Option<&str>, keep: Keep) -> Result<Bytes, String> {
             Err(error) => return Err(chain(&error)),
         }
     }
+    // Whoever sleeps is in no iteration.
+    admission::rest(&process::devices());
     Ok(freed)
 }
 

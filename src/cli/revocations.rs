@@ -32,7 +32,7 @@ pub(super) fn run(args: &RevocationsArgs) -> Outcome {
     let mut table = Table::new(&[">at", "from", "for", ">asked", ">given", ">took", ""]);
     for one in &reply.revocations {
         let who = |id: u64, name: &str| match (id, name) {
-            (0, "") => "trim".to_owned(),
+            (0, "") => "by hand".to_owned(),
             (0, name) => name.to_owned(),
             (id, name) => format!("{name} ({id})"),
         };

@@ -102,16 +102,8 @@ fn start_log(args: &ServeArgs) -> Result<(), Failure> {
 
 /// A descriptor per chunk and one per export: take as many as the system gives.
 pub(super) fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
-    // Root may pass its limit, up to the system's own.
-    let all = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse::<u64>().ok());
-    let all = all.filter(|all| limit.maximum.is_some_and(|maximum| maximum < *all));
-    if let Some(all) = all
-        && setrlimit(Resource::Nofile, Rlimit { current: Some(all), maximum: Some(all) }).is_ok()
-    {
-        return;
-    }
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!(%error, "the limit of open files cannot be raised");

@@ -73,8 +73,11 @@ pub(super) fn run(args: &SessionsArgs) -> Outcome {
 }
 
 fn state_of(session: &v1::SessionStatus) -> &'static str {
+    // What is live and has no memory sleeps.
+    let is_asleep = session.leased_bytes == 0 && session.counters.get("live_bytes").is_some_and(|live| *live > 0);
     match (session.is_evicted, session.is_attached) {
         (true, _) => "evicted",
+        (false, true) if is_asleep => "asleep",
         (false, true) => "attached",
         (false, false) => "detached",
     }

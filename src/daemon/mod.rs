@@ -462,7 +462,8 @@ fn reaching(ladder: Ladder, devices: &[NodeDevice], store: &Store) -> Ladder {
     let least = |device: &NodeDevice| Bytes::new(device.total.get().div_ceil(store.chunks_max(device.id)));
     let least = devices.iter().map(least).max().unwrap_or(Bytes::ZERO);
     let smallest = Bytes::new(least.get().next_power_of_two());
-    if smallest <= ladder.smallest() {
+    // Where not even the largest would do that is said of each device.
+    if smallest <= ladder.smallest() || ladder.steps().last().is_none_or(|largest| smallest > *largest) {
         return ladder;
     }
     match ladder.clone().raised_to(smallest) {
@@ -470,11 +471,11 @@ fn reaching(ladder: Ladder, devices: &[NodeDevice], store: &Store) -> Ladder {
             tracing::info!(
                 ladder = %raised.to_toml(),
                 open_files_max = Daemon::open_fds_max(),
-                "chunks are of {smallest} and more, so that the open files suffice for all of a device; a higher limit of them (LimitNOFILE) makes for smaller chunks, and `ladder` in the configuration for whichever you like"
+                "chunks are of {smallest} and more, so that as many as there may be suffice for all of a device: each takes open files (LimitNOFILE) and one of {} exports of the machine; `ladder` in the configuration makes for whichever you like",
+                limits::EXPORTS_MAX
             );
             raised
         }
-        // Not even the largest would do: that is said of each device.
         Err(_) => ladder,
     }
 }

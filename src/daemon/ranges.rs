@@ -365,7 +365,7 @@ impl Ranges for Service {
 impl Service {
     /// The tenant of a process that has no session.
     fn tenant_of(&self, peer: &crate::wire::peer::Peer) -> Option<String> {
-        let wish = Wish { tenant: "", limit: Bytes::ZERO, priority: 0, guarantee: Bytes::ZERO, answers: false };
+        let wish = Wish { tenant: "", limit: Bytes::ZERO, priority: 0, guarantee: None, answers: false };
         self.0.config.seat(peer, &wish, Bytes::ZERO).ok().map(|seated| seated.tenant)
     }
 }

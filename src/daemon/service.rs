@@ -307,7 +307,7 @@ impl Sessions for Service {
         let all: Bytes = daemon.devices.iter().map(|device| device.total).sum();
         let tenant = convert::name("tenant", &wanted.tenant).map_err(|error| refused(&error))?;
         let (limit, priority, answers) = (Bytes::new(wanted.limit_bytes), wanted.priority, wanted.answers);
-        let guarantee = Bytes::new(wanted.guarantee_bytes);
+        let guarantee = wanted.guarantee_bytes.map(Bytes::new);
         let wish = Wish { tenant: &tenant, limit, priority, guarantee, answers };
         let seated = daemon.config.seat(&peer, &wish, all).map_err(|text| status(ErrorKind::OverLimit, text))?;
         if peer.identity == Identity::Unproven {

@@ -4,7 +4,7 @@
 //! the configured tenants it is that it may be; it cannot say that it is somebody else.
 
 use super::config::{Config, TenantConfig};
-use crate::ledger::Terms;
+use crate::ledger::{Overstay, Terms};
 use crate::units::Bytes;
 use crate::wire::peer::{Peer, UID_OVERFLOW, is_beside_us, pod_of};
 
@@ -27,7 +27,7 @@ pub(super) struct Wish<'a> {
     pub(super) limit: Bytes,
     pub(super) priority: u32,
     /// Of each device that it uses; nothing for what its tenant has.
-    pub(super) guarantee: Bytes,
+    pub(super) guarantee: Option<Bytes>,
     pub(super) answers: bool,
 }
 
@@ -92,16 +92,17 @@ impl Config {
         let most = known.map_or_else(|| self.guarantee_max_of_others(all), |tenant| tenant.guarantee_max);
         let guarantee_max = most.min(terms.limit);
         let tenant = known.map_or(own, |tenant| tenant.name.clone());
-        if wish.guarantee > guarantee_max {
-            return Err(over_guarantee(wish.guarantee, &tenant, guarantee_max));
+        if let Some(wanted) = wish.guarantee.filter(|wanted| *wanted > guarantee_max) {
+            return Err(over_guarantee(wanted, &tenant, guarantee_max));
         }
-        let guarantee = if wish.guarantee.is_zero() { usual } else { wish.guarantee };
+        let guarantee = wish.guarantee.unwrap_or(usual);
         Ok(Seated { tenant, terms, guarantee, guarantee_max })
     }
 
-    /// Of sessions of no tenant: where there are none nobody else's guarantee is in the way.
+    /// Of sessions of no tenant: where there are none nobody else's guarantee is in the way. Not where borrowers' processes are ended for it.
     fn guarantee_max_of_others(&self, all: Bytes) -> Bytes {
-        self.guarantee_max.unwrap_or(if self.tenants.is_empty() { all } else { Bytes::ZERO })
+        let is_free = self.tenants.is_empty() && self.borrowed != Overstay::End;
+        self.guarantee_max.unwrap_or(if is_free { all } else { Bytes::ZERO })
     }
 
     /// A process may act on the daemon and on all sessions. Root in a container is not root of the node, and what a user namespace shows as somebody may be nobody.
@@ -138,12 +139,13 @@ mod tests {
     }
 
     fn wish(tenant: &str, limit: Bytes, priority: u32) -> Wish<'_> {
-        Wish { tenant, limit, priority, guarantee: Bytes::ZERO, answers: true }
+        Wish { tenant, limit, priority, guarantee: None, answers: true }
     }
 
     #[test]
     fn a_session_is_guaranteed_what_it_asks_for_up_to_what_its_tenant_may_be() {
-        let of = |config: &Config, uid, guarantee| {
+        let of = |config: &Config, uid, guarantee: Bytes| {
+            let guarantee = Some(guarantee).filter(|bytes| !bytes.is_zero());
             let wish = Wish { guarantee, ..wish("", Bytes::ZERO, 0) };
             let seated = config.seat_of(uid, None, &wish, Bytes::gib(16));
             seated.map(|seated| (seated.guarantee, seated.guarantee_max))
@@ -162,6 +164,8 @@ mod tests {
         assert_eq!(of(&config, 5, gib(1)), Ok((gib(1), gib(2))));
         (config.guarantee_max, config.tenants) = (None, Vec::new());
         assert_eq!(of(&config, 5, none), Ok((none, gib(3))), "where there are no tenants anybody can be, to his limit");
+        config.borrowed = Overstay::End;
+        assert!(of(&config, 5, gib(1)).is_err(), "nobody has others' processes ended who was not named");
     }
 
     #[test]

@@ -668,14 +668,15 @@ impl Ledger {
         is_any
     }
 
-    /// Where every session that holds memory waits for more, nobody will release any: the youngest such request is refused. So it is where sessions wait for each other on several
+    /// Where every session that holds memory waits for more, nobody will release any: the youngest such request is refused, and before all that are within a guarantee one that is not. So it is where sessions wait for each other on several
     /// devices. Says where.
     fn break_deadlock(&mut self, effects: &mut Vec<Effect>) -> Option<DeviceId> {
         if !self.devices.values().any(Account::has_waiting) {
             return None;
         }
         let stuck = self.stuck();
-        let (session, device, request) = stuck.iter().copied().max_by_key(|(_, _, request)| *request)?;
+        let order = |(.., request): &(SessionId, DeviceId, RequestId)| (!self.is_within_guarantee(*request), *request);
+        let (session, device, request) = stuck.iter().copied().max_by_key(order)?;
         let held = |session: &SessionId| self.sessions[session].held_on(device);
         let members: BTreeSet<_> = stuck.iter().map(|(session, ..)| *session).collect();
         let mut cycle: Vec<_> = members

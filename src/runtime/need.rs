@@ -46,7 +46,15 @@ impl Runtime {
     pub fn need(&self) -> Need {
         let pools = self.lock();
         let of_plan = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::cycle_len);
-        Need { at_rest: pools.in_use(), peak: pools.peak.last.max(of_plan) }
+        let at_rest = pools.in_use();
+        Need { at_rest, peak: pools.peak.last.max(of_plan).max(at_rest) }
+    }
+
+    /// An iteration ends whose marks are another runtime's.
+    pub fn turn_peak(&self) {
+        let mut pools = self.lock();
+        let held = pools.held();
+        pools.peak.turn(held);
     }
 
     /// How the admission of an iteration ended, and how long it took.

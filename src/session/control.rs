@@ -44,6 +44,7 @@ pub(super) struct Opened {
     pub(super) tenant: String,
     pub(super) wait: Duration,
     pub(super) guarantee: Bytes,
+    pub(super) guarantee_max: Bytes,
     pub(super) ladder: Ladder,
     pub(super) chunk_socket: String,
 }
@@ -278,7 +279,7 @@ impl Worker {
             client_version: env!("CARGO_PKG_VERSION").to_owned(),
             tenant: self.config.tenant.clone(),
             answers: true,
-            guarantee_bytes: self.config.guarantee.map_or(0, Bytes::get),
+            guarantee_bytes: self.config.guarantee.map(Bytes::get),
         };
         let reply = SessionsClient::new(channel.clone()).open(request).await.map_err(|status| refused(&status))?;
         Ok((channel, opened(reply.into_inner())?))
@@ -437,6 +438,7 @@ fn opened(reply: v1::OpenReply) -> Result<Opened, SessionError> {
         devices: reply.devices.iter().map(device).collect::<Result<_, _>>()?,
         driver: reply.driver,
         limit: Bytes::new(reply.limit_bytes),
+        guarantee_max: Bytes::new(reply.guarantee_max_bytes),
         tenant: convert::name("tenant", &reply.tenant)?,
         wait: Duration::from_millis(reply.wait_ms.min(limits::WAIT_MS_MAX)),
         guarantee: Bytes::new(reply.guarantee_bytes),

@@ -109,12 +109,18 @@ impl Environment {
     ///
     /// What is no size, number or time, by the name of its variable.
     pub fn terms(&self) -> Result<Terms, String> {
-        let size = |name, text| said(name, text, |text: &str| text.parse::<Bytes>().map_err(|error| error.to_string()));
+        let size = |text: &str| text.parse::<Bytes>().map_err(|error| error.to_string());
+        let some = |text: &str| match text.parse::<Bytes>() {
+            Ok(bytes) if bytes < limits::CHUNK_LEN_MIN => {
+                Err(format!("{bytes} are less than one chunk, {}", limits::CHUNK_LEN_MIN))
+            }
+            outcome => outcome.map_err(|error| error.to_string()),
+        };
         let number = |text: &str| text.parse().map_err(|_| format!("'{text}' is no number from 0 on"));
         Ok(Terms {
-            limit: size("STITCHD_LIMIT", &self.limit)?,
+            limit: said("STITCHD_LIMIT", &self.limit, some)?,
             priority: said("STITCHD_PRIORITY", &self.priority, number)?.unwrap_or(0),
-            guarantee: size("STITCHD_GUARANTEE", &self.guarantee)?,
+            guarantee: said("STITCHD_GUARANTEE", &self.guarantee, size)?,
             admit: said("STITCHD_ADMIT", &self.admit, parse_time)?,
         })
     }
@@ -268,6 +274,8 @@ mod tests {
         let wrong = |environment: Environment| environment.terms().unwrap_err();
         let error = wrong(Environment { limit: said("much"), ..environment.clone() });
         assert!(error.starts_with("STITCHD_LIMIT: 'much' is not a size"), "{error}");
+        let error = wrong(Environment { limit: said("0"), ..environment.clone() });
+        assert_eq!(error, "STITCHD_LIMIT: 0 B are less than one chunk, 2.0 MiB");
         let error = wrong(Environment { priority: said("-1"), ..environment.clone() });
         assert_eq!(error, "STITCHD_PRIORITY: '-1' is no number from 0 on");
         let error = wrong(Environment { admit: said("soon"), ..environment });

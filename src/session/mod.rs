@@ -252,7 +252,13 @@ struct Guaranteed {
     /// By its terms, or because somebody has asked for it.
     own: Bytes,
     /// For the iteration that goes on.
-    now: Bytes,
+    iteration: Bytes,
+}
+
+impl Guaranteed {
+    fn now(&self) -> Bytes {
+        self.own.max(self.iteration)
+    }
 }
 
 /// A session with the daemon. It ends when the last reference goes: what it leased is given back.
@@ -268,6 +274,10 @@ pub struct Session {
     guarantee: Bytes,
     /// What it is, by device.
     guaranteed: Mutex<BTreeMap<DeviceUuid, Guaranteed>>,
+    /// The most that it can be of one.
+    guarantee_max: Bytes,
+    /// Held by whoever asks for another guarantee: of two wishes at once the daemon takes the last.
+    asking: Mutex<()>,
     admission_wait: Duration,
     driver: Arc<Metered>,
     /// Below it: chunks that can be put down and taken up.
@@ -311,6 +321,8 @@ impl Session {
             wait: opened.wait,
             guarantee: opened.guarantee,
             guaranteed: Mutex::default(),
+            guarantee_max: opened.guarantee_max,
+            asking: Mutex::new(()),
             admission_wait: config.admission_wait,
             driver,
             sleeping,
@@ -358,14 +370,16 @@ impl Session {
         self.control.givers()
     }
 
-    /// Has the session guaranteed so much of a device, in place of what it is: what it holds up to there comes when it asks. Waits as long as it may for the guarantees of others to end.
+    /// Has the session guaranteed so much of a device, in place of what it is: what it holds up to there comes when it asks. Waits as long as it may for the guarantees of others to end. What an iteration is admitted with stays until that ends.
     ///
     /// # Errors
     ///
     /// More than its tenant may have, or no room beside the guarantees of others, with who has them.
     pub fn admit(&self, device: DeviceUuid, guarantee: Bytes, wait: Duration) -> Result<(), SessionError> {
-        self.control.admit(device, guarantee, wait)?;
-        self.guaranteed().insert(device, Guaranteed { own: guarantee, now: guarantee });
+        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        let iteration = self.guaranteed().get(&device).map_or(Bytes::ZERO, |known| known.iteration);
+        self.control.admit(device, guarantee.max(iteration), wait)?;
+        self.guaranteed().entry(device).or_default().own = guarantee;
         Ok(())
     }
 
@@ -376,53 +390,87 @@ impl Session {
     /// Has the session guaranteed of a device what it is to be, as far as its limit goes beyond what it is guaranteed elsewhere.
     fn be_guaranteed(&self, device: DeviceUuid) -> Result<(), SessionError> {
         let wanted = {
-            let guaranteed = self.guaranteed();
+            let mut guaranteed = self.guaranteed();
             if guaranteed.contains_key(&device) {
                 return Ok(());
             }
-            self.guarantee.min(self.left_for(device, &guaranteed))
+            let wanted = self.guarantee.min(self.left_for(device, &guaranteed));
+            // Before it is asked for: another thread may use another device at the same moment, and the limit is for both.
+            guaranteed.insert(device, Guaranteed { own: wanted, iteration: Bytes::ZERO });
+            wanted
         };
-        if wanted.is_zero() { Ok(()) } else { self.admit(device, wanted, self.admission_wait) }
+        if wanted.is_zero() {
+            return Ok(());
+        }
+        let admitted = self.control.admit(device, wanted, self.admission_wait);
+        admitted.inspect_err(|_| {
+            self.guaranteed().remove(&device);
+        })
     }
 
     /// What its limit leaves for a guarantee on a device.
     fn left_for(&self, device: DeviceUuid, guaranteed: &BTreeMap<DeviceUuid, Guaranteed>) -> Bytes {
-        let elsewhere = guaranteed.iter().filter(|(other, _)| **other != device).map(|(_, it)| it.now).sum();
+        let elsewhere = guaranteed.iter().filter(|(other, _)| **other != device).map(|(_, known)| known.now()).sum();
         self.limit.saturating_sub(elsewhere)
     }
 
     /// Between two iterations: what each device needs while the session rests stays guaranteed, and what it needs at the peak of the next one is waited for, behind those who wait already. So sessions whose peaks are more than a device has
     /// take turns, and none of them stops in the middle of an iteration. Its own guarantee is the least that it keeps.
     ///
-    /// Devices are asked for in the order of their uuid, the same in every session, after all have been given up: no two sessions wait for each other.
+    /// Devices are asked for in the order of their uuid, the same in every session, after all have been given up: sessions that name all their devices at once do not wait for each other.
     ///
     /// # Errors
     ///
-    /// What cannot be had in that time: the next iteration begins without it.
+    /// What cannot be had in that time, or at all: the next iteration begins without it, and with what could be had.
     pub fn admit_iteration(&self, needs: &[(DeviceUuid, Need)], wait: Duration) -> Result<(), SessionError> {
+        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.give_up_peaks(needs)?;
         let mut needs = needs.to_vec();
         needs.sort_by_key(|(device, _)| *device);
-        for (device, need) in &needs {
-            self.be_guaranteed_at_least(*device, need.at_rest, Duration::ZERO)?;
-        }
         let until = self.clock.now().saturating_add(wait);
-        for (device, need) in &needs {
-            let left = until.saturating_sub(self.clock.now());
-            self.be_guaranteed_at_least(*device, need.peak.max(need.at_rest), left)?;
+        for (device, need) in needs {
+            let most = self.guarantee_max.min(self.left_for(device, &self.guaranteed()));
+            self.set_iteration(device, need.peak.min(most), until.saturating_sub(self.clock.now()))?;
+            if need.peak > most {
+                let message = format!(
+                    "an iteration needs {} at its peak, and by its limit and its tenant this session can be guaranteed {most} of the device",
+                    need.peak
+                );
+                return Err(SessionError::Refused { kind: ErrorKind::OverLimit, message });
+            }
         }
         Ok(())
     }
 
-    fn be_guaranteed_at_least(&self, device: DeviceUuid, bytes: Bytes, wait: Duration) -> Result<(), SessionError> {
-        let (known, wanted) = {
-            let guaranteed = self.guaranteed();
-            let known = guaranteed.get(&device).copied().unwrap_or_default();
-            (known, bytes.max(known.own).min(self.left_for(device, &guaranteed)))
-        };
-        if known.now != wanted {
-            self.control.admit(device, wanted, wait)?;
-            self.guaranteed().insert(device, Guaranteed { now: wanted, ..known });
+    /// No iteration goes on: what it was admitted with beyond what is needed at rest is for others.
+    ///
+    /// # Errors
+    ///
+    /// The daemon cannot be told.
+    pub fn rest(&self, needs: &[(DeviceUuid, Need)]) -> Result<(), SessionError> {
+        let _asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.give_up_peaks(needs)
+    }
+
+    fn give_up_peaks(&self, needs: &[(DeviceUuid, Need)]) -> Result<(), SessionError> {
+        for (device, need) in needs {
+            let iteration = self.guaranteed().get(device).map_or(Bytes::ZERO, |known| known.iteration);
+            // Less is granted at once. More is asked for with the peak.
+            if need.at_rest < iteration {
+                self.set_iteration(*device, need.at_rest, Duration::ZERO)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Has so much guaranteed for an iteration. Only for whoever asks alone.
+    fn set_iteration(&self, device: DeviceUuid, iteration: Bytes, wait: Duration) -> Result<(), SessionError> {
+        let known = self.guaranteed().get(&device).copied().unwrap_or_default();
+        let wanted = Guaranteed { iteration, ..known }.now();
+        if wanted != known.now() {
+            self.control.admit(device, wanted, wait)?;
+        }
+        self.guaranteed().entry(device).or_default().iteration = iteration;
         Ok(())
     }
 

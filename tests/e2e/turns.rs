@@ -10,7 +10,7 @@ use stitchd::runtime::Need;
 use stitchd::session::{Session, SessionConfig};
 use stitchd::units::Bytes;
 
-use crate::support::{TestDaemon, eventually, hear, python, stitchd};
+use crate::support::{TestDaemon, config_file, eventually, hear, python, stderr, stitchd};
 
 const MIB: u64 = 1 << 20;
 
@@ -90,7 +90,7 @@ fn who_waits_for_an_iteration_comes_before_who_has_just_had_one_and_is_told_who_
     // What it rests with fits, its peak does not.
     let error = two.admit_iteration(&[(uuid, need(4, 52))], Duration::ZERO).unwrap_err();
     assert!(error.kind() == ErrorKind::Exhausted && chain(&error).contains("'one'"), "{}", chain(&error));
-    assert_eq!(daemon.device("guaranteed_bytes"), 56 * MIB, "what it has at rest stays its own");
+    assert_eq!(daemon.device("guaranteed_bytes"), 52 * MIB);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| two.admit_iteration(&[(uuid, need(4, 52))], Duration::from_secs(60)));
         eventually("it waits", || (daemon.device("waiting_requests") == 1).then_some(()));
@@ -104,10 +104,9 @@ fn who_waits_for_an_iteration_comes_before_who_has_just_had_one_and_is_told_who_
     two.admit(uuid, Bytes::mib(8), Duration::ZERO).unwrap();
     two.admit_iteration(&[(uuid, need(0, 0))], Duration::ZERO).unwrap();
     assert_eq!(daemon.device("guaranteed_bytes"), 12 * MIB);
-    two.admit_iteration(&[(uuid, need(4, 999))], Duration::ZERO).unwrap_err();
     drop(two);
-    one.admit_iteration(&[(uuid, need(4, 999))], Duration::ZERO).unwrap();
-    assert_eq!(daemon.device("guaranteed_bytes"), 64 * MIB, "all that its limit lets it have");
+    one.admit_iteration(&[(uuid, need(4, 64))], Duration::ZERO).unwrap();
+    assert_eq!(daemon.device("guaranteed_bytes"), 64 * MIB);
 }
 
 #[test]
@@ -126,6 +125,7 @@ fn a_process_asks_for_its_terms_by_its_environment() {
     child.wait().unwrap();
     for (terms, expected) in [
         ("STITCHD_LIMIT='much'", "STITCHD_LIMIT: 'much' is not a size"),
+        ("STITCHD_LIMIT='0'", "STITCHD_LIMIT: 0 B are less than one chunk"),
         ("STITCHD_ADMIT='7'", "STITCHD_ADMIT: '7' is not a time"),
         ("STITCHD_GUARANTEE='1TiB'", "can be guaranteed 64.0 MiB of a device"),
         ("STITCHD_LIMIT='8MiB', STITCHD_GUARANTEE='9MiB'", "can be guaranteed 8.0 MiB of a device"),
@@ -142,13 +142,24 @@ fn a_process_asks_for_its_terms_by_its_environment() {
 
 #[test]
 fn what_a_command_is_run_with_is_in_the_environment_of_its_processes() {
-    let daemon = TestDaemon::start(64);
+    let (_dir, flag) = config_file("priority_max = 3\n[[tenant]]\nname = 'web'\nguarantee_max = '8MiB'\n");
+    let daemon = TestDaemon::with(&["--device=0=64MiB", &flag]);
     let print = "echo $STITCHD_LIMIT $STITCHD_GUARANTEE $STITCHD_PRIORITY $STITCHD_TENANT $STITCHD_ADMIT";
     let terms = ["--limit=2GiB", "--guarantee=1MiB", "--priority=3", "--tenant=web", "--admit=90s"];
     let socket = format!("--socket={}", daemon.socket().display());
     let output =
         stitchd().args(["run", "--quiet", &socket]).args(terms).args(["--", "sh", "-c", print]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "2147483648 1048576 3 web 90000ms", "{output:?}");
+    for (terms, expected) in [
+        (vec!["--tenant=nobody"], "there is no tenant 'nobody'"),
+        (vec!["--tenant=web", "--guarantee=9MiB"], "can be guaranteed 8.0 MiB"),
+        (vec!["--guarantee=1MiB"], "can be guaranteed 0 B"),
+        (vec!["--limit=20"], "--limit: 20 B are less than one chunk"),
+    ] {
+        let output = stitchd().args(["run", &socket]).args(&terms).args(["--", "echo", "begun"]).output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{terms:?} gives {output:?}");
+        assert!(stderr(&output).contains(expected), "{terms:?} gives {}", stderr(&output));
+    }
     let wrong = stitchd().args(["run", "--admit=soon", "--", "true"]).output().unwrap();
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("'soon' is not a time such as 2s"), "{wrong:?}");
 }
@@ -184,4 +195,84 @@ sys.stdin.readline()
     assert_eq!(daemon.device("guaranteed_bytes"), 32 * MIB);
     drop(child.stdin.take());
     child.wait().unwrap();
+}
+
+#[test]
+fn of_three_jobs_of_which_two_have_room_none_is_refused_whenever_it_comes() {
+    let daemon = TestDaemon::start(64);
+    let sessions: Vec<_> = (0..3).map(|number| session(&daemon, &format!("job {number}"))).collect();
+    let uuid = sessions[0].1;
+    // The third comes while the first is at work and the second waits: it waits behind, and is not refused at once.
+    std::thread::scope(|scope| {
+        sessions[0].0.admit_iteration(&[(uuid, need(4, 52))], Duration::ZERO).unwrap();
+        let waits: Vec<_> = (1..3)
+            .map(|number| {
+                let (session, _) = &sessions[number];
+                let waits = scope.spawn(|| session.admit_iteration(&[(uuid, need(4, 52))], Duration::from_secs(60)));
+                eventually("it waits", || (daemon.device("waiting_requests") == number as u64).then_some(()));
+                waits
+            })
+            .collect();
+        for (number, waits) in waits.into_iter().enumerate() {
+            // Who was at work rests, or is done.
+            sessions[number].0.rest(&[(uuid, need(4, 0))]).unwrap();
+            waits.join().unwrap().unwrap();
+        }
+    });
+    assert_eq!(daemon.device("guaranteed_bytes"), 60 * MIB);
+}
+
+#[test]
+fn what_is_under_a_tag_is_part_of_the_peak_and_whoever_sleeps_keeps_nobody_waiting() {
+    let daemon = TestDaemon::start(128);
+    let script = "
+os.environ['STITCHD_ADMIT'] = '60s'
+lib.stitch_tag_push.argtypes = [ctypes.c_char_p, ctypes.c_int]
+lib.stitch_sleep.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p]
+def under(mib):
+    assert lib.stitch_tag_push(b'cache', 1) == 0
+    p = malloc(mib * MIB)
+    lib.stitch_tag_pop()
+    return p
+kept, tagged = malloc(8 * MIB), under(16)
+for _ in range(2):
+    p, q = malloc(24 * MIB), under(32)
+    free(p, 24 * MIB)
+    free(q, 32 * MIB)
+    lib.stitch_iteration_mark(-1)
+say('marked')
+sys.stdin.readline()
+assert lib.stitch_sleep(None, -1, None) == 0, lib.stitch_last_error()
+say('asleep')
+sys.stdin.readline()
+";
+    let Some(mut child) = python(&daemon, script) else { return };
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "marked");
+    assert_eq!(daemon.device("guaranteed_bytes"), 80 * MIB, "32 without a tag and 48 under it");
+    child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    let said = lines.next();
+    if crate::support::driver_name() == "hip" {
+        println!("SKIP: memory of this driver returns with its addresses only");
+    } else {
+        assert_eq!(said.unwrap().unwrap(), "asleep");
+        assert_eq!((daemon.device("leased_bytes"), daemon.device("guaranteed_bytes")), (0, 0));
+    }
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_guarantee_that_is_asked_for_in_an_iteration_takes_nothing_from_it() {
+    let daemon = TestDaemon::start(64);
+    let (session, uuid) = session(&daemon, "one");
+    session.admit_iteration(&[(uuid, need(4, 52))], Duration::ZERO).unwrap();
+    session.admit(uuid, Bytes::mib(8), Duration::ZERO).unwrap();
+    assert_eq!(daemon.device("guaranteed_bytes"), 52 * MIB);
+    session.rest(&[(uuid, need(4, 52))]).unwrap();
+    assert_eq!(daemon.device("guaranteed_bytes"), 8 * MIB);
+    // What it cannot have it hears, and has what it can.
+    let error = session.admit_iteration(&[(uuid, need(4, 999))], Duration::ZERO).unwrap_err();
+    assert!(error.kind() == ErrorKind::OverLimit && chain(&error).contains("needs 999.0 MiB"), "{}", chain(&error));
+    assert_eq!(daemon.device("guaranteed_bytes"), 64 * MIB);
 }

@@ -57,7 +57,7 @@ pub unsafe extern "C" fn stitch_memory_info(device: c_int, unused: *mut usize, t
 }
 
 /// What the runtime of a device counts as one JSON object: the names and meanings that `stitchd sessions --json` has under `counters`, of this device alone. Among them what served requests (`requests_planned` and so on), `deviations_` from the
-/// plan by kind, `peak_live_bytes` and `peak_held_bytes`.
+/// plan by kind, `peak_live_bytes` and `peak_held_bytes`. What is under tags is added, peaks as high as they were whenever that was; `iterations` and what is said of admissions are of the memory without a tag.
 ///
 /// `text` and the result are as for `stitch_memory_stats`.
 ///
@@ -75,9 +75,14 @@ pub unsafe extern "C" fn stitch_counters(device: c_int, text: *mut c_char, capac
 }
 
 fn counters_of(runtimes: &[&Runtime]) -> String {
-    let sum = |counter| runtimes.iter().map(|runtime| runtime.counters().get(counter)).sum::<u64>();
+    let each = |counter| runtimes.iter().map(move |runtime| runtime.counters().get(counter));
     let counters: &[_] = if runtimes.is_empty() { &[] } else { Counter::ALL };
-    object_of(counters.iter().map(|(name, counter)| (*name, sum(*counter))))
+    let value = |counter| match counter {
+        // What is contiguous in one is not in the next.
+        Counter::ContiguousBytes => each(counter).max().unwrap_or(0),
+        counter => each(counter).sum(),
+    };
+    object_of(counters.iter().map(|(name, counter)| (*name, value(*counter))))
 }
 
 /// Those of all runtimes of a device, if there is one.

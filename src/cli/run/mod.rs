@@ -20,9 +20,12 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::reports::Reports;
 use super::{Common, Failure, Outcome, ask, print_json, read_plan, scratch};
+use crate::limits;
 use crate::session::SessionError;
 use crate::session::locate::{AUTO, Environment};
 use crate::units::{Bytes, parse_time};
+use crate::wire::v1::sessions_client::SessionsClient;
+use crate::wire::{PROTOCOL, v1};
 
 /// How often the command is looked at, and how often what its processes report.
 const LOOK: Duration = Duration::from_millis(20);
@@ -51,7 +54,7 @@ pub(super) struct RunArgs {
     /// Bytes of each device that each process is guaranteed: they come when it asks, whoever has them then
     #[arg(long, value_name = "SIZE")]
     guarantee: Option<Bytes>,
-    /// Its place among others, as far as the daemon lets it have one: higher is served first
+    /// Its place among others: higher is served first. No more than the daemon's `priority_max`, which is 0 unless somebody has set it, or its tenant's
     #[arg(long, value_name = "N")]
     priority: Option<u32>,
     /// Whose memory it is, of the tenants of the daemon's configuration that this user may be
@@ -88,6 +91,10 @@ pub(super) fn run(args: &RunArgs) -> Outcome {
     if let Some(path) = args.plan.as_ref().filter(|plan| plan.as_os_str() != AUTO) {
         read_plan(path)?;
     }
+    if let Some(limit) = args.limit.filter(|limit| *limit < limits::CHUNK_LEN_MIN) {
+        let text = format!("--limit: {limit} are less than one chunk, {}", limits::CHUNK_LEN_MIN);
+        return Err(Failure::Usage(text));
+    }
     if let Some(record) = &args.record {
         let directory = absolute(record).parent().map(Path::to_path_buf).unwrap_or_default();
         // One of a name that is filled in for each process may come later.
@@ -99,6 +106,7 @@ pub(super) fn run(args: &RunArgs) -> Outcome {
     if let Err(failure) = ask::status(&socket) {
         go_without(args, failure)?;
     }
+    check_terms(args, &socket)?;
     let scratch = Scratch::new()?;
     let mut reports = Reports::new(&scratch.0, args.quiet);
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| Failure::Other(error.into()))?;
@@ -173,6 +181,35 @@ fn go_without(args: &RunArgs, failure: Failure) -> Result<(), Failure> {
         say(&format!("stitchd: {failure}; until one does {goes_on}\n"));
     }
     Ok(())
+}
+
+/// Has the daemon say whether it gives such a session what it is to ask for: before a program has begun that would hear it with its first tensor.
+fn check_terms(args: &RunArgs, socket: &Path) -> Result<(), Failure> {
+    if args.limit.is_none() && args.guarantee.is_none() && args.tenant.is_none() {
+        return Ok(());
+    }
+    let wanted = v1::OpenRequest {
+        protocol: PROTOCOL,
+        name: "stitchd run".into(),
+        limit_bytes: args.limit.map_or(0, Bytes::get),
+        priority: args.priority.unwrap_or(0),
+        client_version: env!("CARGO_PKG_VERSION").into(),
+        tenant: args.tenant.clone().unwrap_or_default(),
+        answers: false,
+        guarantee_bytes: args.guarantee.map(Bytes::get),
+    };
+    let opened = ask::ask(socket, Duration::ZERO, async |channel| {
+        let mut sessions = SessionsClient::new(channel);
+        let opened = sessions.open(wanted).await?.into_inner();
+        let close = v1::CloseRequest { session_id: opened.session_id, secret: opened.secret };
+        sessions.close(close).await
+    });
+    match opened {
+        // Without a daemon nobody gives anything.
+        Ok(_) | Err(Failure::Session(SessionError::NoDaemon { .. })) => Ok(()),
+        Err(Failure::Session(SessionError::Refused { message, .. })) => Err(Failure::Usage(message)),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// The command with what its processes are to know.

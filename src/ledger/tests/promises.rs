@@ -498,3 +498,20 @@ fn a_session_that_goes_leaves_no_question_behind() {
     assert!(matches!(refusal(answers), Refusal::Exhausted { .. }), "nobody waits for one that cannot answer");
     assert_eq!(desk.ledger.device(DEVICE).unwrap().asked, 0);
 }
+
+#[test]
+fn of_those_who_wait_for_each_other_whoever_is_guaranteed_it_is_not_refused() {
+    let mut desk = Desk::new(16);
+    let (owner, borrower) = (desk.open(1, 64), desk.open(2, 64));
+    desk.admitted(owner, 12);
+    desk.granted(owner, 2);
+    let lent = desk.granted(borrower, 6);
+    assert_eq!(desk.acquire(borrower, 1, 10_000), []);
+    let borrowing = RequestId(desk.next);
+    // The owner's request is the younger one, and it is the borrower's that goes.
+    let answers = desk.acquire(owner, 2, 10_000);
+    let [(request, Answer::Refused(Refusal::Deadlock { .. }))] = &answers[..] else { panic!("{answers:?}") };
+    assert_eq!(*request, borrowing);
+    let answers = desk.step(Command::Release { session: borrower, chunks: lent[..2].to_vec() });
+    assert!(matches!(answers[..], [(_, Answer::Granted(_))]), "{answers:?}");
+}

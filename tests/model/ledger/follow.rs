@@ -668,8 +668,16 @@ impl World {
             }
             Refusal::Deadlock { device, cycle } => {
                 let stuck = self.stuck();
-                let youngest = stuck.iter().map(|(_, _, request)| *request).max();
-                assert_eq!((Some(id), *device), (youngest, request.device), "{id} is refused for a circle");
+                // Whoever is guaranteed what he waits for comes before all others.
+                let is_within = |session: SessionId, device: DeviceId, request: RequestId| {
+                    let bytes = self.request(request).map_or(Bytes::ZERO, Request::bytes);
+                    self.borne(session, device) + bytes <= self.guaranteed(session, device)
+                };
+                let order = |(session, device, request): &(SessionId, DeviceId, RequestId)| {
+                    (!is_within(*session, *device, *request), *request)
+                };
+                let first = stuck.iter().copied().max_by_key(order).map(|(.., request)| request);
+                assert_eq!((Some(id), *device), (first, request.device), "{id} is refused for a circle");
                 let said: Vec<_> = cycle.iter().map(|holding| (holding.session, holding.held)).collect();
                 let members: BTreeSet<_> = stuck.iter().map(|(session, ..)| *session).collect();
                 let held = members.into_iter().map(|session| (session, self.held(session, *device)));
