@@ -25,7 +25,7 @@
 //! | [`driver`] | what hardware can do: chunks, addresses, mappings, streams. The `host` and `sim` drivers, those of the GPU vendors over libraries that are found at run time, and decorators over any |
 //! | [`memory`] | who owns what of it: `Chunk`, `Reservation`, `Mapping`, whole or not at all |
 //! | [`store`] | every chunk of a daemon, its handle and its one exported descriptor |
-//! | [`ledger`] | who holds what: a pure state machine, commands in, effects out |
+//! | [`ledger`] | who holds what: a pure state machine, commands in, effects out; it can begin with what another has left ([`ledger::Facts`]) |
 //! | [`steward`] | the ledger and the store, put together |
 //! | `journal` | what a daemon has to know that follows one that was killed: facts in a file that is appended to, read no further than it is as it was written |
 //! | [`trace`] | what a job did: allocations and frees in order |

@@ -196,6 +196,11 @@ impl Account {
         self.chunks_max
     }
 
+    /// As many chunks as there are there may be.
+    pub(super) fn allow_what_is_there(&mut self) {
+        self.chunks_max = self.chunks_max.max(self.chunks);
+    }
+
     /// Chunks on their way back to the driver.
     pub(super) fn chunks_coming(&self) -> u64 {
         self.chunks_destroying

@@ -22,6 +22,7 @@ mod account;
 mod asking;
 mod audit;
 mod command;
+mod facts;
 mod queue;
 mod refusal;
 mod session;
@@ -32,6 +33,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 pub use account::{AccountView, DeviceBytes};
 pub use command::{Change, Command, Effect, EndReason, Holder, Overstay, Shortage};
+pub use facts::{ChunkFact, Facts, FactsError, Owner, RangeFact, SessionFact};
 pub use refusal::{Holding, LedgerError, Refusal};
 pub use session::{SessionView, Terms};
 pub use shared::RangeView;

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::facts::{FactsError, RangeFact};
 use super::session::Place;
 use super::{Effect, Holder, Ledger, LedgerError, Refusal, State};
 use crate::ids::{ChunkId, DeviceId, RangeId, SessionId};
@@ -115,6 +116,61 @@ impl Ledger {
         };
         self.shared.ranges.insert(range, published);
         Ok(())
+    }
+
+    /// A range that was there before this ledger; its chunks are.
+    pub(super) fn begin_with_range(&mut self, known: &RangeFact) -> Result<(), FactsError> {
+        let RangeFact { range, publisher, linger_ms, is_withdrawn, .. } = *known;
+        let wrong = || FactsError::Range { range };
+        let first = known.chunks.first().and_then(|chunk| self.chunks.get(chunk)).ok_or_else(wrong)?;
+        let (device, mut bytes, mut named) = (first.device, Bytes::ZERO, BTreeSet::new());
+        for chunk in &known.chunks {
+            let is_its = |record: &&super::Record| record.state == State::Shared { range } && record.device == device;
+            let record = self.chunks.get(chunk).filter(is_its).ok_or_else(wrong)?;
+            if !named.insert(*chunk) {
+                return Err(wrong());
+            }
+            bytes += record.len;
+        }
+        if self.shared.ranges.contains_key(&range) {
+            return Err(wrong());
+        }
+        let holders: BTreeMap<SessionId, u32> = known.holders.iter().copied().filter(|(_, times)| *times > 0).collect();
+        for session in holders.keys() {
+            let unowned = || FactsError::Unowned { what: range.to_string(), whose: session.to_string() };
+            let holder = self.sessions.get_mut(session).ok_or_else(unowned)?;
+            holder.has_already(device, bytes);
+            holder.ranges.insert(range);
+            holder.place_mut(device).shared += bytes;
+        }
+        let due_ms = match (holders.is_empty(), is_withdrawn) {
+            (false, _) => None,
+            (true, true) => Some(self.now_ms),
+            (true, false) => Some(self.now_ms.saturating_add(linger_ms)),
+        };
+        match due_ms {
+            Some(due_ms) => drop(self.shared.unheld.insert((due_ms, range))),
+            None => self.bear(publisher, device, |place| place.bears += bytes),
+        }
+        let chunks = known.chunks.clone();
+        self.shared
+            .ranges
+            .insert(range, Range { device, chunks, bytes, holders, publisher, linger_ms, due_ms, is_withdrawn });
+        Ok(())
+    }
+
+    /// The same as facts, for tests.
+    #[cfg(test)]
+    pub(super) fn range_facts(&self) -> Vec<RangeFact> {
+        let fact = |(range, known): (&RangeId, &Range)| RangeFact {
+            range: *range,
+            chunks: known.chunks.clone(),
+            holders: known.holders.iter().map(|(session, times)| (*session, *times)).collect(),
+            publisher: known.publisher,
+            linger_ms: known.linger_ms,
+            is_withdrawn: known.is_withdrawn,
+        };
+        self.shared.ranges.iter().map(fact).collect()
     }
 
     pub(super) fn attach(

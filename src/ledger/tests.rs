@@ -1,5 +1,6 @@
 //! One behaviour each; random and exhaustive command lists are in `tests/model`.
 
+mod facts;
 mod promises;
 mod shared;
 

@@ -1,0 +1,233 @@
+//! Ledgers that begin with what others left.
+
+use std::collections::BTreeMap;
+
+use super::{Command, DEVICE, Desk};
+use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
+use crate::ladder::Part;
+use crate::ledger::*;
+use crate::rng::Rng;
+use crate::units::Bytes;
+
+const MIB: u64 = 256;
+const OTHER: DeviceId = DeviceId(1);
+
+/// What is known of a ledger by whoever has written down each of its steps: nothing of what waits.
+fn facts_of(ledger: &Ledger) -> Facts {
+    let session = |(session, known): (&SessionId, &session::Session)| SessionFact {
+        session: *session,
+        terms: known.terms,
+        revision: known.revision,
+        is_evicted: known.is_evicted,
+        guarantees: known
+            .places()
+            .map(|(device, place)| (device, place.guarantee))
+            .filter(|(_, bytes)| !bytes.is_zero())
+            .collect(),
+    };
+    let chunk = |(chunk, record): (&ChunkId, &Record)| {
+        let owner = match record.state {
+            State::Idle { used_by: None, .. } => Owner::Nobody,
+            State::Idle { used_by: Some(session), .. } | State::Leased { session } => Owner::Session(session),
+            State::Reserved { plan } => Owner::Plan(plan),
+            State::Shared { range } => Owner::Range(range),
+            // What is on its way has gone with the daemon, or is not there yet.
+            State::Creating { .. } | State::Claimed { .. } | State::Quarantined { .. } => return None,
+        };
+        Some(ChunkFact { chunk: *chunk, device: record.device, len: record.len, owner })
+    };
+    let mut chunks: Vec<ChunkFact> = ledger.chunks.iter().filter_map(chunk).collect();
+    chunks.sort_by_key(|known| known.chunk);
+    Facts {
+        sessions: ledger.sessions.iter().map(session).collect(),
+        chunks,
+        ranges: ledger.range_facts(),
+        last_chunk: ledger.next_chunk,
+    }
+}
+
+fn with_devices() -> Ledger {
+    let mut ledger = Ledger::new();
+    for device in [DEVICE, OTHER] {
+        ledger.step(Command::AddDevice { device, total: Bytes::mib(MIB), chunks_max: 1_000 }).unwrap();
+    }
+    ledger
+}
+
+/// A command that may make sense.
+fn random_command(ledger: &Ledger, rng: &mut Rng, next: &mut u64) -> Command {
+    let sessions: Vec<SessionId> = ledger.sessions.keys().copied().collect();
+    let some = |rng: &mut Rng| if sessions.is_empty() { SessionId(1) } else { sessions[rng.index(sessions.len())] };
+    let device = if rng.below(3) == 0 { OTHER } else { DEVICE };
+    let range = RangeId(rng.below(*next + 1));
+    *next += 1;
+    let (request, len) = (RequestId(*next), Bytes::mib(if rng.below(4) == 0 { 32 } else { 2 }));
+    let leased = |session: SessionId| {
+        let of = ledger.sessions.get(&session).map(|known| known.leased.iter().copied().collect::<Vec<_>>());
+        of.unwrap_or_default()
+    };
+    match rng.below(16) {
+        0 | 1 if sessions.len() < 6 => {
+            let terms =
+                Terms { lends: rng.below(2) == 0, answers: true, ..Terms::new(Bytes::mib(16 << rng.below(4)), 0) };
+            Command::Open { session: SessionId(*next), terms }
+        }
+        2 => Command::End { session: some(rng), reason: EndReason::Died },
+        3..=6 => {
+            let holder =
+                if rng.below(6) == 0 { Holder::Plan(PlanId(rng.below(2))) } else { Holder::Session(some(rng)) };
+            let parts = vec![Part { len, count: 1 + rng.below(4) }];
+            Command::Acquire { request, holder, device, parts, plan: None, wait_ms: 0 }
+        }
+        7 | 8 => {
+            let session = some(rng);
+            let chunks = leased(session).into_iter().filter(|_| rng.below(3) == 0).collect();
+            Command::Release { session, chunks }
+        }
+        9 => {
+            let session = some(rng);
+            let on = |chunk: &ChunkId| ledger.chunks[chunk].device == device;
+            let chunks: Vec<_> = leased(session).into_iter().filter(on).take(2).collect();
+            Command::Publish { range: RangeId(*next), session, chunks, linger_ms: rng.below(100) }
+        }
+        10 => Command::Attach { range: ledger.ranges().first().map_or(range, |known| known.range), session: some(rng) },
+        11 => Command::Leave { range: ledger.ranges().first().map_or(range, |known| known.range), session: some(rng) },
+        12 => Command::Withdraw { range: ledger.ranges().last().map_or(range, |known| known.range) },
+        13 => {
+            Command::Admit { request, session: some(rng), device, guarantee: Bytes::mib(8 * rng.below(5)), wait_ms: 0 }
+        }
+        14 => {
+            let limit = Some(Bytes::mib(8 << rng.below(5)));
+            Command::Change { session: some(rng), change: Change { limit, ..Change::default() }, revision: None }
+        }
+        _ => match rng.below(4) {
+            0 => Command::Evict { session: some(rng) },
+            1 => Command::Warm { device, part: Part { len, count: 2 } },
+            2 => Command::Unreserve { plan: PlanId(rng.below(2)) },
+            _ => Command::Tick { now_ms: *next * 5 },
+        },
+    }
+}
+
+/// Carries a command out, to the end of what follows. What makes no sense is refused.
+fn carry_out(ledger: &mut Ledger, command: Command) {
+    let Ok(effects) = ledger.step(command) else { return };
+    for effect in effects {
+        match effect {
+            Effect::Create { chunk, .. } => carry_out(ledger, Command::Created { chunk }),
+            Effect::Destroy { chunk } => carry_out(ledger, Command::Destroyed { chunk }),
+            Effect::AskBack { session, device, ask, .. } => {
+                carry_out(ledger, Command::Answered { session, device, ask })
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn a_ledger_begins_where_another_has_ended_and_goes_on_from_there() {
+    let (mut with_ranges, mut above_limit) = (0, 0);
+    for seed in 0..40 {
+        let (mut rng, mut next) = (Rng::new(seed), 0);
+        let mut ledger = with_devices();
+        for step in 0..300 {
+            let command = random_command(&ledger, &mut rng, &mut next);
+            carry_out(&mut ledger, command);
+            if step % 7 > 0 {
+                continue;
+            }
+            let facts = facts_of(&ledger);
+            let mut again = with_devices();
+            again.begin_with(&facts).unwrap();
+            again.invariants().unwrap_or_else(|wrong| panic!("seed {seed}, step {step}: {wrong}"));
+            assert_eq!(facts_of(&again), facts, "seed {seed}, step {step}");
+            with_ranges += usize::from(!facts.ranges.is_empty());
+            let is_above = |view: &SessionView| view.held_bytes() > view.terms.limit;
+            above_limit += again.sessions().iter().filter(|view| is_above(view)).count();
+            // All chunks are there that were, and nobody is told otherwise.
+            let bytes = |ledger: &Ledger| {
+                let of = ledger.devices().into_iter().map(|view| (view.device, view.bytes.promised()));
+                of.collect::<BTreeMap<_, _>>()
+            };
+            assert_eq!(bytes(&again), bytes(&ledger), "seed {seed}, step {step}");
+            assert_eq!(again.reserved(), ledger.reserved());
+            let who = |ledger: &Ledger| {
+                let known = ledger.ranges().into_iter();
+                known.map(|range| (range.range, range.chunks, range.holders, range.is_withdrawn)).collect::<Vec<_>>()
+            };
+            assert_eq!(who(&again), who(&ledger));
+            // It goes on: a chunk that is made has a number that none had, and in the end nothing is left.
+            carry_out(&mut again, Command::Open { session: SessionId(u64::MAX), terms: Terms::new(Bytes::mib(64), 0) });
+            let effects = again.step(Command::Warm { device: DEVICE, part: Part { len: Bytes::mib(4), count: 1 } });
+            for effect in effects.unwrap() {
+                let Effect::Create { chunk, .. } = effect else { continue };
+                assert!(chunk.0 > facts.last_chunk, "{chunk} was given before");
+                carry_out(&mut again, Command::Created { chunk });
+            }
+            for view in again.sessions() {
+                carry_out(&mut again, Command::End { session: view.session, reason: EndReason::Closed });
+            }
+            for plan in 0..2 {
+                carry_out(&mut again, Command::Unreserve { plan: PlanId(plan) });
+            }
+            carry_out(&mut again, Command::Tick { now_ms: u64::MAX });
+            for device in [DEVICE, OTHER] {
+                carry_out(&mut again, Command::TrimIdle { device, bytes: Bytes::MAX });
+            }
+            again.invariants().unwrap();
+            assert!(again.devices().iter().all(|view| view.bytes.promised().is_zero()), "seed {seed}, step {step}");
+        }
+    }
+    assert!(with_ranges > 100 && above_limit > 20, "{with_ranges} with ranges, {above_limit} above a limit");
+}
+
+#[test]
+fn facts_that_cannot_all_be_true_are_refused_by_name() {
+    let (one, chunk, range) = (SessionId(1), ChunkId(1), RangeId(1));
+    let session = SessionFact {
+        session: one,
+        terms: Terms::new(Bytes::mib(64), 0),
+        revision: 0,
+        is_evicted: false,
+        guarantees: Vec::new(),
+    };
+    let of = |owner| ChunkFact { chunk, device: DEVICE, len: Bytes::mib(2), owner };
+    let shared = RangeFact {
+        range,
+        chunks: vec![chunk],
+        holders: vec![(one, 1)],
+        publisher: one,
+        linger_ms: 5,
+        is_withdrawn: false,
+    };
+    let good = Facts {
+        sessions: vec![session.clone()],
+        chunks: vec![of(Owner::Range(range))],
+        ranges: vec![shared.clone()],
+        last_chunk: 1,
+    };
+    with_devices().begin_with(&good).unwrap();
+    let large = ChunkFact { len: Bytes::mib(2 * MIB), ..of(Owner::Nobody) };
+    let nowhere = ChunkFact { device: DeviceId(9), ..of(Owner::Nobody) };
+    let cases = [
+        (Facts { sessions: vec![session.clone(), session], ..Facts::default() }, "a session that cannot be"),
+        (Facts { chunks: vec![of(Owner::Nobody), of(Owner::Nobody)], ..Facts::default() }, "chunk 1 is there twice"),
+        (Facts { chunks: vec![of(Owner::Session(one))], ..Facts::default() }, "chunk 1 is said to be session 1's"),
+        (Facts { chunks: vec![large], ..Facts::default() }, "device 0 has 256.0 MiB, and chunks of 512.0 MiB"),
+        (Facts { chunks: vec![nowhere], ..Facts::default() }, "a session that cannot be"),
+        (Facts { ranges: Vec::new(), ..good.clone() }, "chunk 1 is said to be a shared range's"),
+        (Facts { sessions: Vec::new(), ..good.clone() }, "range 1 is said to be session 1's"),
+        (Facts { chunks: vec![of(Owner::Nobody)], ..good.clone() }, "range 1 has chunks that are not its own"),
+        (
+            Facts { ranges: vec![RangeFact { chunks: vec![chunk, chunk], ..shared }], ..good.clone() },
+            "range 1 has chunks that are not its own",
+        ),
+    ];
+    for (facts, expected) in cases {
+        let error = with_devices().begin_with(&facts).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let mut desk = Desk::new(64);
+    desk.open(1, 64);
+    assert_eq!(desk.ledger.begin_with(&Facts::default()), Err(FactsError::Begun));
+}
