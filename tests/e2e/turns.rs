@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use stitchd::error::{ErrorKind, chain};
 use stitchd::ids::DeviceUuid;
-use stitchd::runtime::Need;
+use stitchd::runtime::{Need, RuntimeConfig};
 use stitchd::session::{Session, SessionConfig};
 use stitchd::units::Bytes;
 
@@ -186,12 +186,12 @@ sys.stdin.readline()
         ..daemon.session_config("second")
     };
     let second = Session::connect(&second).unwrap();
-    let error = second.runtime(0, stitchd::runtime::RuntimeConfig::default()).unwrap_err();
+    let error = second.runtime(0, RuntimeConfig::default()).unwrap_err();
     assert!(error.kind() == ErrorKind::Exhausted && chain(&error).contains("40.0 MiB"), "{}", chain(&error));
     child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     assert_eq!(hear(&mut lines), "given up");
     assert_eq!(daemon.device("guaranteed_bytes"), 0);
-    second.runtime(0, stitchd::runtime::RuntimeConfig::default()).unwrap();
+    second.runtime(0, RuntimeConfig::default()).unwrap();
     assert_eq!(daemon.device("guaranteed_bytes"), 32 * MIB);
     drop(child.stdin.take());
     child.wait().unwrap();
@@ -275,4 +275,61 @@ fn a_guarantee_that_is_asked_for_in_an_iteration_takes_nothing_from_it() {
     let error = session.admit_iteration(&[(uuid, need(4, 999))], Duration::ZERO).unwrap_err();
     assert!(error.kind() == ErrorKind::OverLimit && chain(&error).contains("needs 999.0 MiB"), "{}", chain(&error));
     assert_eq!(daemon.device("guaranteed_bytes"), 64 * MIB);
+}
+
+#[test]
+fn two_devices_that_are_first_used_at_once_share_what_the_limit_leaves() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--device=1=64MiB"]);
+    for round in 0..8 {
+        let (limit, guarantee) = (Some(Bytes::mib(64)), Some(Bytes::mib(48)));
+        let session = Session::connect(&SessionConfig { limit, guarantee, ..daemon.session_config("both") }).unwrap();
+        std::thread::scope(|scope| {
+            for device in 0..2 {
+                let session = &session;
+                scope.spawn(move || session.runtime(device, RuntimeConfig::default()).map(drop).unwrap());
+            }
+        });
+        let status = daemon.status();
+        let of = |device: usize| status["devices"][device]["guaranteed_bytes"].as_u64().unwrap();
+        assert_eq!(of(0) + of(1), 64 * MIB, "round {round}: {status}");
+    }
+}
+
+#[test]
+fn a_tag_whose_first_use_waits_keeps_nobody_from_freeing() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--device=1=64MiB"]);
+    let (holder, _) = session(&daemon, "holder");
+    let second = holder.devices().iter().find(|device| device.ordinal == 1).unwrap().uuid;
+    holder.admit(second, Bytes::mib(64), Duration::ZERO).unwrap();
+    let script = "
+import threading
+os.environ['STITCHD_GUARANTEE'] = '8MiB'
+lib.stitch_tag_push.argtypes = [ctypes.c_char_p, ctypes.c_int]
+def under(device):
+    assert lib.stitch_tag_push(b'cache', 1) == 0
+    p = lib.stitch_malloc(2 * MIB, device, None)
+    lib.stitch_tag_pop()
+    return p
+first = under(0)
+waits = threading.Thread(target=lambda: say('served' if under(1) else lib.stitch_last_error().decode()))
+waits.start()
+say('begun')
+sys.stdin.readline()
+lib.stitch_free(first, 2 * MIB, 0, None)
+say('freed')
+sys.stdin.readline()
+waits.join()
+";
+    let Some(mut child) = python(&daemon, script) else { return };
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "begun");
+    let waits = || daemon.status()["devices"][1]["waiting_requests"] == 1;
+    eventually("it waits for its guarantee", || waits().then_some(()));
+    child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(hear(&mut lines), "freed");
+    assert!(waits(), "the other waits still");
+    drop(holder);
+    assert_eq!(hear(&mut lines), "served");
+    drop(child.stdin.take());
+    child.wait().unwrap();
 }
