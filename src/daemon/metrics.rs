@@ -13,8 +13,9 @@ use metrics::{
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
+use super::registry::Entry;
 use super::{Daemon, NodeDevice};
-use crate::ids::{DeviceId, SessionId};
+use crate::ids::DeviceId;
 use crate::ledger::{AccountView, SessionView};
 use crate::limits::COUNTERS_MAX;
 use crate::runtime::Counter;
@@ -86,14 +87,22 @@ impl Metrics {
 struct SessionFigures {
     name: String,
     view: SessionView,
-    counters: [u64; COUNTERS_MAX],
-    /// The device that it holds most of: what its stats page is about.
-    device: Option<DeviceId>,
+    /// By device.
+    counters: BTreeMap<DeviceId, [u64; COUNTERS_MAX]>,
 }
 
 impl SessionFigures {
-    fn get(&self, counter: Counter) -> u64 {
-        self.counters[counter as usize]
+    fn get(&self, device: DeviceId, counter: Counter) -> u64 {
+        self.counters.get(&device).map_or(0, |counters| counters[counter as usize])
+    }
+}
+
+/// What several runtimes count, together: the figures are their own word, and may be anything.
+fn add(sum: &mut [u64; COUNTERS_MAX], more: &[u64; COUNTERS_MAX]) {
+    for (at, (sum, more)) in sum.iter_mut().zip(more).enumerate() {
+        // What is contiguous in one is not in the next.
+        let is_largest = at == Counter::ContiguousBytes as usize;
+        *sum = if is_largest { (*sum).max(*more) } else { sum.wrapping_add(*more) };
     }
 }
 
@@ -108,10 +117,22 @@ impl Daemon {
         text
     }
 
-    /// What a session's stats page says; zeros where it cannot be read.
-    pub(super) fn session_counters(&self, session: SessionId) -> [u64; COUNTERS_MAX] {
-        let entry = self.registry.get(session);
-        entry.and_then(|entry| stats_page::read(&entry.page).ok()).unwrap_or([0; COUNTERS_MAX])
+    /// What a session's stats page says, by device; nothing where it cannot be read. What is of no device that there is counts for `home`.
+    pub(super) fn counters_by_device(&self, entry: &Entry, home: DeviceId) -> BTreeMap<DeviceId, [u64; COUNTERS_MAX]> {
+        let mut by_device = BTreeMap::new();
+        let Ok(sets) = stats_page::read(&entry.page) else { return by_device };
+        for set in sets.iter().filter(|set| set.counters != [0; COUNTERS_MAX]) {
+            let said = set.device.map(DeviceId).filter(|said| self.devices.iter().any(|device| device.id == *said));
+            add(by_device.entry(said.unwrap_or(home)).or_insert([0; COUNTERS_MAX]), &set.counters);
+        }
+        by_device
+    }
+
+    /// The same of all devices together.
+    pub(super) fn counters_of(&self, entry: &Entry) -> [u64; COUNTERS_MAX] {
+        let mut sum = [0; COUNTERS_MAX];
+        self.counters_by_device(entry, DeviceId(0)).values().for_each(|counters| add(&mut sum, counters));
+        sum
     }
 
     fn record_state(&self) {
@@ -134,10 +155,10 @@ impl Daemon {
         for view in self.steward.sessions() {
             // A session that ends at this moment is in one list and not in the other.
             let Some(entry) = self.registry.get(view.session) else { continue };
-            let counters = self.session_counters(view.session);
             let device = view.held.iter().max_by_key(|(_, held)| *held).map(|(device, _)| *device);
-            let device = device.or_else(|| self.devices.first().map(|device| device.id));
-            figures.push(SessionFigures { name: entry.name.clone(), view, counters, device });
+            let Some(home) = device.or_else(|| self.devices.first().map(|device| device.id)) else { continue };
+            let counters = self.counters_by_device(&entry, home);
+            figures.push(SessionFigures { name: entry.name.clone(), view, counters });
         }
         figures
     }
@@ -148,11 +169,10 @@ impl Daemon {
             let held = session.view.held.iter().find(|(of, _)| *of == device.id).map_or(Bytes::ZERO, |(_, held)| *held);
             let guarantees = &session.view.guarantees;
             let guarantee = guarantees.iter().find(|(of, _)| *of == device.id).map_or(Bytes::ZERO, |(_, bytes)| *bytes);
-            let is_home = session.device == Some(device.id);
-            if held.is_zero() && guarantee.is_zero() && !is_home {
+            if held.is_zero() && guarantee.is_zero() && !session.counters.contains_key(&device.id) {
                 continue;
             }
-            let own = |counter| if is_home { session.get(counter) } else { 0 };
+            let own = |counter| session.get(device.id, counter);
             for (kind, bytes) in [
                 ("guarantee", guarantee.get()),
                 ("limit", session.view.terms.limit.get()),
@@ -174,9 +194,9 @@ impl Daemon {
             sums.insert(first.id, ended);
         }
         for session in sessions {
-            let Some(device) = session.device else { continue };
-            let sum = sums.entry(device).or_insert([0; COUNTERS_MAX]);
-            sum.iter_mut().zip(session.counters).for_each(|(sum, counter)| *sum = sum.wrapping_add(counter));
+            for (device, counters) in &session.counters {
+                add(sums.entry(*device).or_insert([0; COUNTERS_MAX]), counters);
+            }
         }
         let (exports, open_fds) = (self.steward.store().counts().1, Daemon::open_fds());
         let returned = self.steward.returned();
@@ -266,13 +286,14 @@ impl Free {
         let available = account.available().get();
         let leased = account.bytes.leased.get();
         let mut free = Free { stitchable: available, contiguous: available, all: available, live: 0, leased };
-        for session in sessions.iter().filter(|session| session.device == Some(account.device)) {
-            let stitchable = session.get(Counter::StitchableBytes);
+        for session in sessions {
+            let get = |counter| session.get(account.device, counter);
+            let stitchable = get(Counter::StitchableBytes);
             // A session can stitch its own idle blocks and what it can still lease into one range.
             free.stitchable = free.stitchable.max(available.saturating_add(stitchable));
-            free.contiguous = free.contiguous.max(session.get(Counter::ContiguousBytes));
+            free.contiguous = free.contiguous.max(get(Counter::ContiguousBytes));
             free.all = free.all.saturating_add(stitchable);
-            free.live = free.live.saturating_add(session.get(Counter::LiveBytes));
+            free.live = free.live.saturating_add(get(Counter::LiveBytes));
         }
         free
     }

@@ -24,7 +24,6 @@ use crate::limits;
 use crate::units::Bytes;
 use crate::wire::convert::Token;
 use crate::wire::peer::{Identity, Peer};
-use crate::wire::stats_page;
 
 /// A session.
 #[derive(Debug)]
@@ -254,8 +253,7 @@ impl Daemon {
     /// A session is over: its memory goes back. Only the first to say so does anything.
     pub(super) fn end_session(&self, session: SessionId, reason: EndReason) -> Option<Bytes> {
         let entry = self.registry.take(session)?;
-        let counters = stats_page::read(&entry.page).unwrap_or([0; limits::COUNTERS_MAX]);
-        self.metrics.note_ended(&counters);
+        self.metrics.note_ended(&self.counters_of(&entry));
         entry.ended.send_replace(true);
         match self.steward.end(session, reason) {
             Ok(returned) => {
@@ -316,6 +314,7 @@ impl Daemon {
 mod tests {
     use super::*;
     use crate::daemon::connections::Connections;
+    use crate::wire::stats_page;
 
     const NOW: Duration = Duration::from_secs(100);
 

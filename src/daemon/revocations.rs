@@ -171,14 +171,16 @@ impl Daemon {
         }
         let mut parked = Vec::new();
         for view in self.steward.sessions() {
-            let is_there = view.held.iter().any(|(of, _)| *of == device);
-            if !view.terms.answers || !is_there {
-                continue;
-            }
-            let counters = self.session_counters(view.session);
-            let (held, used) = (counters[Counter::HeldBytes as usize], counters[Counter::OccupiedBytes as usize]);
-            // Of a session on several devices the figures are one of theirs, and nobody knows whose; of one with several runtimes they are one's.
-            let is_known = matches!(&*view.held, [(_, leased)] if leased.get() == held);
+            let there = view.held.iter().find(|(of, _)| *of == device).filter(|_| view.terms.answers);
+            let Some((_, leased)) = there else { continue };
+            // What it holds of shared ranges is in no runtime.
+            let shared = view.shared.iter().find(|(of, _)| *of == device).map_or(Bytes::ZERO, |(_, shared)| *shared);
+            let Some(entry) = self.registry.get(view.session) else { continue };
+            let counters = self.counters_by_device(&entry, device).remove(&device);
+            let of = |counter: Counter| counters.map_or(0, |counters| counters[counter as usize]);
+            let (held, used) = (of(Counter::HeldBytes), of(Counter::OccupiedBytes));
+            // Of one that has more runtimes than its page has room for the figures are not all.
+            let is_known = (*leased - shared).get() == held;
             parked.push((view.session, is_known.then(|| Bytes::new(held.saturating_sub(used)))));
         }
         if !parked.is_empty() {

@@ -99,6 +99,16 @@ impl Counter {
     /// Bytes of each.
     pub const BYTES: [Counter; 4] =
         [Counter::BytesPlanned, Counter::BytesReuse, Counter::BytesStitching, Counter::BytesSmall];
+    /// What there is now: nothing of it outlives its runtime.
+    pub(super) const NOW: [Counter; 7] = [
+        Counter::LiveBytes,
+        Counter::HeldBytes,
+        Counter::StitchableBytes,
+        Counter::ContiguousBytes,
+        Counter::Mappings,
+        Counter::AddressBytes,
+        Counter::OccupiedBytes,
+    ];
     /// A request that the plan serves, and its bytes.
     pub(super) const PLANNED: (Counter, Counter) = (Counter::RequestsPlanned, Counter::BytesPlanned);
     /// The same of one that the static pool serves out of order.

@@ -648,6 +648,8 @@ impl Drop for Runtime {
         chunks.extend(pools.stitching.take_all());
         chunks.extend(pools.private.take_all());
         self.give_back(chunks);
+        // The next runtime of the session may count on in the same cells.
+        Counter::NOW.into_iter().for_each(|counter| self.counters.set(counter, 0));
     }
 }
 

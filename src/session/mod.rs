@@ -27,7 +27,6 @@ mod stats_page;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -283,9 +282,7 @@ pub struct Session {
     /// Below it: chunks that can be put down and taken up.
     sleeping: Arc<Sleeping>,
     clock: Arc<dyn Clock>,
-    counters: Counters,
-    /// Whether a runtime has the session's counters: they have one writer.
-    counters_taken: AtomicBool,
+    page: stats_page::Page,
     link: Arc<Link>,
     /// Where descriptors wait, and how long for a word.
     chunk_socket: PathBuf,
@@ -306,7 +303,8 @@ impl Session {
         let directory = config.socket.parent().map(PathBuf::from).unwrap_or_default();
         let chunk_socket = directory.join(&opened.chunk_socket);
         let (link, page) = Link::open(&chunk_socket, opened.ticket, config.patience)?;
-        let (link, counters) = (Arc::new(link), stats_page::map(&page)?);
+        let (link, page) = (Arc::new(link), stats_page::map(&page)?);
+        let counters = page.first();
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let sleeping = Sleeping::over(driver);
         let driver = Meter::around(Arc::clone(&sleeping) as Arc<dyn Driver>, Arc::clone(&clock));
@@ -327,8 +325,7 @@ impl Session {
             driver,
             sleeping,
             clock,
-            counters,
-            counters_taken: AtomicBool::new(false),
+            page,
             link,
             chunk_socket,
             patience: config.patience,
@@ -485,14 +482,15 @@ impl Session {
     }
 
     /// A runtime for this process's device `ordinal`: the process's own ordinal, as its other libraries count, which its environment may have hidden and put in another order than
-    /// the daemon's. The two meet by uuid. One runtime of a session at a time writes its figures to the stats page: the first, and when that is gone the next that is made.
+    /// the daemon's. The two meet by uuid. A runtime writes its figures to the stats page, as long as that has room for one more.
     pub fn runtime(self: &Arc<Session>, ordinal: u32, config: RuntimeConfig) -> Result<Runtime, SessionError> {
         let (device, uuid) = self.device_here(ordinal)?;
         self.be_guaranteed(uuid)?;
-        let has_counters = !self.counters_taken.swap(true, Ordering::AcqRel);
-        let counters = if has_counters { self.counters } else { Counters::private() };
+        let theirs = self.devices.iter().find(|remote| remote.uuid == uuid).map(|remote| remote.ordinal);
+        let (set, counters) = theirs.and_then(|theirs| self.page.take(theirs)).unzip();
+        let counters = counters.unwrap_or_else(Counters::private);
         let session = Arc::clone(self);
-        let source = DaemonSource::new(session, Arc::clone(&device), uuid, has_counters);
+        let source = DaemonSource::new(session, Arc::clone(&device), uuid, set);
         let config = config.on(&self.ladder);
         Ok(Runtime::new(device, Arc::new(source), Arc::clone(&self.clock), config, counters))
     }

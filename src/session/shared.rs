@@ -85,7 +85,7 @@ impl Session {
     /// As of a runtime's growth: there is none, or more is asked for than the session may hold.
     pub fn draft(self: &Arc<Session>, ordinal: u32, len: Bytes) -> Result<Draft, SessionError> {
         let (device, uuid) = self.device_here(ordinal)?;
-        let source = DaemonSource::new(Arc::clone(self), device, uuid, false);
+        let source = DaemonSource::new(Arc::clone(self), device, uuid, None);
         let want = Want { len, shape: Shape::Largest, plan: None, wait: self.wait };
         let chunks = source.lease(want)?;
         if chunks.len() > limits::RELEASE_CHUNKS_MAX {

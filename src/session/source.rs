@@ -3,7 +3,6 @@
 //! A chunk that has slept has another number at the daemon than before: what the runtime knows it by is translated here.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -40,8 +39,8 @@ pub(super) struct DaemonSource {
     session: Arc<Session>,
     device: Arc<Device>,
     uuid: DeviceUuid,
-    /// Its runtime writes the session's figures.
-    has_counters: bool,
+    /// The set of the stats page that its runtime writes.
+    set: Option<usize>,
     /// Everything that was acquired and not released, by the number that it came with.
     held: Mutex<BTreeMap<ChunkId, Leased>>,
     /// Chunks whose release could not be sent: the daemon counts them, and they are nowhere here.
@@ -59,8 +58,8 @@ struct Leased {
 impl Drop for DaemonSource {
     fn drop(&mut self) {
         // The runtime has let go of its source, and writes no more: one that was made for a plan that cannot be installed has not used the figures up.
-        if self.has_counters {
-            self.session.counters_taken.store(false, Ordering::Release);
+        if let Some(set) = self.set {
+            self.session.page.give_back(set);
         }
     }
 }
@@ -70,9 +69,9 @@ impl DaemonSource {
         session: Arc<Session>,
         device: Arc<Device>,
         uuid: DeviceUuid,
-        has_counters: bool,
+        set: Option<usize>,
     ) -> DaemonSource {
-        DaemonSource { session, device, uuid, has_counters, held: Mutex::default(), unsent: Mutex::default() }
+        DaemonSource { session, device, uuid, set, held: Mutex::default(), unsent: Mutex::default() }
     }
 
     pub(super) fn session(&self) -> &Arc<Session> {

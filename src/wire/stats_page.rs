@@ -5,8 +5,11 @@
 //!   8   version          u32
 //!   12  counters         u32, how many numbers there are room for
 //!   16  session          u64
-//!   64  counters         u64 each, by their place in runtime::Counter
+//!   24  devices          u32 each, of which device a set is: its ordinal at the daemon and 1; 0 where the client does not say
+//!   64  sets             512 bytes each: counters, u64 each, by their place in runtime::Counter
 //! ```
+//!
+//! A runtime has a set of its own: a process has one for each device, and one for each tag and device. Who comes where all are taken is in none.
 //!
 //! Numbers are in the machine's byte order: the page never leaves it. Each counter is written by one thread at a time, the runtime's, and read by the daemon
 //! whenever it likes; a value is whole, the page as a whole is of no one moment. Nothing is accounted by it.
@@ -26,8 +29,25 @@ pub const LEN: usize = 4096;
 /// Where the counters begin.
 pub const COUNTERS_AT: usize = 64;
 
+/// Bytes of one set of them.
+pub const SET_LEN: usize = COUNTERS_MAX * size_of::<u64>();
+/// How many sets there are.
+pub const SETS: usize = (LEN - COUNTERS_AT) / SET_LEN;
+/// Where it is said of which device each is.
+pub const DEVICES_AT: usize = 24;
+
 const MAGIC: &[u8; 8] = b"STITCHD\0";
-const _: () = assert!(COUNTERS_AT + COUNTERS_MAX * size_of::<u64>() <= LEN);
+const _: () = assert!(COUNTERS_AT + SETS * SET_LEN <= LEN && SETS > 0);
+const _: () = assert!(DEVICES_AT + SETS * size_of::<u32>() <= COUNTERS_AT);
+
+/// What one runtime of a session counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Set {
+    /// The daemon's ordinal of its device, as far as the client says.
+    pub device: Option<u32>,
+    /// By their place in `runtime::Counter`.
+    pub counters: [u64; COUNTERS_MAX],
+}
 
 /// Why a descriptor is not a stats page.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,13 +104,18 @@ pub fn check(fd: BorrowedFd<'_>) -> Result<(), StatsPageError> {
     Ok(())
 }
 
-/// The counters in a page that this process made. A session may write anything there: the numbers are its own word.
-pub fn read(page: &OwnedFd) -> Result<[u64; COUNTERS_MAX], StatsPageError> {
-    let mut bytes = [0; COUNTERS_MAX * size_of::<u64>()];
-    rustix::io::pread(page.as_fd(), &mut bytes, COUNTERS_AT as u64).map_err(StatsPageError::System)?;
-    let mut counters = [0; COUNTERS_MAX];
-    for (counter, word) in counters.iter_mut().zip(bytes.as_chunks::<8>().0) {
-        *counter = u64::from_ne_bytes(*word);
+/// The sets in a page that this process made. A session may write anything there: the numbers are its own word.
+pub fn read(page: &OwnedFd) -> Result<[Set; SETS], StatsPageError> {
+    let mut bytes = [0; LEN];
+    rustix::io::pread(page.as_fd(), &mut bytes, 0).map_err(StatsPageError::System)?;
+    let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let mut sets = [Set { device: None, counters: [0; COUNTERS_MAX] }; SETS];
+    for (number, set) in sets.iter_mut().enumerate() {
+        set.device = word(DEVICES_AT + number * size_of::<u32>()).checked_sub(1);
+        let at = COUNTERS_AT + number * SET_LEN;
+        for (counter, word) in set.counters.iter_mut().zip(bytes[at..at + SET_LEN].as_chunks::<8>().0) {
+            *counter = u64::from_ne_bytes(*word);
+        }
     }
-    Ok(counters)
+    Ok(sets)
 }

@@ -8,6 +8,7 @@ use stitchd::pool::Request;
 use stitchd::runtime::{AllocError, RuntimeConfig};
 use stitchd::session::{Session, SessionConfig};
 use stitchd::units::Bytes;
+use stitchd::wire::stats_page;
 use stitchd::wire::v1::{self, client_frame, daemon_frame};
 
 use crate::raw::{self, Grpc};
@@ -46,15 +47,26 @@ fn sessions_show_their_figures_from_the_stats_page() {
 }
 
 #[test]
-fn a_runtime_that_is_gone_leaves_the_figures_of_its_session_to_the_next() {
+fn the_figures_of_a_session_are_of_all_its_runtimes_and_one_that_is_gone_makes_room_for_the_next() {
     let daemon = TestDaemon::start(256);
     let session = daemon.session("trainer");
     let runtime = || session.runtime(0, stitchd::runtime::RuntimeConfig::default()).unwrap();
-    drop(runtime());
-    let (first, second) = (runtime(), runtime());
-    first.alloc(&Request::of(Bytes::mib(5))).unwrap();
-    second.alloc(&Request::of(Bytes::mib(3))).unwrap();
-    assert_eq!(daemon.cli_json(&["sessions"])["sessions"][0]["counters"]["live_bytes"], 5 * MIB);
+    (0..20).for_each(|_| drop(runtime()));
+    let mut runtimes: Vec<_> = (0..stats_page::SETS).map(|_| runtime()).collect();
+    for runtime in &runtimes {
+        runtime.alloc(&Request::of(Bytes::mib(3))).unwrap();
+    }
+    let live = || daemon.cli_json(&["sessions"])["sessions"][0]["counters"]["live_bytes"].as_u64().unwrap();
+    assert_eq!(live(), stats_page::SETS as u64 * 3 * MIB);
+    // There is no room for one more.
+    let unseen = runtime();
+    unseen.alloc(&Request::of(Bytes::mib(3))).unwrap();
+    assert_eq!(live(), stats_page::SETS as u64 * 3 * MIB);
+    runtimes.truncate(1);
+    assert_eq!(live(), 3 * MIB, "what went with its runtime is not live");
+    let last = runtime();
+    last.alloc(&Request::of(Bytes::mib(5))).unwrap();
+    assert_eq!(live(), 8 * MIB);
 }
 
 #[test]

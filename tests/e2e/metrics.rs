@@ -1,6 +1,9 @@
 //! What Prometheus and probes see.
 
+use stitchd::ids::StreamId;
 use stitchd::pool::Request;
+use stitchd::runtime::RuntimeConfig;
+use stitchd::session::giving::GiverThread;
 use stitchd::units::Bytes;
 
 use crate::support::{TestDaemon, eventually};
@@ -98,4 +101,43 @@ fn probes_say_alive_and_ready() {
         assert!(status.contains("200") && body.contains("ok"), "{page}: {status} {body}");
     }
     assert!(daemon.http("/nothing").0.contains("404"));
+}
+
+#[test]
+fn a_process_on_two_devices_is_counted_on_each_and_asked_for_what_lies_idle_there() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--device=1=64MiB", "--http", "127.0.0.1:0"]);
+    let session = daemon.session("both");
+    let runtimes: Vec<_> =
+        (0..2).map(|device| std::sync::Arc::new(session.runtime(device, RuntimeConfig::default()).unwrap())).collect();
+    let _givers: Vec<_> =
+        runtimes.iter().map(|runtime| GiverThread::begin(&session, std::sync::Arc::clone(runtime)).unwrap()).collect();
+    for (runtime, live, idle) in [(&runtimes[0], 8, 16), (&runtimes[1], 24, 32)] {
+        runtime.alloc(&Request::of(Bytes::mib(live))).unwrap();
+        let freed = runtime.alloc(&Request::of(Bytes::mib(idle))).unwrap();
+        runtime.free(freed, StreamId::DEFAULT).unwrap();
+        // Figures that take a walk are written then.
+        runtime.mark_iteration();
+    }
+    let text = scrape(&daemon);
+    for (device, live, parked) in [(0, 8_u64 << 20, 16_u64 << 20), (1, 24 << 20, 32 << 20)] {
+        let uuid = session.devices().iter().find(|of| of.ordinal == device).unwrap().uuid;
+        for (kind, bytes) in [("live", live), ("parked", parked), ("leased", live + parked)] {
+            let line = text.lines().find(|line| {
+                line.starts_with("stitchd_session_bytes")
+                    && line.contains(&uuid.to_string())
+                    && line.contains(&format!("kind=\"{kind}\""))
+            });
+            let line = line.unwrap_or_else(|| panic!("no {kind} of device {device} in {text}"));
+            assert!(line.ends_with(&format!(" {bytes}")), "{line}");
+        }
+    }
+    assert_eq!(daemon.cli_json(&["sessions"])["sessions"][0]["counters"]["live_bytes"], 32 << 20);
+    // What lies idle on each is known, and exactly that is asked for.
+    let config = RuntimeConfig { wait: std::time::Duration::from_secs(10), ..RuntimeConfig::default() };
+    let other = daemon.session("other");
+    for (device, wanted) in [(0, 56), (1, 40)] {
+        let runtime = other.runtime(device, config).unwrap();
+        runtime.alloc(&Request::of(Bytes::mib(wanted))).unwrap();
+    }
+    assert_eq!(daemon.status()["unanswered"], 0);
 }

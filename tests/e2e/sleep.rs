@@ -291,6 +291,13 @@ sys.stdin.readline()
     let Some(mut child) = python(&daemon, script) else { return };
     let mut said = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
     assert_eq!(hear(&mut said), "24 56 3 24 True");
+    let sessions = daemon.cli_json(&["sessions"]);
+    let counters = &sessions["sessions"][0]["counters"];
+    assert_eq!(
+        (&counters["live_bytes"], &counters["held_bytes"]),
+        (&(24 * MIB).into(), &(56 * MIB).into()),
+        "{sessions}"
+    );
     assert_eq!(daemon.device("leased_bytes"), 56 * MIB);
     let config = RuntimeConfig { wait: Duration::from_secs(10), ..RuntimeConfig::default() };
     let runtime = daemon.session("other").runtime(0, config).unwrap();

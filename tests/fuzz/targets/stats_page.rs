@@ -27,12 +27,13 @@ pub(crate) fn read(bytes: &[u8]) {
         Err(error) => assert!(is_fixed && header(&page)[..16] != header(&good())[..16], "{error:?}"),
     }
     // Whatever the file is: short, long, without a header.
-    let counters = stats_page::read(&page).expect("it can be read");
+    let sets = stats_page::read(&page).expect("it can be read");
     let at = |counter: usize| {
         let word = contents.get(COUNTERS_AT + 8 * counter..COUNTERS_AT + 8 * (counter + 1));
         word.map(|word| u64::from_ne_bytes(word.try_into().expect("eight bytes")))
     };
-    assert!(counters.iter().enumerate().all(|(number, counter)| at(number).is_none_or(|found| found == *counter)));
+    let counters = sets.iter().flat_map(|set| set.counters);
+    assert!(counters.enumerate().all(|(number, counter)| at(number).is_none_or(|found| found == counter)));
 }
 
 fn good() -> OwnedFd {
