@@ -72,10 +72,7 @@ impl Metrics {
 
     /// A session is over: what it counted stays counted.
     pub(super) fn note_ended(&self, counters: &[u64; COUNTERS_MAX]) {
-        let mut ended = self.ended.lock().expect("nothing panics while it holds this lock");
-        for (sum, counter) in ended.iter_mut().zip(counters) {
-            *sum = sum.wrapping_add(*counter);
-        }
+        add(&mut self.ended.lock().expect("nothing panics while it holds this lock"), counters);
     }
 
     fn ended(&self) -> [u64; COUNTERS_MAX] {
@@ -97,12 +94,11 @@ impl SessionFigures {
     }
 }
 
-/// What several runtimes count, together: the figures are their own word, and may be anything.
+/// What several runtimes count, together.
 fn add(sum: &mut [u64; COUNTERS_MAX], more: &[u64; COUNTERS_MAX]) {
-    for (at, (sum, more)) in sum.iter_mut().zip(more).enumerate() {
-        // What is contiguous in one is not in the next.
-        let is_largest = at == Counter::ContiguousBytes as usize;
-        *sum = if is_largest { (*sum).max(*more) } else { sum.wrapping_add(*more) };
+    for (_, counter) in Counter::ALL {
+        let at = *counter as usize;
+        sum[at] = counter.both(sum[at], more[at]);
     }
 }
 

@@ -99,6 +99,15 @@ impl Counter {
     /// Bytes of each.
     pub const BYTES: [Counter; 4] =
         [Counter::BytesPlanned, Counter::BytesReuse, Counter::BytesStitching, Counter::BytesSmall];
+    /// What two runtimes have counted of this, together. The figures may be another process's word, and anything.
+    pub fn both(self, one: u64, other: u64) -> u64 {
+        match self {
+            // What is contiguous in one is not in the next.
+            Counter::ContiguousBytes => one.max(other),
+            _ => one.wrapping_add(other),
+        }
+    }
+
     /// What there is now: nothing of it outlives its runtime.
     pub(super) const NOW: [Counter; 7] = [
         Counter::LiveBytes,

@@ -308,12 +308,16 @@ impl Installed {
 
     /// The same of a plan that is served from: its own slots become holes, which are filled again when they are needed. None where new chunks of `granule` would not fit there.
     pub(super) fn take_own(&mut self, wanted: Bytes, granule: Bytes) -> Vec<Arc<Chunk>> {
-        if wanted.is_zero() || !self.has_slots_of(granule) {
+        if wanted.is_zero() { Vec::new() } else { self.take_slots(self.own_idle_slots(granule), wanted) }
+    }
+
+    fn own_idle_slots(&self, granule: Bytes) -> Vec<usize> {
+        if !self.has_slots_of(granule) {
             return Vec::new();
         }
         let mut slots = self.idle_slots();
         slots.retain(|slot| *slot < self.base);
-        self.take_slots(slots, wanted)
+        slots
     }
 
     fn take_slots(&mut self, slots: Vec<usize>, wanted: Bytes) -> Vec<Arc<Chunk>> {
@@ -343,11 +347,7 @@ impl Installed {
 
     /// Bytes that [`Installed::take_own`] would take.
     pub(super) fn own_idle(&self) -> Bytes {
-        if !self.has_slots_of(self.granule) {
-            return Bytes::ZERO;
-        }
-        let own = self.idle_slots().into_iter().filter(|slot| *slot < self.base);
-        own.map(|slot| self.mapping.slot_span(slot).len()).sum()
+        self.own_idle_slots(self.granule).into_iter().map(|slot| self.mapping.slot_span(slot).len()).sum()
     }
 
     /// Slots with a chunk of which nothing is in use, and that can be taken out.

@@ -439,8 +439,7 @@ impl Runtime {
         }
         pools.note(Tap::mark);
         self.counters.add(Counter::Iterations, 1);
-        let held = pools.held();
-        pools.peak.turn(held);
+        pools.turn_peak();
         self.install_offered(&mut pools);
         self.look(&mut pools);
     }

@@ -52,9 +52,7 @@ impl Runtime {
 
     /// An iteration ends whose marks are another runtime's.
     pub fn turn_peak(&self) {
-        let mut pools = self.lock();
-        let held = pools.held();
-        pools.peak.turn(held);
+        self.lock().turn_peak();
     }
 
     /// How the admission of an iteration ended, and how long it took.
@@ -68,6 +66,12 @@ impl Runtime {
 }
 
 impl Pools {
+    /// The peak of the iteration that ends is that of the last one from now on.
+    pub(super) fn turn_peak(&mut self) {
+        let held = self.held();
+        self.peak.turn(held);
+    }
+
     /// Bytes of chunks in which something is in use.
     fn in_use(&self) -> Bytes {
         let own = self.planned.as_ref().map_or(Bytes::ZERO, Installed::own_idle);

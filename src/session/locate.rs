@@ -110,15 +110,9 @@ impl Environment {
     /// What is no size, number or time, by the name of its variable.
     pub fn terms(&self) -> Result<Terms, String> {
         let size = |text: &str| text.parse::<Bytes>().map_err(|error| error.to_string());
-        let some = |text: &str| match text.parse::<Bytes>() {
-            Ok(bytes) if bytes < limits::CHUNK_LEN_MIN => {
-                Err(format!("{bytes} are less than one chunk, {}", limits::CHUNK_LEN_MIN))
-            }
-            outcome => outcome.map_err(|error| error.to_string()),
-        };
         let number = |text: &str| text.parse().map_err(|_| format!("'{text}' is no number from 0 on"));
         Ok(Terms {
-            limit: said("STITCHD_LIMIT", &self.limit, some)?,
+            limit: said("STITCHD_LIMIT", &self.limit, |text| size(text).and_then(as_limit))?,
             priority: said("STITCHD_PRIORITY", &self.priority, number)?.unwrap_or(0),
             guarantee: said("STITCHD_GUARANTEE", &self.guarantee, size)?,
             admit: said("STITCHD_ADMIT", &self.admit, parse_time)?,
@@ -180,6 +174,16 @@ pub struct Terms {
     pub guarantee: Option<Bytes>,
     /// How long an iteration waits for its peak; nothing where it asks for none.
     pub admit: Option<Duration>,
+}
+
+/// A limit that a process can live with.
+///
+/// # Errors
+///
+/// It is less than one chunk.
+pub fn as_limit(bytes: Bytes) -> Result<Bytes, String> {
+    let least = limits::CHUNK_LEN_MIN;
+    if bytes < least { Err(format!("{bytes} are less than one chunk, {least}")) } else { Ok(bytes) }
 }
 
 /// What a variable says, if it is there.

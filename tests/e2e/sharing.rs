@@ -15,7 +15,7 @@ use stitchd::units::{Bytes, DeviceAddress};
 use stitchd::wire::v1;
 
 use crate::raw::{self, Grpc};
-use crate::support::{PATIENCE, TestDaemon, eventually, hear, python, stderr, stitchd};
+use crate::support::{PATIENCE, TestDaemon, config_file, eventually, hear, python, stderr, stitchd};
 
 const MIB: u64 = 1 << 20;
 
@@ -59,11 +59,8 @@ impl Job {
 
 /// A daemon with this configuration.
 fn configured(mib: u64, config: &str) -> TestDaemon {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("stitchd.toml");
-    std::fs::write(&path, config).unwrap();
-    let flags = [format!("--config={}", path.display()), format!("--device=0={mib}MiB")];
-    TestDaemon::in_dir(dir, &[&flags[0], &flags[1]])
+    let (_dir, flag) = config_file(config);
+    TestDaemon::with(&[&flag, &format!("--device=0={mib}MiB")])
 }
 
 #[test]

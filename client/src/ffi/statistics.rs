@@ -75,13 +75,11 @@ pub unsafe extern "C" fn stitch_counters(device: c_int, text: *mut c_char, capac
 }
 
 fn counters_of(runtimes: &[&Runtime]) -> String {
-    let each = |counter| runtimes.iter().map(move |runtime| runtime.counters().get(counter));
-    let counters: &[_] = if runtimes.is_empty() { &[] } else { Counter::ALL };
-    let value = |counter| match counter {
-        // What is contiguous in one is not in the next.
-        Counter::ContiguousBytes => each(counter).max().unwrap_or(0),
-        counter => each(counter).sum(),
+    let value = |counter: Counter| {
+        let each = runtimes.iter().map(|runtime| runtime.counters().get(counter));
+        each.fold(0, |one, other| counter.both(one, other))
     };
+    let counters: &[_] = if runtimes.is_empty() { &[] } else { Counter::ALL };
     object_of(counters.iter().map(|(name, counter)| (*name, value(*counter))))
 }
 

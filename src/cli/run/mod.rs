@@ -20,9 +20,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::reports::Reports;
 use super::{Common, Failure, Outcome, ask, print_json, read_plan, scratch};
-use crate::limits;
 use crate::session::SessionError;
-use crate::session::locate::{AUTO, Environment};
+use crate::session::locate::{AUTO, Environment, as_limit};
 use crate::units::{Bytes, parse_time};
 use crate::wire::v1::sessions_client::SessionsClient;
 use crate::wire::{PROTOCOL, v1};
@@ -91,10 +90,7 @@ pub(super) fn run(args: &RunArgs) -> Outcome {
     if let Some(path) = args.plan.as_ref().filter(|plan| plan.as_os_str() != AUTO) {
         read_plan(path)?;
     }
-    if let Some(limit) = args.limit.filter(|limit| *limit < limits::CHUNK_LEN_MIN) {
-        let text = format!("--limit: {limit} are less than one chunk, {}", limits::CHUNK_LEN_MIN);
-        return Err(Failure::Usage(text));
-    }
+    args.limit.map(as_limit).transpose().map_err(|error| Failure::Usage(format!("--limit: {error}")))?;
     if let Some(record) = &args.record {
         let directory = absolute(record).parent().map(Path::to_path_buf).unwrap_or_default();
         // One of a name that is filled in for each process may come later.
