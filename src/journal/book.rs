@@ -257,6 +257,11 @@ impl Book {
                 let known = KnownRange { is_withdrawn: true, ..self.range(*range)?.clone() };
                 self.set_range(*range, Some(known), was);
             }
+            Record::Sealed { range } => {
+                let mut known = self.range(*range)?.clone();
+                known.of.is_sealed = true;
+                self.set_range(*range, Some(known), was);
+            }
             Record::RangeGone { range } => {
                 let known = self.range(*range)?.clone();
                 if !known.holds.is_empty() {

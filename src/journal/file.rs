@@ -5,14 +5,15 @@
 //!            8   version       u32
 //!            12  boot          16 bytes: which start of the machine, as the kernel says
 //!            28  journal       16 bytes: which journal, as whoever began it says
-//!            44  checksum      u32, of what is before
+//!            44  first         u64, the number of its first frame
+//!            52  checksum      u32, of what is before
 //!   frame    0   length        u32, of the step
 //!            4   checksum      u32, of the journal's sixteen bytes, the number, and the step
-//!            8   number        u64, from 1 on, one after the other
+//!            8   number        u64, one after the other
 //!            16  step          protobuf
 //! ```
 //!
-//! Numbers are little-endian. A frame of another journal has another checksum, one that is there twice or in another place another number than is expected there. What comes after the first frame that is not as it should be is not looked at.
+//! Numbers are little-endian. Numbers of frames go on where a journal is written anew: whoever remembers the last one that was written (the witness, [`super::Journal::with_witness`]) knows whether a journal lacks its end, or is an older one. A frame of another journal has another checksum, one that is there twice or in another place another number than is expected there. What comes after the first frame that is not as it should be is not looked at.
 
 use std::path::Path;
 
@@ -25,7 +26,7 @@ const MAGIC: [u8; 8] = *b"STITCHJ\0";
 /// What this build writes.
 pub(super) const VERSION: u32 = 1;
 /// Bytes of the header.
-pub const HEADER_LEN: usize = 48;
+pub const HEADER_LEN: usize = 56;
 const FRAME_HEADER_LEN: usize = 16;
 /// The number of the first frame.
 pub(super) const FIRST: u64 = 1;
@@ -40,14 +41,15 @@ pub struct Header {
 }
 
 impl Header {
-    pub(super) fn bytes(&self) -> [u8; HEADER_LEN] {
+    pub(super) fn bytes(&self, first: u64) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         bytes[12..28].copy_from_slice(&self.boot);
         bytes[28..44].copy_from_slice(&self.journal);
-        let checksum = crc32fast::hash(&bytes[..44]);
-        bytes[44..].copy_from_slice(&checksum.to_le_bytes());
+        bytes[44..52].copy_from_slice(&first.to_le_bytes());
+        let checksum = crc32fast::hash(&bytes[..52]);
+        bytes[52..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 }
@@ -80,6 +82,8 @@ pub struct Recovered {
     pub book: Book,
     /// Frames read.
     pub frames: u64,
+    /// The number of the last of them; of the one before the first where there is none.
+    pub last: u64,
     /// And there.
     pub ended: Ended,
 }
@@ -104,6 +108,10 @@ pub(super) fn frame(header: &Header, number: u64, step: &[Record]) -> Vec<u8> {
     bytes
 }
 
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
 fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
@@ -126,7 +134,7 @@ pub fn read(path: &Path, boot: &Mark) -> Result<Recovered, JournalError> {
 pub fn read_bytes(bytes: &[u8], path: &Path, boot: &Mark) -> Result<Recovered, JournalError> {
     let none = || JournalError::NotAJournal { path: path.to_owned() };
     let (head, frames) = bytes.split_first_chunk::<HEADER_LEN>().ok_or_else(none)?;
-    if head[..8] != MAGIC || u32_at(head, 44) != Some(crc32fast::hash(&head[..44])) {
+    if head[..8] != MAGIC || u32_at(head, 52) != Some(crc32fast::hash(&head[..52])) {
         return Err(none());
     }
     let version = u32_at(head, 8).ok_or_else(none)?;
@@ -138,13 +146,14 @@ pub fn read_bytes(bytes: &[u8], path: &Path, boot: &Mark) -> Result<Recovered, J
     if header.boot != *boot {
         return Err(JournalError::Foreign { path: path.to_owned() });
     }
+    let first = u64_at(head, 44).filter(|first| *first >= FIRST).ok_or_else(none)?;
     let (mut book, mut read, mut rest) = (Book::default(), 0, frames);
     let ended = loop {
         let at = (bytes.len() - rest.len()) as u64;
         if rest.is_empty() {
             break Ended::Whole;
         }
-        match next(&header, FIRST + read, rest) {
+        match next(&header, first.wrapping_add(read), rest) {
             Next::Torn => break Ended::Torn { at },
             Next::Damaged(why) => break Ended::Damaged { at, why },
             Next::Step(step, behind) => match record::read(step).and_then(|step| book.apply_all(&step)) {
@@ -153,7 +162,7 @@ pub fn read_bytes(bytes: &[u8], path: &Path, boot: &Mark) -> Result<Recovered, J
             },
         }
     };
-    Ok(Recovered { header, book, frames: read, ended })
+    Ok(Recovered { header, book, frames: read, last: first.wrapping_add(read).wrapping_sub(1), ended })
 }
 
 enum Next<'a> {
@@ -166,7 +175,7 @@ enum Next<'a> {
 fn next<'a>(header: &Header, expected: u64, bytes: &'a [u8]) -> Next<'a> {
     let Some((head, behind)) = bytes.split_first_chunk::<FRAME_HEADER_LEN>() else { return Next::Torn };
     let [Some(len), Some(checksum)] = [0, 4].map(|at| u32_at(head, at)) else { return Next::Torn };
-    let number = u64::from(u32_at(head, 8).unwrap_or(0)) | u64::from(u32_at(head, 12).unwrap_or(0)) << 32;
+    let number = u64_at(head, 8).unwrap_or(0);
     // Before its length is believed: one that is damaged there would look torn.
     if number != expected {
         return Next::Damaged(format!("the step with the number {number} is where {expected} should be"));

@@ -20,6 +20,8 @@ pub use record::{Process, PublishedRange, Record, SessionRecord, Whose};
 
 use std::fs::File;
 use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::error::ErrorKind;
@@ -27,6 +29,13 @@ use crate::limits;
 
 /// Sixteen bytes that tell one thing from all others of its kind.
 pub type Mark = [u8; 16];
+
+/// Which start of the machine this is, by the kernel's word: nothing where it says none, and then one start cannot be told from another.
+pub fn boot_mark() -> Mark {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
+    u128::from_str_radix(&digits, 16).map_or([0; 16], u128::to_be_bytes)
+}
 
 /// What is wrong with a journal.
 #[derive(Debug, thiserror::Error)]
@@ -99,6 +108,28 @@ pub struct Journal {
     written_anew_len: u64,
     /// Its last frame may be a part of one: nothing more is appended before it was written anew.
     is_torn: bool,
+    /// Where the number of the last frame stands.
+    witness: Option<OwnedFd>,
+}
+
+/// Makes a place for the number of a journal's last frame, which somebody else keeps: without a name in any file system.
+///
+/// # Errors
+///
+/// The system's.
+pub fn new_witness() -> Result<OwnedFd, rustix::io::Errno> {
+    rustix::fs::memfd_create("stitchd-witness", rustix::fs::MemfdFlags::CLOEXEC)
+}
+
+/// The number that stands there: a journal that ends before it is not whole. 0 where none was written yet.
+///
+/// # Errors
+///
+/// The system's.
+pub fn witnessed(witness: &OwnedFd) -> Result<u64, rustix::io::Errno> {
+    let mut number = [0; 8];
+    let read = rustix::io::pread(witness, &mut number, 0)?;
+    Ok(if read == number.len() { u64::from_le_bytes(number) } else { 0 })
 }
 
 impl Journal {
@@ -108,9 +139,40 @@ impl Journal {
     ///
     /// The system's; a journal that was there before is there still.
     pub fn begin(path: &Path, header: Header, book: Book) -> Result<Journal, JournalError> {
-        let (file, next, len) = write_anew(path, &header, &book)?;
+        Journal::begin_at(path, header, book, 0)
+    }
+
+    /// The same behind one whose last frame has the number `last`.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Journal::begin`].
+    pub fn begin_at(path: &Path, header: Header, book: Book, last: u64) -> Result<Journal, JournalError> {
+        let (file, next, len) = write_anew(path, &header, &book, last.saturating_add(1))?;
         let path = path.to_owned();
-        Ok(Journal { path, header, file, book, next, len, written_anew_len: len, is_torn: false })
+        Ok(Journal { path, header, file, book, next, len, written_anew_len: len, is_torn: false, witness: None })
+    }
+
+    /// The same, which has the number of its last frame written to `witness` before anybody hears of the step. A journal that ends before that is known not to be whole.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn with_witness(mut self, witness: OwnedFd) -> Result<Journal, JournalError> {
+        self.witness = Some(witness);
+        self.witness()?;
+        Ok(self)
+    }
+
+    fn witness(&self) -> Result<(), JournalError> {
+        let Some(witness) = &self.witness else { return Ok(()) };
+        let written = rustix::io::pwrite(witness, &(self.next - 1).to_le_bytes(), 0);
+        let system = |errno: rustix::io::Errno| JournalError::System {
+            action: "have a witness of",
+            path: self.path.clone(),
+            source: errno.into(),
+        };
+        written.map(drop).map_err(system)
     }
 
     /// What it says.
@@ -145,7 +207,20 @@ impl Journal {
         }
         self.next += 1;
         self.len += frame.len() as u64;
-        Ok(())
+        self.witness()
+    }
+
+    /// Takes the file away: nobody is to follow.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn remove(self) -> Result<(), JournalError> {
+        let system = |source| JournalError::System { action: "remove", path: self.path.clone(), source };
+        match std::fs::remove_file(&self.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(system(error)),
+            _ => Ok(()),
+        }
     }
 
     /// Most of it tells of what is no more.
@@ -159,24 +234,26 @@ impl Journal {
     ///
     /// The system's; the file is as before.
     pub fn write_anew(&mut self) -> Result<(), JournalError> {
-        let (file, next, len) = write_anew(&self.path, &self.header, &self.book)?;
+        let (file, next, len) = write_anew(&self.path, &self.header, &self.book, self.next)?;
         (self.file, self.next, self.len, self.written_anew_len, self.is_torn) = (file, next, len, len, false);
-        Ok(())
+        self.witness()
     }
 }
 
 /// Writes a whole journal beside the one that is there, and puts it in its place. The number of its next frame, and its bytes.
-fn write_anew(path: &Path, header: &Header, book: &Book) -> Result<(File, u64, u64), JournalError> {
+fn write_anew(path: &Path, header: &Header, book: &Book, first: u64) -> Result<(File, u64, u64), JournalError> {
     let error = |action| move |source| JournalError::System { action, path: path.to_owned(), source };
     let beside = path.with_extension("new");
-    let mut bytes = header.bytes().to_vec();
-    let mut next = file::FIRST;
+    let mut bytes = header.bytes(first).to_vec();
+    let mut next = first;
     // In frames of some thousand records, so that none is long.
     for some in book.records().chunks(limits::JOURNAL_FRAME_RECORDS_MAX) {
         bytes.extend(file::frame(header, next, some));
         next += 1;
     }
-    let mut file = File::create(&beside).map_err(error("make"))?;
+    // It says what proves sessions to be whose they are.
+    let mut options = File::options();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside).map_err(error("make"))?;
     file.write_all(&bytes).map_err(error("write"))?;
     std::fs::rename(&beside, path).map_err(error("replace"))?;
     Ok((file, next, bytes.len() as u64))

@@ -75,6 +75,11 @@ pub enum Record {
         /// Who.
         session: SessionId,
     },
+    /// Nobody can write a range any more, by the driver's doing.
+    Sealed {
+        /// Which.
+        range: RangeId,
+    },
     /// A range has no name any more.
     Withdrawn {
         /// Which.
@@ -193,7 +198,7 @@ mod v1 {
 
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Record {
-        #[prost(oneof = "What", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+        #[prost(oneof = "What", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
         pub(super) what: Option<What>,
     }
 
@@ -225,6 +230,8 @@ mod v1 {
         RangeGone(u64),
         #[prost(message, tag = "13")]
         Counted(Counted),
+        #[prost(uint64, tag = "14")]
+        Sealed(u64),
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
@@ -437,6 +444,7 @@ fn written(record: &Record) -> v1::What {
         }),
         Record::Attached { range, session } => v1::What::Attached(v1::Hold { range: range.0, session: session.0 }),
         Record::Left { range, session } => v1::What::Left(v1::Hold { range: range.0, session: session.0 }),
+        Record::Sealed { range } => v1::What::Sealed(range.0),
         Record::Withdrawn { range } => v1::What::Withdrawn(range.0),
         Record::RangeGone { range } => v1::What::RangeGone(range.0),
         Record::Counted { sessions, chunks, ranges, versions } => v1::What::Counted(v1::Counted {
@@ -507,6 +515,7 @@ fn known(what: v1::What) -> Result<Record, Nonsense> {
         }),
         v1::What::Attached(of) => Record::Attached { range: RangeId(of.range), session: SessionId(of.session) },
         v1::What::Left(of) => Record::Left { range: RangeId(of.range), session: SessionId(of.session) },
+        v1::What::Sealed(range) => Record::Sealed { range: RangeId(range) },
         v1::What::Withdrawn(range) => Record::Withdrawn { range: RangeId(range) },
         v1::What::RangeGone(range) => Record::RangeGone { range: RangeId(range) },
         v1::What::Counted(of) => {

@@ -90,6 +90,7 @@ fn random_step(book: &Book, rng: &mut Rng) -> Vec<Record> {
         8 => vec![Record::Attached { range: some_range(rng), session: some_session(rng) }],
         9 => vec![Record::Left { range: some_range(rng), session: some_session(rng) }],
         10 if rng.below(2) == 0 => vec![Record::Withdrawn { range: some_range(rng) }],
+        10 if rng.below(3) == 0 => vec![Record::Sealed { range: some_range(rng) }],
         10 => vec![Record::RangeGone { range: some_range(rng) }],
         _ if rng.below(2) == 0 => vec![Record::Termed {
             session: some_session(rng),
@@ -249,8 +250,8 @@ fn journals_of_another_boot_or_version_and_other_files_are_refused_by_name() {
     // A newer one, whole as far as its header goes.
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[8..12].copy_from_slice(&2_u32.to_le_bytes());
-    let checksum = crc32fast::hash(&bytes[..44]).to_le_bytes();
-    bytes[44..48].copy_from_slice(&checksum);
+    let checksum = crc32fast::hash(&bytes[..52]).to_le_bytes();
+    bytes[52..56].copy_from_slice(&checksum);
     let error = of(&bytes).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("version 2") && error.to_string().contains("this daemon knows 1"), "{error}");
@@ -274,7 +275,8 @@ fn steps_that_cannot_be_are_refused_whole() {
     book.apply_all(&lease(1, one)).unwrap();
     book.apply_all(&[lease(2, two), lease(3, two)].concat()).unwrap();
     book.apply_all(&[Record::Published(published(1, two, vec![ChunkId(2)]))]).unwrap();
-    let cases: [(Record, &str); 14] = [
+    let cases: [(Record, &str); 15] = [
+        (Record::Sealed { range: RangeId(2) }, "range 2 is not there"),
         (session(1), "session 1 is opened twice"),
         (Record::Ended { session: SessionId(9) }, "session 9 is not there"),
         (lease(1, two)[0].clone(), "chunk 1 is created twice"),
@@ -345,4 +347,42 @@ fn one_that_tells_mostly_of_what_is_no_more_is_written_anew() {
     let read = read(&path, &HEADER.boot).unwrap();
     assert_eq!((read.book.last_numbers(), read.book.chunks().len()), ((1, 199_999, 0, 0), 0));
     assert_eq!(read.ended, Ended::Whole);
+}
+
+#[test]
+fn a_witness_knows_of_each_step_that_somebody_may_have_heard_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let witness = new_witness().unwrap();
+    assert_eq!(witnessed(&witness).unwrap(), 0);
+    let journal = Journal::begin_at(&path, HEADER, Book::default(), 700).unwrap();
+    let mut journal = journal.with_witness(witness.try_clone().unwrap()).unwrap();
+    let mut cut = Vec::new();
+    for number in 1..=20 {
+        journal.append(&[session(number)]).unwrap();
+        let read = read(&path, &HEADER.boot).unwrap();
+        assert_eq!((read.last, read.frames), (701 + number, 1 + number));
+        assert_eq!(witnessed(&witness).unwrap(), read.last);
+        // Its numbers go on where it is written anew.
+        if number == 10 {
+            cut = std::fs::read(&path).unwrap();
+            journal.write_anew().unwrap();
+            assert_eq!(witnessed(&witness).unwrap(), super::read(&path, &HEADER.boot).unwrap().last);
+            journal.append(&[Record::Ended { session: SessionId(10) }, session(100)]).unwrap();
+            journal.append(&[Record::Ended { session: SessionId(100) }, session(99)]).unwrap();
+            journal.append(&[Record::Ended { session: SessionId(99) }]).unwrap();
+            break;
+        }
+    }
+    // An older file in its place is whole by itself, and ends before what was heard of.
+    let older = of(&cut).unwrap();
+    assert_eq!(older.ended, Ended::Whole);
+    assert!(older.last < witnessed(&witness).unwrap());
+}
+
+#[test]
+fn a_start_of_the_machine_has_a_mark() {
+    let mark = boot_mark();
+    assert_eq!(mark, boot_mark());
+    assert_ne!(mark, [0; 16], "this machine's kernel says which start it is");
 }
