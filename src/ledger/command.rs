@@ -124,6 +124,20 @@ pub enum Command {
         /// Which.
         session: SessionId,
     },
+    /// The session's connection is there again: it may ask for more.
+    Reattach {
+        /// Which.
+        session: SessionId,
+    },
+    /// A session has memory mapped that nobody knows of any more, and says so: from here on it counts as leased.
+    Register {
+        /// Which.
+        session: SessionId,
+        /// Where.
+        device: DeviceId,
+        /// How much: one chunk.
+        len: Bytes,
+    },
     /// The session is over: it said so, or its process is gone.
     End {
         /// Which.
@@ -294,6 +308,15 @@ pub enum Effect {
         device: DeviceId,
         /// For whom.
         waiting: SessionId,
+    },
+    /// What a session has registered is known by this name from here on.
+    Registered {
+        /// Whose.
+        session: SessionId,
+        /// Its name.
+        chunk: ChunkId,
+        /// How large.
+        len: Bytes,
     },
     /// A shared range is no more.
     RangeGone {

@@ -1,11 +1,15 @@
 //! A ledger that begins with what another has left: which sessions there are, which chunks exist and whose they are, and which ranges are shared.
 //!
+//! And what it has to say for the next ([`Ledger::known_chunks`]).
+//!
 //! Not for: where that is known from (a journal), and what its processes say (the daemon asks them). Nobody waits, nobody was asked for anything, and every session is detached until its process comes again. What lay idle
 //! with the former daemon and a session had used counts as that session's: it says itself what it holds.
 
+use super::account::Shelf;
 use super::session::Session;
-use super::{Ledger, LedgerError, Record, State, Terms};
+use super::{Effect, Ledger, LedgerError, Record, Refusal, State, Terms};
 use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, SessionId};
+use crate::limits;
 use crate::units::Bytes;
 
 /// What is known.
@@ -47,6 +51,8 @@ pub struct ChunkFact {
     pub len: Bytes,
     /// Whose.
     pub owner: Owner,
+    /// Only those have it who have mapped it: it can be handed to nobody, and goes back to the driver when it is released.
+    pub is_bare: bool,
 }
 
 /// Who has a chunk.
@@ -172,8 +178,73 @@ impl Ledger {
         Ok(())
     }
 
+    /// Every chunk that exists and is not on its way back to the driver, and whose it is. What lies idle and a session could have imported is that session's.
+    pub fn known_chunks(&self) -> impl Iterator<Item = ChunkFact> {
+        self.chunks.iter().filter_map(|(chunk, Record { device, len, state, is_bare })| {
+            let owner = match *state {
+                State::Creating { .. } | State::Quarantined { .. } => return None,
+                State::Idle { used_by: None, .. } | State::Claimed { from: Shelf::Pristine, .. } => Owner::Nobody,
+                State::Idle { used_by: Some(session), .. }
+                | State::Claimed { from: Shelf::Used(session), .. }
+                | State::Leased { session } => Owner::Session(session),
+                State::Reserved { plan } | State::Claimed { from: Shelf::Reserved(plan), .. } => Owner::Plan(plan),
+                State::Shared { range } => Owner::Range(range),
+            };
+            Some(ChunkFact { chunk: *chunk, device: *device, len: *len, owner, is_bare: *is_bare })
+        })
+    }
+
+    /// One of them.
+    pub fn known_chunk(&self, chunk: ChunkId) -> Option<(DeviceId, Bytes)> {
+        self.chunks.get(&chunk).map(|record| (record.device, record.len))
+    }
+
+    /// The chunks that a session has leased.
+    pub fn leased_by(&self, session: SessionId) -> Vec<ChunkId> {
+        self.sessions.get(&session).map_or_else(Vec::new, |known| known.leased.iter().copied().collect())
+    }
+
+    pub(super) fn reattach(&mut self, session: SessionId) -> Result<(), LedgerError> {
+        self.sessions.get_mut(&session).ok_or(LedgerError::NoSession(session))?.is_attached = true;
+        Ok(())
+    }
+
+    /// What is registered is within the session's limit and what the device has: more than that nobody can have been granted.
+    pub(super) fn register(
+        &mut self,
+        session: SessionId,
+        device: DeviceId,
+        len: Bytes,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), LedgerError> {
+        let known = self.sessions.get(&session).ok_or(LedgerError::NoSession(session))?;
+        let account = self.devices.get(&device).ok_or(LedgerError::NoDevice(device))?;
+        if len < limits::CHUNK_LEN_MIN || len > limits::CHUNK_LEN_MAX {
+            return Err(LedgerError::Parts);
+        }
+        if self.chunks.len() >= limits::CHUNKS_MAX {
+            return Err(LedgerError::TooMany { what: "chunks", limit: limits::CHUNKS_MAX });
+        }
+        if known.held + len > known.terms.limit {
+            let (limit, held) = (known.terms.limit, known.held);
+            return Err(Refusal::OverLimit { requested: len, held, limit }.into());
+        }
+        let promised = account.bytes().promised();
+        if promised + len > account.total() {
+            let budget = account.total().saturating_sub(promised);
+            return Err(Refusal::OverBudget { device, requested: len, budget }.into());
+        }
+        self.next_chunk += 1;
+        let chunk = ChunkId(self.next_chunk);
+        self.begin_with_chunk(&ChunkFact { chunk, device, len, owner: Owner::Session(session), is_bare: true })
+            .map_err(|_| LedgerError::Unasked(chunk))?;
+        self.rekey(session, device);
+        effects.push(Effect::Registered { session, chunk, len });
+        Ok(())
+    }
+
     fn begin_with_chunk(&mut self, known: &ChunkFact) -> Result<(), FactsError> {
-        let ChunkFact { chunk, device, len, owner } = *known;
+        let ChunkFact { chunk, device, len, owner, is_bare } = *known;
         if len.is_zero() || self.chunks.contains_key(&chunk) {
             return Err(FactsError::Chunk { chunk });
         }
@@ -199,7 +270,7 @@ impl Ledger {
         let account = self.devices.get_mut(&device).ok_or(LedgerError::NoDevice(device))?;
         account.enter(chunk, len, state);
         account.allow_what_is_there();
-        self.chunks.insert(chunk, Record { device, len, state });
+        self.chunks.insert(chunk, Record { device, len, state, is_bare });
         self.next_chunk = self.next_chunk.max(chunk.0);
         Ok(())
     }

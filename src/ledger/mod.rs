@@ -75,6 +75,8 @@ struct Record {
     device: DeviceId,
     len: Bytes,
     state: State,
+    /// Nobody can hand it on: it goes back to the driver when it is released.
+    is_bare: bool,
 }
 
 /// Bytes that came back to the ledger, by how.
@@ -142,6 +144,8 @@ impl Ledger {
             Command::Parked { device, sessions } => self.note_parked(device, &sessions, &mut effects)?,
             Command::Answered { session, device, ask } => self.answered(session, device, ask, &mut effects)?,
             Command::Detach { session } => self.detach(session, &mut effects)?,
+            Command::Reattach { session } => self.reattach(session)?,
+            Command::Register { session, device, len } => self.register(session, device, len, &mut effects)?,
             Command::End { session, reason } => self.end(session, reason, &mut effects)?,
             Command::Acquire { request, holder, device, parts, plan, wait_ms } => {
                 let wanted = Request::new(holder, device, parts, plan, self.now_ms, wait_ms)?;
@@ -264,12 +268,12 @@ impl Ledger {
         }
         let mut devices = BTreeSet::new();
         for chunk in named {
-            let Record { device, len, .. } = self.chunks[&chunk];
+            let Record { device, len, is_bare, .. } = self.chunks[&chunk];
             self.sessions.get_mut(&session).expect("looked up above").give_back(device, chunk, len);
             // What was asked for is for somebody else, who cannot have it as it is: while the rest comes it goes back to the driver.
             let is_wanted = self.questions.note_released(session, device, len);
             *(if is_wanted { &mut self.returned.revoke } else { &mut self.returned.release }) += len;
-            if is_wanted || self.devices[&device].is_draining() {
+            if is_wanted || is_bare || self.devices[&device].is_draining() {
                 self.destroy(chunk, effects);
             } else {
                 self.make_idle(chunk, Some(session));
@@ -389,7 +393,7 @@ impl Ledger {
         let chunk = ChunkId(self.next_chunk);
         let state = State::Creating { request };
         self.devices.get_mut(&device).expect("the caller has the device").enter(chunk, len, state);
-        self.chunks.insert(chunk, Record { device, len, state });
+        self.chunks.insert(chunk, Record { device, len, state, is_bare: false });
         effects.push(Effect::Create { chunk, device, len });
         chunk
     }

@@ -342,6 +342,13 @@ impl Ledger {
         self.shared.unheld.iter().any(|(_, range)| self.shared.ranges[range].device == device)
     }
 
+    /// The ranges that a session holds, and how often.
+    pub fn holds_of(&self, session: SessionId) -> Vec<(RangeId, u32)> {
+        let held = self.sessions.get(&session).map(|known| known.ranges.iter());
+        let times = |range: &RangeId| Some((*range, *self.shared.ranges.get(range)?.holders.get(&session)?));
+        held.into_iter().flatten().filter_map(times).collect()
+    }
+
     /// Every shared range.
     pub fn ranges(&self) -> Vec<RangeView> {
         self.shared.ranges.keys().filter_map(|range| self.range(*range)).collect()

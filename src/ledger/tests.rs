@@ -73,6 +73,7 @@ impl Desk {
                     | Effect::Gave { .. }
                     | Effect::Unanswered { .. }
                     | Effect::EndBorrower { .. }
+                    | Effect::Registered { .. }
                     | Effect::RangeGone { .. } => self.news.push(effect),
                 }
             }

@@ -34,7 +34,8 @@ fn facts_of(ledger: &Ledger) -> Facts {
             // What is on its way has gone with the daemon, or is not there yet.
             State::Creating { .. } | State::Claimed { .. } | State::Quarantined { .. } => return None,
         };
-        Some(ChunkFact { chunk: *chunk, device: record.device, len: record.len, owner })
+        let is_bare = record.is_bare;
+        Some(ChunkFact { chunk: *chunk, device: record.device, len: record.len, owner, is_bare })
     };
     let mut chunks: Vec<ChunkFact> = ledger.chunks.iter().filter_map(chunk).collect();
     chunks.sort_by_key(|known| known.chunk);
@@ -191,7 +192,7 @@ fn facts_that_cannot_all_be_true_are_refused_by_name() {
         is_evicted: false,
         guarantees: Vec::new(),
     };
-    let of = |owner| ChunkFact { chunk, device: DEVICE, len: Bytes::mib(2), owner };
+    let of = |owner| ChunkFact { chunk, device: DEVICE, len: Bytes::mib(2), owner, is_bare: false };
     let shared = RangeFact {
         range,
         chunks: vec![chunk],

@@ -57,7 +57,10 @@ impl World {
             Command::Open { session, .. } => {
                 self.session(*session).map(|session| LedgerError::SessionExists(session.id))
             }
-            Command::Detach { session } | Command::End { session, .. } => no_session(*session),
+            Command::Detach { session } | Command::Reattach { session } | Command::End { session, .. } => {
+                no_session(*session)
+            }
+            Command::Register { .. } => panic!("nobody registers anything"),
             Command::Acquire { request, holder, device, parts, .. } => {
                 let mut lens: Vec<_> = parts.iter().map(|part| part.len).collect();
                 lens.sort();

@@ -132,6 +132,7 @@ impl World {
                     self.going.clear();
                 }
                 Effect::EndBorrower { .. } => panic!("nobody is to be ended"),
+                Effect::Registered { .. } => panic!("nobody registers anything"),
             }
         }
         self.end(command);
@@ -187,6 +188,8 @@ impl World {
                 self.session_mut(*session).is_attached = false;
                 self.asked.retain(|(_, of), _| of != session);
             }
+            Command::Reattach { session } => self.session_mut(*session).is_attached = true,
+            Command::Register { .. } => panic!("nobody registers anything"),
             Command::Change { session, change, .. } => {
                 let known = self.session_mut(*session);
                 known.revision += 1;

@@ -287,7 +287,8 @@ impl Random {
             }
             890..900 => {
                 let session = self.some_session();
-                self.world.step(Command::Detach { session });
+                let is_attached = self.rng.below(2) == 0;
+                self.world.step(if is_attached { Command::Reattach { session } } else { Command::Detach { session } });
             }
             900..925 => {
                 let session = self.some_session();
