@@ -26,8 +26,9 @@
 //! | [`memory`] | who owns what of it: `Chunk`, `Reservation`, `Mapping`, whole or not at all |
 //! | [`store`] | every chunk of a daemon, its handle and its one exported descriptor |
 //! | [`ledger`] | who holds what: a pure state machine, commands in, effects out; it can begin with what another has left ([`ledger::Facts`]) |
-//! | [`steward`] | the ledger and the store, put together |
-//! | `journal` | what a daemon has to know that follows one that was killed: facts in a file that is appended to, read no further than it is as it was written |
+//! | [`journal`] | what a daemon has to know that follows one that was killed: facts in a file that is appended to, read no further than it is as it was written |
+//! | [`steward`] | the ledger, the store and the journal, put together |
+//! | `keeper` | the process that holds descriptors while no daemon does |
 //! | [`trace`] | what a job did: allocations and frees in order |
 //! | [`plan`] | from a trace to addresses, made ahead of time, and checked by somebody else |
 //! | [`pool`] | who gets which bytes: the planned, the packed, the stitching and the small pool |
@@ -96,6 +97,9 @@
 //! | ticket | a one-time token that ties a connection of the chunk socket to what gRPC said ([`wire::convert::Token`]) |
 //! | ledger | the record of who holds what ([`ledger::Ledger`]) |
 //! | journal, step, record, book | what outlives a killed daemon; what is written at once; a fact that holds from then on; all facts that hold (`journal`) |
+//! | keeper, witness | the process that holds descriptors while no daemon does (`keeper`); where the number of a journal's last step stands, which the keeper holds |
+//! | to follow, to take over, to reattach, to register | a daemon comes after another in the same directory; has what that one had; a session is there again with what it holds; memory that a session has mapped and nobody knows of counts as its own |
+//! | bare | a chunk that nobody can hand on: its descriptor is nowhere any more, or never was |
 //! | torn, damaged | a journal that ends in the middle of a step that nobody was told of; one that has something in it that was not written there |
 //! | trace, event, tick | a recorded sequence, one entry, its logical time ([`trace::Trace`], [`units::Tick`]) |
 //! | context | where in its job a thread is: phase, micro-batch, chunk of the model, module ([`context`], [`trace::ContextKey`]) |
@@ -134,8 +138,9 @@ pub mod driver;
 pub mod error;
 mod extents;
 pub mod ids;
-#[cfg(feature = "daemon")]
 pub mod journal;
+#[cfg(feature = "daemon")]
+pub mod keeper;
 pub mod ladder;
 pub mod ledger;
 pub mod limits;

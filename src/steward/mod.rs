@@ -11,6 +11,9 @@
 //! * A panic inside a step leaves the ledger in no known state. Then the process aborts: better a restart than two holders of one
 //!   chunk.
 
+mod chronicle;
+mod following;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
@@ -18,15 +21,19 @@ use std::sync::{Arc, OnceLock};
 use crate::clock::Clock;
 use crate::error::chain;
 use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
+use crate::journal::Record;
 use crate::ladder::Part;
 use crate::ledger::{
-    AccountView, Change, Command, Effect, EndReason, Holder, Ledger, LedgerError, Overstay, RangeView, Refusal,
+    AccountView, Change, Command, Effect, EndReason, Facts, Holder, Ledger, LedgerError, Overstay, RangeView, Refusal,
     ReturnedBytes, SessionView, Shortage, Terms,
 };
 use crate::limits;
 use crate::store::{Store, StoreError};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::Bytes;
+pub use chronicle::facts;
+use chronicle::{Cause, Chronicle};
+pub use following::{FollowError, RegisterError};
 
 /// Runs a piece of work, now or soon, on this thread or another.
 pub type Spawn = Box<dyn Fn(Box<dyn FnOnce() + Send>) + Send + Sync>;
@@ -80,6 +87,8 @@ pub struct Steward {
 #[derive(Default)]
 struct Core {
     ledger: Ledger,
+    /// Where another can read what this ledger knows.
+    chronicle: Option<Chronicle>,
     replies: HashMap<RequestId, Reply>,
     next_session: u64,
     next_request: u64,
@@ -110,6 +119,8 @@ struct Todo {
     work: Vec<Effect>,
     answers: Vec<(Reply, Answer)>,
     news: Vec<Effect>,
+    /// What a session has registered.
+    registered: Option<(ChunkId, Bytes)>,
 }
 
 /// Where a chunk was to be created.
@@ -137,7 +148,16 @@ impl std::fmt::Debug for Steward {
 
 impl Core {
     fn step(&mut self, command: Command, todo: &mut Todo) -> Result<(), LedgerError> {
+        self.step_noted(command, None, todo)
+    }
+
+    /// The same, with what only the caller knows of it, for the journal.
+    fn step_noted(&mut self, command: Command, own: Option<Record>, todo: &mut Todo) -> Result<(), LedgerError> {
+        let cause = Cause::of(&command);
         let effects = self.ledger.step(command)?;
+        if let Some(chronicle) = &mut self.chronicle {
+            chronicle.note(&self.ledger, cause, own, &effects);
+        }
         #[cfg(debug_assertions)]
         if let Err(wrong) = self.ledger.invariants() {
             panic!("the ledger is wrong: {wrong}");
@@ -148,6 +168,7 @@ impl Core {
                     self.transfers += 1;
                     todo.work.push(effect);
                 }
+                Effect::Registered { chunk, len, .. } => todo.registered = Some((chunk, len)),
                 Effect::Grant { request, chunks, .. } => self.answer(request, Answer::Granted(chunks), todo),
                 Effect::Refuse { request, refusal, .. } => self.answer(request, Answer::Refused(refusal), todo),
                 Effect::AskBack { .. }
@@ -190,6 +211,14 @@ impl Core {
     }
 }
 
+/// Of one that begins with nothing.
+fn of_devices(error: FollowError) -> StoreError {
+    match error {
+        FollowError::Store(error) => error,
+        FollowError::Facts(_) => unreachable!("nothing was known before"),
+    }
+}
+
 /// Nothing is on its way in or out.
 fn is_still(view: &AccountView) -> bool {
     view.bytes.creating.is_zero() && view.bytes.destroying.is_zero()
@@ -198,30 +227,21 @@ fn is_still(view: &AccountView) -> bool {
 impl Steward {
     /// The memory of the devices in `store`, for other processes; `spawn` runs what takes time.
     pub fn new(store: Store, clock: Arc<dyn Clock>, spawn: Spawn) -> Result<Arc<Steward>, StoreError> {
-        Steward::open_devices(Steward {
-            core: Mutex::default(),
-            store,
-            clock,
-            spawn,
-            exports: true,
-            herald: OnceLock::new(),
-        })
+        Steward::open_devices(Steward::over(store, clock, spawn, true), None).map_err(of_devices)
+    }
+
+    fn over(store: Store, clock: Arc<dyn Clock>, spawn: Spawn, exports: bool) -> Steward {
+        Steward { core: Mutex::default(), store, clock, spawn, exports, herald: OnceLock::new() }
     }
 
     /// One whose work is done on the thread that causes it, and whose chunks get a descriptor when somebody asks for one: for replay, benches and tests.
     pub fn inline(store: Store, clock: Arc<dyn Clock>) -> Result<Arc<Steward>, StoreError> {
         let spawn: Spawn = Box::new(|work| work());
-        Steward::open_devices(Steward {
-            core: Mutex::default(),
-            store,
-            clock,
-            spawn,
-            exports: false,
-            herald: OnceLock::new(),
-        })
+        Steward::open_devices(Steward::over(store, clock, spawn, false), None).map_err(of_devices)
     }
 
-    fn open_devices(steward: Steward) -> Result<Arc<Steward>, StoreError> {
+    fn open_devices(steward: Steward, known: Option<&Facts>) -> Result<Arc<Steward>, FollowError> {
+        let mut free = Vec::new();
         for device in steward.store.devices() {
             let memory = steward.store.memory(device.id())?;
             let mut core = steward.lock();
@@ -229,9 +249,18 @@ impl Steward {
             let chunks_max = steward.store.chunks_max(device.id());
             let add = Command::AddDevice { device: device.id(), total: memory.total, chunks_max };
             core.step(add, &mut Todo::default()).map_err(|_| StoreError::NoDevice(device.id()))?;
-            core.step(Command::Observe { device: device.id(), free: memory.free }, &mut Todo::default())
-                .map_err(|_| StoreError::NoDevice(device.id()))?;
+            drop(core);
+            free.push((device.id(), memory.free));
         }
+        let mut core = steward.lock();
+        if let Some(known) = known {
+            core.ledger.begin_with(known)?;
+        }
+        for (device, free) in free {
+            core.step(Command::Observe { device, free }, &mut Todo::default())
+                .map_err(|_| StoreError::NoDevice(device))?;
+        }
+        drop(core);
         Ok(Arc::new(steward))
     }
 
@@ -271,6 +300,7 @@ impl Steward {
             let known = failures.len();
             let mut outcomes: Vec<_> = some.iter().filter_map(|effect| self.carry_out(effect, &mut failures)).collect();
             self.scrub(&mut outcomes);
+            self.have_kept(&outcomes);
             // Before the answers: whoever is refused for it shall be told why.
             failures[known..].iter().for_each(|error| self.note_failure(error));
             let mut todo = Todo::default();
@@ -342,6 +372,7 @@ impl Steward {
             | Effect::Gave { .. }
             | Effect::Unanswered { .. }
             | Effect::EndBorrower { .. }
+            | Effect::Registered { .. }
             | Effect::RangeGone { .. } => None,
         }
     }
@@ -369,6 +400,19 @@ impl Steward {
         }
     }
 
+    /// Has the descriptors of what was created kept, before anybody is granted it, and those of what is gone not.
+    fn have_kept(&self, outcomes: &[Command]) {
+        let created = |outcome: &Command| if let Command::Created { chunk } = outcome { Some(*chunk) } else { None };
+        let created: Vec<ChunkId> = outcomes.iter().filter_map(created).collect();
+        self.store.keep(&created);
+        let gone = |outcome: &Command| match outcome {
+            Command::Destroyed { chunk } | Command::DestroyFailed { chunk } => Some(*chunk),
+            _ => None,
+        };
+        let gone: Vec<ChunkId> = outcomes.iter().filter_map(gone).collect();
+        self.store.let_go(&gone);
+    }
+
     /// Gives back a chunk that nobody was told of.
     fn discard(&self, chunk: ChunkId) {
         if let Err(error) = self.store.destroy(chunk) {
@@ -394,11 +438,7 @@ impl Steward {
 
     /// Begins a session.
     pub fn open(self: &Arc<Self>, terms: Terms) -> Result<SessionId, LedgerError> {
-        let mut core = self.lock();
-        core.next_session += 1;
-        let session = SessionId(core.next_session);
-        core.step(Command::Open { session, terms }, &mut Todo::default())?;
-        Ok(session)
+        self.open_as(terms, |_| None)
     }
 
     /// The session's connection is gone; what it holds stays its own until its process is gone too.
@@ -515,12 +555,7 @@ impl Steward {
         chunks: Vec<ChunkId>,
         linger_ms: u64,
     ) -> Result<RangeId, LedgerError> {
-        let mut core = self.lock();
-        core.next_range += 1;
-        let range = RangeId(core.next_range);
-        // Nobody is served by it: nothing comes free.
-        core.step(Command::Publish { range, session, chunks, linger_ms }, &mut Todo::default())?;
-        Ok(range)
+        self.publish_as(session, chunks, linger_ms, |_, _| None)
     }
 
     /// A session holds a shared range once more: here it is.

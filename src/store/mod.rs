@@ -6,6 +6,9 @@
 //!
 //! Where a device does not clear new memory, somebody else has to, before anybody is sent a chunk of it: a [`Scrub`].
 //!
+//! So that memory outlives this process somebody else may hold each chunk's descriptor as well: a [`Keep`]. What a process that is gone has exported is adopted ([`Store::adopt`]): its descriptor is the one that it was exported as, and it has no handle
+//! here before somebody needs one.
+//!
 //! Not for: who may have a chunk. The ledger decides, the store does.
 //!
 //! Threads: every method may be called from any thread. Driver calls are made without the lock, so one that is slow, or hangs, delays nobody else.
@@ -17,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::io::Errno;
 
-use crate::driver::{Cause, DeviceMemory};
+use crate::driver::{Call, Cause, DeviceMemory, DriverError};
 use crate::error::ErrorKind;
 use crate::ids::{ChunkId, DeviceId};
 use crate::limits;
@@ -35,6 +38,14 @@ pub trait Scrub: Send + Sync + fmt::Debug {
 #[error("{0}")]
 pub struct ScrubError(pub String);
 
+/// Somebody who holds descriptors as long as they are to outlive this process.
+pub trait Keep: Send + Sync + fmt::Debug {
+    /// Holds these, from before this returns: also where this process ends right then. Nothing fails: where nobody can hold anything that is for whoever keeps to say and to mend.
+    fn keep(&self, chunks: &[(ChunkId, Arc<OwnedFd>)]);
+    /// Lets go of these.
+    fn let_go(&self, chunks: &[ChunkId]);
+}
+
 /// The chunks of this process.
 #[derive(Debug)]
 pub struct Store {
@@ -44,6 +55,7 @@ pub struct Store {
     caps: BTreeMap<DeviceId, Bytes>,
     /// Descriptors that chunks may take, those of all devices together.
     descriptors: u64,
+    keeper: Option<Arc<dyn Keep>>,
     shelf: Mutex<Shelf>,
 }
 
@@ -60,8 +72,17 @@ struct Shelf {
 
 #[derive(Debug)]
 struct Stored {
-    chunk: Arc<Chunk>,
+    chunk: Held,
     exported: Option<Arc<OwnedFd>>,
+}
+
+/// What this process has of a chunk beside its descriptor.
+#[derive(Debug)]
+enum Held {
+    /// A handle.
+    Chunk(Arc<Chunk>),
+    /// Nothing yet: another process has created it.
+    Adopted(Arc<Device>, Bytes),
 }
 
 /// A chunk that its driver did not take back.
@@ -110,6 +131,9 @@ pub enum StoreError {
     /// The chunk is still used inside this process.
     #[error("{0} is in use in this process")]
     InUse(ChunkId),
+    /// It was adopted, and its descriptor is nowhere any more: only those who have mapped it have it.
+    #[error("the descriptor of {0} was lost with the processes that had it: only whoever has mapped it still has it")]
+    NoDescriptor(ChunkId),
     /// The driver refused.
     #[error("the driver refused")]
     Memory(#[from] MemoryError),
@@ -120,7 +144,7 @@ impl StoreError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             StoreError::NoChunk(_) | StoreError::NoDevice(_) => ErrorKind::NotFound,
-            StoreError::Exists(_) | StoreError::InUse(_) => ErrorKind::Conflict,
+            StoreError::Exists(_) | StoreError::InUse(_) | StoreError::NoDescriptor(_) => ErrorKind::Conflict,
             StoreError::Exports { .. } => ErrorKind::Exhausted,
             StoreError::Scrub { .. } => ErrorKind::Broken,
             StoreError::Memory(error) => error.kind(),
@@ -136,6 +160,7 @@ impl Store {
             scrubbers: BTreeMap::new(),
             caps: BTreeMap::new(),
             descriptors: u64::MAX,
+            keeper: None,
             shelf: Mutex::default(),
         }
     }
@@ -155,6 +180,12 @@ impl Store {
     /// The same, with somebody who clears new chunks of `device`.
     pub fn with_scrubber(mut self, device: DeviceId, scrubber: Arc<dyn Scrub>) -> Store {
         self.scrubbers.insert(device, scrubber);
+        self
+    }
+
+    /// The same, with somebody who holds descriptors of chunks as well.
+    pub fn with_keeper(mut self, keeper: Arc<dyn Keep>) -> Store {
+        self.keeper = Some(keeper);
         self
     }
 
@@ -194,9 +225,55 @@ impl Store {
         if self.lock().chunks.contains_key(&id) {
             return Err(StoreError::Exists(id));
         }
-        let chunk = Arc::new(Chunk::create(self.device(device)?, id, len)?);
+        let chunk = Held::Chunk(Arc::new(Chunk::create(self.device(device)?, id, len)?));
         self.lock().chunks.insert(id, Stored { chunk, exported: None });
         Ok(())
+    }
+
+    /// A chunk that another process has created, with the descriptor that it was exported as; without one where only others hold it still. No driver is asked.
+    pub fn adopt(
+        &self,
+        id: ChunkId,
+        device: DeviceId,
+        len: Bytes,
+        exported: Option<OwnedFd>,
+    ) -> Result<(), StoreError> {
+        let device = Arc::clone(self.device(device)?);
+        let mut shelf = self.lock();
+        if shelf.chunks.contains_key(&id) {
+            return Err(StoreError::Exists(id));
+        }
+        shelf.exported += u64::from(exported.is_some());
+        let exported = exported.map(Arc::new);
+        shelf.chunks.insert(id, Stored { chunk: Held::Adopted(device, len), exported });
+        Ok(())
+    }
+
+    /// Has chunks kept that were just created: where this process ends from here on, they do not.
+    pub fn keep(&self, ids: &[ChunkId]) {
+        let Some(keeper) = &self.keeper else { return };
+        let known: Vec<_> = {
+            let shelf = self.lock();
+            let exported = |id: &ChunkId| Some((*id, Arc::clone(shelf.chunks.get(id)?.exported.as_ref()?)));
+            ids.iter().filter_map(exported).collect()
+        };
+        if !known.is_empty() {
+            keeper.keep(&known);
+        }
+    }
+
+    /// Nobody keeps these any more.
+    pub fn let_go(&self, ids: &[ChunkId]) {
+        if let (Some(keeper), false) = (&self.keeper, ids.is_empty()) {
+            keeper.let_go(ids);
+        }
+    }
+
+    /// Every chunk that has a descriptor, with it.
+    pub fn exported(&self) -> Vec<(ChunkId, Arc<OwnedFd>)> {
+        let shelf = self.lock();
+        let exported = |(id, stored): (&ChunkId, &Stored)| Some((*id, Arc::clone(stored.exported.as_ref()?)));
+        shelf.chunks.iter().filter_map(exported).collect()
     }
 
     /// Clears chunks of `device` that were just created, where its driver does not.
@@ -212,17 +289,20 @@ impl Store {
     pub fn destroy(&self, id: ChunkId) -> Result<(), StoreError> {
         let mut shelf = self.lock();
         let Stored { chunk, exported } = shelf.chunks.remove(&id).ok_or(StoreError::NoChunk(id))?;
-        let chunk = match Arc::try_unwrap(chunk) {
-            Ok(chunk) => chunk,
-            Err(chunk) => {
-                shelf.chunks.insert(id, Stored { chunk, exported });
-                return Err(StoreError::InUse(id));
-            }
+        let chunk = match chunk {
+            Held::Adopted(..) => None,
+            Held::Chunk(chunk) => match Arc::try_unwrap(chunk) {
+                Ok(chunk) => Some(chunk),
+                Err(chunk) => {
+                    shelf.chunks.insert(id, Stored { chunk: Held::Chunk(chunk), exported });
+                    return Err(StoreError::InUse(id));
+                }
+            },
         };
         shelf.exported -= u64::from(exported.is_some());
         drop(shelf);
         drop(exported);
-        self.release(id, chunk, false)
+        chunk.map_or(Ok(()), |chunk| self.release(id, chunk, false))
     }
 
     fn release(&self, id: ChunkId, chunk: Chunk, may_retry: bool) -> Result<(), StoreError> {
@@ -267,7 +347,9 @@ impl Store {
             if let Some(exported) = &stored.exported {
                 return Ok(Arc::clone(exported));
             }
-            let chunk = Arc::clone(&stored.chunk);
+            // What was adopted is not exported again: it has its descriptor, or has none.
+            let Held::Chunk(chunk) = &stored.chunk else { return Err(StoreError::NoDescriptor(id)) };
+            let chunk = Arc::clone(chunk);
             if shelf.exported >= limits::EXPORTS_MAX {
                 return Err(StoreError::Exports { limit: limits::EXPORTS_MAX });
             }
@@ -302,9 +384,55 @@ impl Store {
         Ok(is_enforced)
     }
 
-    /// A chunk, to be used inside this process.
+    /// A chunk, to be used inside this process. One that was adopted is imported when it is first wanted.
     pub fn chunk(&self, id: ChunkId) -> Result<Arc<Chunk>, StoreError> {
-        self.lock().chunks.get(&id).map(|stored| Arc::clone(&stored.chunk)).ok_or(StoreError::NoChunk(id))
+        let (device, len, exported) = {
+            let shelf = self.lock();
+            let stored = shelf.chunks.get(&id).ok_or(StoreError::NoChunk(id))?;
+            match &stored.chunk {
+                Held::Chunk(chunk) => return Ok(Arc::clone(chunk)),
+                Held::Adopted(device, len) => {
+                    let exported = stored.exported.as_ref().ok_or(StoreError::NoDescriptor(id))?;
+                    (Arc::clone(device), *len, Arc::clone(exported))
+                }
+            }
+        };
+        let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        let system = |error| Cause::System { what: "duplicate the descriptor of a chunk", errno: errno(error) };
+        let fd = exported.try_clone().map_err(system).map_err(|cause| {
+            let source = DriverError::new(Call::Import, cause);
+            StoreError::Memory(MemoryError::Driver { action: "import a chunk of", len, source })
+        })?;
+        drop(exported);
+        let made = Arc::new(Chunk::import(&device, id, fd, len)?);
+        let mut shelf = self.lock();
+        let stored = shelf.chunks.get_mut(&id).ok_or(StoreError::NoChunk(id))?;
+        // Another thread may have been faster, and a chunk has one handle.
+        if matches!(stored.chunk, Held::Adopted(..)) {
+            stored.chunk = Held::Chunk(Arc::clone(&made));
+        }
+        match &stored.chunk {
+            Held::Chunk(chunk) => Ok(Arc::clone(chunk)),
+            Held::Adopted(..) => Ok(made),
+        }
+    }
+
+    /// How large a chunk is.
+    pub fn len_of(&self, id: ChunkId) -> Result<Bytes, StoreError> {
+        let shelf = self.lock();
+        let stored = shelf.chunks.get(&id).ok_or(StoreError::NoChunk(id))?;
+        Ok(match &stored.chunk {
+            Held::Chunk(chunk) => chunk.len(),
+            Held::Adopted(_, len) => *len,
+        })
+    }
+
+    /// A chunk can be handed on: its descriptor is here, or can be made.
+    pub fn can_hand_on(&self, id: ChunkId) -> bool {
+        self.lock()
+            .chunks
+            .get(&id)
+            .is_some_and(|stored| matches!(stored.chunk, Held::Chunk(_)) || stored.exported.is_some())
     }
 
     /// Chunks, and how many of them were exported.
