@@ -16,6 +16,7 @@ mod demo;
 mod drain;
 mod evict;
 mod health;
+mod keep;
 mod limit;
 mod plan;
 mod plans;
@@ -103,6 +104,8 @@ enum Command {
     Health(health::HealthArgs),
     /// Checks whether a driver keeps the rules on this machine, and measures what its calls cost
     Selftest(selftest::SelftestArgs),
+    /// Holds what is to outlive the daemon: memory that is leased, for the daemon that follows
+    Keep(keep::KeepArgs),
     /// Clears new chunks for the daemon that started it
     #[command(hide = true)]
     Scrub(scrub::ScrubArgs),
@@ -260,6 +263,7 @@ impl Command {
             Command::Plans(args) => plans::run(&args),
             Command::Health(args) => health::run(&args),
             Command::Selftest(args) => selftest::run(&args),
+            Command::Keep(args) => keep::run(&args),
             Command::Scrub(args) => scrub::run(&args),
             Command::Probe(args) => selftest::probe::run(&args),
             Command::Trainer(args) => trainer::run(&args),

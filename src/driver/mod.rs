@@ -75,6 +75,16 @@ pub trait Driver: Send + Sync + fmt::Debug {
         Ok(false)
     }
 
+    /// Whether other processes can have its chunks.
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    /// Files that the system shows the devices as, as far as this process has them open: where nobody has, the vendor's driver may take a device down with what is on it.
+    fn nodes(&self) -> Vec<std::path::PathBuf> {
+        Vec::new()
+    }
+
     /// Misuses the vendor's library, past all checks, and tells what it answers to each misuse: what is written down about it is too little. Nothing where there is no such library. Only for a process
     /// that does nothing else: it may end by it.
     fn misuse(&self, _device: DeviceId, _tell: &mut dyn FnMut(&'static str, String)) -> Result<(), DriverError> {

@@ -213,6 +213,10 @@ impl Driver for SimDriver {
         "sim"
     }
 
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     fn devices(&self) -> Vec<DeviceDescription> {
         let describe = |(ordinal, total): (usize, &Bytes)| DeviceDescription {
             id: DeviceId(ordinal as u32),

@@ -131,6 +131,14 @@ impl<S: AsFd> FdChannel<S> {
         FdChannel { socket, blocks }
     }
 
+    /// The same, whose sends and receives take so long at most.
+    pub fn with_patience(self, patience: Duration) -> Result<FdChannel<S>, ChannelError> {
+        for timeout in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&self.socket, timeout, Some(patience)).map_err(ChannelError::System)?;
+        }
+        Ok(self)
+    }
+
     /// Changes how long sends and receives may take.
     pub fn set_patience(&self, patience: Duration) -> Result<(), ChannelError> {
         // Zero would mean for ever.

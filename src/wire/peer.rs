@@ -82,6 +82,14 @@ impl Peer {
     }
 }
 
+/// The process of this number, as long as it is that one, and who it is. Nothing where it is gone, or the kernel has no pidfds.
+pub fn process_by_pid(pid: i32) -> Option<(OwnedFd, Identity)> {
+    let number = rustix::process::Pid::from_raw(pid)?;
+    let pidfd = rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty()).ok()?;
+    let identity = identity_of(pidfd.as_fd(), pid);
+    Some((pidfd, identity))
+}
+
 /// The pod that a process runs in, by the UID that Kubernetes gives it: it stands in the name of its control group.
 pub fn pod_of(pid: i32) -> Option<String> {
     if pid <= 0 {

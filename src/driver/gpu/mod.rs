@@ -521,6 +521,17 @@ impl Driver for GpuDriver {
         self.vendor.name
     }
 
+    fn nodes(&self) -> Vec<std::path::PathBuf> {
+        const PREFIXES: [&str; 3] = ["/dev/nvidia", "/dev/kfd", "/dev/dri/"];
+        let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
+        let path = |entry: std::io::Result<std::fs::DirEntry>| std::fs::read_link(entry.ok()?.path()).ok();
+        let is_node = |path: &std::path::PathBuf| {
+            path.to_str().is_some_and(|text| PREFIXES.iter().any(|prefix| text.starts_with(prefix)))
+        };
+        let nodes: std::collections::BTreeSet<_> = open.filter_map(path).filter(is_node).collect();
+        nodes.into_iter().collect()
+    }
+
     fn devices(&self) -> Vec<DeviceDescription> {
         self.devices.values().map(|gpu| gpu.description.clone()).collect()
     }

@@ -1,0 +1,44 @@
+//! `stitchd keep`: the process that holds what is to outlive the daemon.
+
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use super::{DONE, Failure, Outcome};
+use crate::keeper::process::{Keeping, serve};
+use crate::session::locate;
+use crate::units::parse_time;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A daemon starts one by itself where none is there. Started by hand, or in a pod of its own, it outlives whatever ends the daemon with its children.\n\nExamples:\n  stitchd keep --runtime-dir /run/stitchd\n  stitchd keep --runtime-dir /run/stitchd --until-alone-for 10m"
+)]
+pub(super) struct KeepArgs {
+    /// Where the daemon's sockets are [default: /run/stitchd]
+    #[arg(long, value_name = "DIR", env = "STITCHD_RUNTIME_DIR")]
+    runtime_dir: Option<PathBuf>,
+    /// End when no daemon, and none of the processes that had a session, has been there for so long [default: never]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    until_alone_for: Option<Duration>,
+    /// Standard input is a connection to a daemon
+    #[arg(long, hide = true)]
+    connected: bool,
+}
+
+pub(super) fn run(args: &KeepArgs) -> Outcome {
+    super::serve::raise_descriptor_limit();
+    let daemon = if args.connected {
+        let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input").map_err(Failure::Other)?;
+        Some(Arc::new(socket))
+    } else {
+        None
+    };
+    let runtime_dir = args.runtime_dir.clone().unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR));
+    let keeping = Keeping { runtime_dir, daemon, alone_max: args.until_alone_for };
+    serve(&keeping).map_err(|error| Failure::Other(error.into()))?;
+    DONE
+}

@@ -1,0 +1,188 @@
+//! The daemon's end of a keeper.
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::{KEYS_MAX, KeeperError, Key, SOCKET_NAME, VERSION, to, v1};
+use crate::clock::{Clock as _, SystemClock};
+use crate::limits;
+use crate::wire::fd_channel::{ChannelError, FdChannel};
+use crate::wire::peer::Peer;
+
+/// How long a keeper may take for a message: it does nothing but read them.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Descriptors on their way are few for a moment.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A connection to a keeper.
+#[derive(Debug)]
+pub struct Link {
+    channel: FdChannel,
+    pid: u32,
+    /// Where this process has started it: whoever starts one is told when it ends.
+    child: Option<Child>,
+}
+
+impl Link {
+    /// The keeper that is there; nothing where none is.
+    ///
+    /// # Errors
+    ///
+    /// One is there, and does not answer or speaks another version.
+    pub fn connect(runtime_dir: &Path) -> Result<Option<Link>, KeeperError> {
+        let path = runtime_dir.join(SOCKET_NAME);
+        match FdChannel::connect(&path, PATIENCE) {
+            Ok(channel) => Link::greet(channel, None, &path).map(Some),
+            Err(ChannelError::Connect(Errno::NOENT | Errno::CONNREFUSED)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Starts one: `program` with its arguments is `stitchd keep`, whose standard input becomes the connection.
+    ///
+    /// # Errors
+    ///
+    /// It does not start, or does not say that it is there.
+    pub fn start(mut program: Command, runtime_dir: &Path) -> Result<Link, KeeperError> {
+        let (ours, theirs) = FdChannel::pair()?;
+        let ours = ours.with_patience(PATIENCE)?;
+        program.stdin(Stdio::from(theirs.into_socket())).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = program.spawn().map_err(KeeperError::system("start a keeper"))?;
+        drop(program);
+        Link::greet(ours, Some(child), &runtime_dir.join(SOCKET_NAME))
+    }
+
+    fn greet(channel: FdChannel, child: Option<Child>, path: &Path) -> Result<Link, KeeperError> {
+        channel.send(&to(v1::To::Hello(v1::Hello { version: VERSION })), &[])?;
+        match channel.receive::<v1::FromKeeper>()?.0.what {
+            Some(v1::From::Welcome(welcome)) => Ok(Link { channel, pid: welcome.pid, child }),
+            Some(v1::From::Refused(text)) => Err(KeeperError::Refused(text)),
+            _ => Err(KeeperError::NoKeeper(path.to_owned())),
+        }
+    }
+
+    /// Which process it is, as it says itself.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Everything that it holds: copies.
+    ///
+    /// # Errors
+    ///
+    /// It does not answer, or this process may not have so many open files.
+    pub fn list(&self) -> Result<Vec<(Key, OwnedFd)>, KeeperError> {
+        self.channel.send(&to(v1::To::List(v1::Nothing {})), &[])?;
+        let mut held = Vec::new();
+        loop {
+            let (message, fds, is_cut) = self.channel.receive_some::<v1::FromKeeper>()?;
+            let Some(v1::From::Held(v1::Keys { keys })) = message.what else {
+                return Err(KeeperError::Refused("what it was not asked for came".to_owned()));
+            };
+            if is_cut || keys.len() != fds.len() {
+                return Err(ChannelError::DescriptorsLost.into());
+            }
+            if keys.is_empty() {
+                return Ok(held);
+            }
+            held.extend(keys.into_iter().map(Key::of).zip(fds));
+        }
+    }
+
+    /// Has these held, from before this returns.
+    ///
+    /// # Errors
+    ///
+    /// The keeper is gone, or does not read.
+    pub fn keep(&self, fds: &[(Key, BorrowedFd<'_>)]) -> Result<(), KeeperError> {
+        for some in fds.chunks(limits::FDS_PER_MESSAGE_MAX) {
+            let keys = some.iter().map(|(key, _)| key.message()).collect();
+            let fds: Vec<BorrowedFd<'_>> = some.iter().map(|(_, fd)| *fd).collect();
+            self.send(v1::To::Keep(v1::Keys { keys }), &fds)?;
+        }
+        Ok(())
+    }
+
+    /// Has these held no more.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Link::keep`].
+    pub fn let_go(&self, keys: &[Key]) -> Result<(), KeeperError> {
+        keys.chunks(KEYS_MAX).try_for_each(|some| {
+            let keys = some.iter().map(|key| key.message()).collect();
+            self.send(v1::To::LetGo(v1::Keys { keys }), &[])
+        })
+    }
+
+    fn send(&self, what: v1::To, fds: &[BorrowedFd<'_>]) -> Result<(), KeeperError> {
+        let message = to(what);
+        let since = SystemClock::new();
+        loop {
+            match self.channel.send(&message, fds) {
+                Err(ChannelError::System(Errno::TOOMANYREFS)) if since.now() < PATIENCE => std::thread::sleep(PAUSE),
+                outcome => return Ok(outcome?),
+            }
+        }
+    }
+
+    /// It is gone, or has hung up: it says nothing by itself but why it does.
+    pub fn is_gone(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::new(&self.channel, PollFlags::IN)];
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Why it has hung up, where it has said so.
+    pub fn last_words(&self) -> Option<String> {
+        match self.channel.receive_now::<v1::FromKeeper>().ok()?.0.what {
+            Some(v1::From::Refused(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Has it let go of everything, and end.
+    ///
+    /// # Errors
+    ///
+    /// It does not answer.
+    pub fn end(mut self) -> Result<(), KeeperError> {
+        self.send(v1::To::End(v1::Nothing {}), &[])?;
+        let heard = self.channel.receive::<v1::FromKeeper>().map(drop);
+        if let Some(mut child) = self.child.take() {
+            // It has said that it ends.
+            let _ = child.wait();
+        }
+        Ok(heard?)
+    }
+
+    /// Ends the process, whatever it does: before another takes its place.
+    pub fn kill(mut self) {
+        match self.child.take() {
+            Some(mut child) => {
+                // It may have ended already.
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+            None => {
+                if let Some(pidfd) = Peer::of(self.channel.as_fd()).pidfd {
+                    let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // One that has ended is not to stay as a zombie; one that goes on is init's when this process ends.
+        if let Some(child) = &mut self.child {
+            let _ = child.try_wait();
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The keeper: a small process that holds descriptors, so that what they are of outlives the daemon: chunks, the processes of sessions, the devices' nodes, the witness of the journal.
+//!
+//! It knows nothing of what they are. It is exec'ed by a daemon, or started by whoever wants it to outlive more than that (a pod of its own); a daemon that follows finds it by its socket in the runtime directory, gets copies of everything, and goes on telling it what to hold.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`process`] | the process: `stitchd keep` |
+//! | [`link`] | the daemon's end |
+//!
+//! ## What is promised
+//!
+//! * What [`Link::keep`] was given is held once it has returned: also where the daemon is killed right then, for a message that the kernel has taken is read before the next daemon is answered.
+//! * One daemon at a time. A second connection takes the place of the first, after everything that came over that has been read. Which daemon may be there is for the lock on the runtime directory to say.
+//! * Only the keeper's own user, and root, may talk to it.
+//!
+//! Not for: whose what is (the journal says that), and starting itself again (the daemon does).
+//!
+//! Between versions: messages are protobuf, a key of a kind that the keeper does not know is a key like any other, and what it does not understand it refuses with its version.
+
+pub mod link;
+pub mod process;
+
+use std::path::PathBuf;
+
+use prost::Message;
+
+use crate::error::ErrorKind;
+use crate::ids::{ChunkId, SessionId};
+use crate::wire::fd_channel::ChannelError;
+
+pub use link::Link;
+
+/// The keeper's socket in a runtime directory.
+pub const SOCKET_NAME: &str = "keeper.sock";
+/// What this build speaks. A keeper serves daemons that speak the same.
+pub const VERSION: u32 = 1;
+
+/// What a descriptor is held as.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Key {
+    /// A chunk, as it was exported.
+    Chunk(ChunkId),
+    /// The process of a session.
+    Process(SessionId),
+    /// A device's node: while it is open the driver does not take the device down.
+    Node(u64),
+    /// Where the number of the journal's last frame stands.
+    Witness,
+    /// Something that a newer daemon has it hold.
+    Other(u32, u64),
+}
+
+impl Key {
+    fn message(self) -> v1::Key {
+        let (kind, number) = match self {
+            Key::Chunk(chunk) => (1, chunk.0),
+            Key::Process(session) => (2, session.0),
+            Key::Node(number) => (3, number),
+            Key::Witness => (4, 0),
+            Key::Other(kind, number) => (kind, number),
+        };
+        v1::Key { kind, number }
+    }
+
+    fn of(message: v1::Key) -> Key {
+        match (message.kind, message.number) {
+            (1, number) => Key::Chunk(ChunkId(number)),
+            (2, number) => Key::Process(SessionId(number)),
+            (3, number) => Key::Node(number),
+            (4, 0) => Key::Witness,
+            (kind, number) => Key::Other(kind, number),
+        }
+    }
+}
+
+/// Why there is no keeper, or none that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    /// The connection to it.
+    #[error("the keeper does not answer")]
+    Channel(#[from] ChannelError),
+    /// It says no.
+    #[error("the keeper refuses: {0}")]
+    Refused(String),
+    /// It says something else.
+    #[error("what answers at {0} is no keeper of stitchd")]
+    NoKeeper(PathBuf),
+    /// It cannot be started, or cannot serve.
+    #[error("cannot {action}")]
+    System {
+        /// What.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl KeeperError {
+    /// What a caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            KeeperError::Channel(error) => error.kind(),
+            KeeperError::Refused(_) => ErrorKind::Unsupported,
+            KeeperError::NoKeeper(_) => ErrorKind::Invalid,
+            KeeperError::System { .. } => ErrorKind::Unavailable,
+        }
+    }
+
+    fn system(action: &'static str) -> impl FnOnce(std::io::Error) -> KeeperError {
+        move |source| KeeperError::System { action, source }
+    }
+}
+
+/// What goes between the two.
+mod v1 {
+    #[derive(Clone, Copy, PartialEq, prost::Message)]
+    pub(super) struct Key {
+        #[prost(uint32, tag = "1")]
+        pub(super) kind: u32,
+        #[prost(uint64, tag = "2")]
+        pub(super) number: u64,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct ToKeeper {
+        #[prost(oneof = "To", tags = "1, 2, 3, 4, 5")]
+        pub(super) what: Option<To>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    pub(super) enum To {
+        #[prost(message, tag = "1")]
+        Hello(Hello),
+        /// With a descriptor for each.
+        #[prost(message, tag = "2")]
+        Keep(Keys),
+        #[prost(message, tag = "3")]
+        LetGo(Keys),
+        /// Answered with everything that is held.
+        #[prost(message, tag = "4")]
+        List(Nothing),
+        /// Answered when nothing is held any more; then the keeper ends.
+        #[prost(message, tag = "5")]
+        End(Nothing),
+    }
+
+    #[derive(Clone, Copy, PartialEq, prost::Message)]
+    pub(super) struct Hello {
+        #[prost(uint32, tag = "1")]
+        pub(super) version: u32,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Keys {
+        #[prost(message, repeated, tag = "1")]
+        pub(super) keys: Vec<Key>,
+    }
+
+    #[derive(Clone, Copy, PartialEq, prost::Message)]
+    pub(super) struct Nothing {}
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct FromKeeper {
+        #[prost(oneof = "From", tags = "1, 2, 3, 4")]
+        pub(super) what: Option<From>,
+    }
+
+    #[derive(Clone, PartialEq, prost::Oneof)]
+    pub(super) enum From {
+        #[prost(message, tag = "1")]
+        Welcome(Welcome),
+        /// With a descriptor for each; the last one has none.
+        #[prost(message, tag = "2")]
+        Held(Keys),
+        #[prost(string, tag = "3")]
+        Refused(String),
+        #[prost(message, tag = "4")]
+        Ended(Nothing),
+    }
+
+    #[derive(Clone, Copy, PartialEq, prost::Message)]
+    pub(super) struct Welcome {
+        #[prost(uint32, tag = "1")]
+        pub(super) version: u32,
+        #[prost(uint32, tag = "2")]
+        pub(super) pid: u32,
+    }
+}
+
+fn to(what: v1::To) -> v1::ToKeeper {
+    v1::ToKeeper { what: Some(what) }
+}
+
+fn from(what: v1::From) -> v1::FromKeeper {
+    v1::FromKeeper { what: Some(what) }
+}
+
+/// A message of keys fits.
+const KEYS_MAX: usize = 2_048;
+const _: () = assert!(KEYS_MAX * 24 < crate::limits::CHUNK_MESSAGE_LEN_MAX);
+
+/// Bytes as a message to the keeper: for tests that feed it anything.
+pub fn understands(bytes: &[u8]) -> bool {
+    v1::ToKeeper::decode(bytes).is_ok_and(|message| message.what.is_some())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,277 @@
+//! The process that keeps: one thread, one daemon at a time, no policy.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::{KeeperError, Key, SOCKET_NAME, VERSION, from, v1};
+use crate::clock::{Clock as _, SystemClock};
+use crate::limits;
+use crate::wire::fd_channel::{ChannelError, FdChannel};
+
+/// How a keeper is to serve.
+#[derive(Clone, Debug)]
+pub struct Keeping {
+    /// Where its socket is to be.
+    pub runtime_dir: PathBuf,
+    /// A daemon that is connected already.
+    pub daemon: Option<OwnedFdOnce>,
+    /// Ends when no daemon has been there for so long, and none of the processes that it holds is alive; stays for ever where there is none.
+    pub alone_max: Option<Duration>,
+}
+
+/// A descriptor that is used up.
+pub type OwnedFdOnce = std::sync::Arc<OwnedFd>;
+
+/// How often it looks whether anybody is left.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long a daemon may leave unread what it asked for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+struct Keeper {
+    listener: OwnedFd,
+    socket: PathBuf,
+    /// Which file that is: another keeper may have put its own there.
+    inode: u64,
+    daemon: Option<FdChannel>,
+    held: BTreeMap<Key, OwnedFd>,
+}
+
+/// What becomes of the keeper after a message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    GoOn,
+    /// The connection is over.
+    Hang,
+    End,
+}
+
+/// Keeps, until a daemon says that it is to end or nobody is left.
+///
+/// # Errors
+///
+/// The socket cannot be made.
+pub fn serve(keeping: &Keeping) -> Result<(), KeeperError> {
+    let mut keeper = Keeper::new(&keeping.runtime_dir)?;
+    if let Some(daemon) = &keeping.daemon {
+        let socket = daemon.try_clone().map_err(KeeperError::system("take over a connection"))?;
+        keeper.daemon = FdChannel::over(socket, true).with_patience(PATIENCE).ok();
+    }
+    let clock = SystemClock::new();
+    let (mut alone_since, mut looked) = (clock.now(), clock.now());
+    loop {
+        let then = keeper.wait_and_serve();
+        if then == Then::End {
+            return Ok(());
+        }
+        let now = clock.now();
+        if keeper.daemon.is_some() {
+            alone_since = now;
+        }
+        if now.saturating_sub(looked) >= LOOK {
+            looked = now;
+            let is_long = keeping.alone_max.is_some_and(|most| now.saturating_sub(alone_since) >= most);
+            // Where its socket is gone nobody can find it any more.
+            if keeper.daemon.is_none() && (!keeper.is_found() || is_long && !keeper.is_anybody_alive()) {
+                keeper.remove_socket();
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Listens where only its own user finds it.
+fn listen(path: &Path) -> Result<OwnedFd, std::io::Error> {
+    const BACKLOG: i32 = 8;
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    // Whoever connects before this is asked who he is all the same.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+fn inode_of(path: &Path) -> Option<u64> {
+    std::fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
+}
+
+impl Keeper {
+    fn new(runtime_dir: &Path) -> Result<Keeper, KeeperError> {
+        let socket = runtime_dir.join(SOCKET_NAME);
+        let listener = listen(&socket).map_err(KeeperError::system("listen for daemons"))?;
+        let inode = inode_of(&socket).unwrap_or(0);
+        Ok(Keeper { listener, socket, inode, daemon: None, held: BTreeMap::new() })
+    }
+
+    fn is_found(&self) -> bool {
+        inode_of(&self.socket) == Some(self.inode)
+    }
+
+    fn remove_socket(&self) {
+        if self.is_found() {
+            // It may have gone in this moment.
+            let _ = std::fs::remove_file(&self.socket);
+        }
+    }
+
+    /// Some process that it holds has not ended.
+    fn is_anybody_alive(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let processes = self.held.iter().filter(|(key, _)| matches!(key, Key::Process(_)));
+        let is_alive = |fd: &OwnedFd| {
+            let mut fds = [PollFd::new(fd, PollFlags::IN)];
+            poll(&mut fds, Some(&now)).is_ok_and(|ready| ready == 0)
+        };
+        processes.into_iter().any(|(_, fd)| is_alive(fd))
+    }
+
+    /// Waits a while for somebody, and serves him.
+    fn wait_and_serve(&mut self) -> Then {
+        let patience = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let (has_daemon, has_new) = {
+            let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
+            if let Some(daemon) = &self.daemon {
+                fds.push(PollFd::new(daemon, PollFlags::IN));
+            }
+            // A signal, say.
+            if poll(&mut fds, Some(&patience)).is_err() {
+                return Then::GoOn;
+            }
+            (fds.get(1).is_some_and(|fd| !fd.revents().is_empty()), !fds[0].revents().is_empty())
+        };
+        if has_daemon {
+            match self.take_one() {
+                Then::GoOn => {}
+                Then::Hang => self.daemon = None,
+                Then::End => return Then::End,
+            }
+        }
+        if has_new { self.accept() } else { Then::GoOn }
+    }
+
+    /// A daemon that connects takes the place of the one before, of which everything that it has sent is done first.
+    fn accept(&mut self) -> Then {
+        let flags = SocketFlags::CLOEXEC;
+        let Ok(socket) = rustix::net::accept_with(&self.listener, flags) else { return Then::GoOn };
+        if !is_one_of_us(socket.as_fd()) {
+            return Then::GoOn;
+        }
+        while self.daemon.is_some() {
+            match self.take_one() {
+                Then::GoOn => {}
+                Then::Hang => self.daemon = None,
+                Then::End => return Then::End,
+            }
+        }
+        self.daemon = FdChannel::over(socket, true).with_patience(PATIENCE).ok();
+        Then::GoOn
+    }
+
+    /// Serves one message that is there.
+    fn take_one(&mut self) -> Then {
+        let Some(daemon) = &self.daemon else { return Then::Hang };
+        let (message, fds) = match daemon.receive_now::<v1::ToKeeper>() {
+            Ok(received) => received,
+            // Whatever the next message is, this one is lost with what it was to have held: a daemon that breaks the rules is done with.
+            Err(_) => return Then::Hang,
+        };
+        match message.what {
+            Some(v1::To::Hello(hello)) if hello.version == VERSION => {
+                let pid = std::process::id();
+                self.say(v1::From::Welcome(v1::Welcome { version: VERSION, pid }))
+            }
+            Some(v1::To::Hello(hello)) => {
+                let text = format!(
+                    "it speaks version {VERSION} and the daemon {}: end the one that does not fit the other (the keeper ends with what only it holds)",
+                    hello.version
+                );
+                let _ = self.say(v1::From::Refused(text));
+                Then::Hang
+            }
+            Some(v1::To::Keep(v1::Keys { keys })) if keys.len() == fds.len() => {
+                self.held.extend(keys.into_iter().map(Key::of).zip(fds));
+                Then::GoOn
+            }
+            Some(v1::To::Keep(v1::Keys { keys })) => {
+                let text = format!(
+                    "{} descriptors came for {} keys: it may not have as many open files as the daemon (ulimit -n)",
+                    fds.len(),
+                    keys.len()
+                );
+                let _ = self.say(v1::From::Refused(text));
+                Then::Hang
+            }
+            Some(v1::To::LetGo(v1::Keys { keys })) => {
+                for key in keys {
+                    self.held.remove(&Key::of(key));
+                }
+                Then::GoOn
+            }
+            Some(v1::To::List(_)) => self.list(),
+            Some(v1::To::End(_)) => {
+                self.held.clear();
+                self.remove_socket();
+                // Whether or not anybody hears it.
+                let _ = self.say(v1::From::Ended(v1::Nothing {}));
+                Then::End
+            }
+            None => {
+                let _ = self.say(v1::From::Refused(format!("a message that version {VERSION} does not know")));
+                Then::Hang
+            }
+        }
+    }
+
+    fn list(&self) -> Then {
+        let held: Vec<(&Key, &OwnedFd)> = self.held.iter().collect();
+        for some in held.chunks(limits::FDS_PER_MESSAGE_MAX) {
+            let keys = some.iter().map(|(key, _)| key.message()).collect();
+            let fds: Vec<BorrowedFd<'_>> = some.iter().map(|(_, fd)| fd.as_fd()).collect();
+            if self.send(v1::From::Held(v1::Keys { keys }), &fds) != Then::GoOn {
+                return Then::Hang;
+            }
+        }
+        self.say(v1::From::Held(v1::Keys { keys: Vec::new() }))
+    }
+
+    fn say(&self, what: v1::From) -> Then {
+        self.send(what, &[])
+    }
+
+    /// What cannot be sent for want of room among descriptors on their way (TOOMANYREFS) has room soon.
+    fn send(&self, what: v1::From, fds: &[BorrowedFd<'_>]) -> Then {
+        const PAUSE: Duration = Duration::from_millis(5);
+        let Some(daemon) = &self.daemon else { return Then::Hang };
+        let message = from(what);
+        let since = SystemClock::new();
+        loop {
+            match daemon.send(&message, fds) {
+                Ok(()) => return Then::GoOn,
+                Err(ChannelError::System(rustix::io::Errno::TOOMANYREFS)) if since.now() < PATIENCE => {
+                    std::thread::sleep(PAUSE);
+                }
+                Err(_) => return Then::Hang,
+            }
+        }
+    }
+}
+
+/// Of this user, or root.
+fn is_one_of_us(socket: BorrowedFd<'_>) -> bool {
+    let ours = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == ours || peer.uid.is_root())
+}

@@ -1,0 +1,1 @@
+//! A keeper and a daemon that talk.
