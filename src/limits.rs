@@ -68,6 +68,10 @@ pub const UNREAD_FDS_SHARE: u64 = 64;
 /// Bytes in one message of the chunk socket. A full manifest takes about 6 KiB, a full release list about 45 KiB;
 /// default socket buffers carry 200 KiB.
 pub const CHUNK_MESSAGE_LEN_MAX: usize = 64 << 10;
+/// Chunks, and ranges, named in one message of a session that is there again.
+pub const REATTACH_CHUNKS_MAX: usize = 128;
+/// Chunks that a session can say it holds when it is there again.
+pub const REATTACH_TOLD_MAX: usize = 1 << 17;
 /// Chunks named in one release message.
 pub const RELEASE_CHUNKS_MAX: usize = 4096;
 /// Bytes of one gRPC message that holds a plan; a plan of 300,000 requests takes about 12 MiB.
@@ -167,6 +171,7 @@ const _: () = assert!(STITCH_LEN_MIN.get() >= CHUNK_LEN_MIN.get());
 const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < CHUNK_MESSAGE_LEN_MAX);
 const _: () = assert!(RECORD_AHEAD_MAX.is_power_of_two());
 const _: () = assert!(FDS_PER_MESSAGE_MAX * 32 < CHUNK_MESSAGE_LEN_MAX);
+const _: () = assert!(REATTACH_CHUNKS_MAX * 28 < GRPC_SMALL_MESSAGE_LEN_MAX);
 const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < GRPC_LEASE_MESSAGE_LEN_MAX);
 
 #[cfg(test)]

@@ -9,13 +9,13 @@ use std::process::Command;
 const BASE: [&str; 9] = ["units", "limits", "ids", "clock", "error", "rng", "ladder", "sync", "extents"];
 
 /// Module by module, what it may use beside the base. Nothing else, and a module that is not here does not exist.
-const MAY_USE: [(&str, &[&str]); 20] = [
+const MAY_USE: [(&str, &[&str]); 21] = [
     ("driver", &[]),
     ("memory", &["driver"]),
     ("store", &["memory", "driver"]),
     ("ledger", &[]),
-    ("steward", &["ledger", "store"]),
     ("journal", &["ledger"]),
+    ("steward", &["journal", "ledger", "store"]),
     ("trace", &[]),
     ("plan", &["trace"]),
     ("pool", &["memory", "plan", "trace"]),
@@ -28,11 +28,18 @@ const MAY_USE: [(&str, &[&str]); 20] = [
         &["auto", "context", "runtime", "steward", "ledger", "store", "pool", "plan", "trace", "memory", "driver"],
     ),
     ("wire", &[]),
+    ("keeper", &["wire"]),
     ("session", &["auto", "wire", "runtime", "record", "plan", "store", "memory", "driver"]),
-    ("daemon", &["session", "wire", "runtime", "plan", "steward", "ledger", "store", "memory", "driver"]),
+    (
+        "daemon",
+        &["keeper", "journal", "session", "wire", "runtime", "plan", "steward", "ledger", "store", "memory", "driver"],
+    ),
     (
         "cli",
-        &["daemon", "replay", "session", "wire", "runtime", "pool", "plan", "trace", "steward", "memory", "driver"],
+        &[
+            "daemon", "keeper", "replay", "session", "wire", "runtime", "pool", "plan", "trace", "steward", "memory",
+            "driver",
+        ],
     ),
     // The package beside this one.
     ("client", &["auto", "session", "runtime", "record", "context", "pool", "plan", "trace"]),
@@ -40,7 +47,7 @@ const MAY_USE: [(&str, &[&str]); 20] = [
 ];
 
 /// Modules that may know what others are told: generated messages, threads and sockets.
-const MAY_USE_PROTO: [&str; 5] = ["wire", "session", "daemon", "cli", "journal"];
+const MAY_USE_PROTO: [&str; 6] = ["wire", "session", "daemon", "cli", "journal", "keeper"];
 const MAY_USE_TOKIO: [&str; 3] = ["session", "daemon", "cli"];
 
 /// Files with `unsafe`; each opens with its reason.

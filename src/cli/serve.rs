@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::{DONE, Failure, Outcome, print_json};
-use crate::daemon::config::{Config, Flags};
+use crate::daemon::config::{Config, Flags, KeeperIs};
 use crate::daemon::{Daemon, DaemonError, Listeners};
 use crate::session::locate::{Environment, SOCKET_NAME};
 use crate::session::opening;
@@ -71,7 +71,11 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
         http: args.http.clone(),
         devices: args.devices.clone(),
     };
-    let config = Config::load(args.config.as_deref(), &flags)?;
+    let mut config = Config::load(args.config.as_deref(), &flags)?;
+    if args.until_stdin_ends {
+        // Nobody follows it.
+        config.keeper = KeeperIs::None;
+    }
     if args.print_config {
         match args.json {
             true => print_json(&config.to_json()),

@@ -80,6 +80,15 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
         status.open_fds,
         status.open_fds_max
     );
+    match status.keeper {
+        Some(keeper) if keeper.pid > 0 => outln!(
+            "keeper: process {} holds what outlives this daemon; {} of journal",
+            keeper.pid,
+            Bytes::new(keeper.journal_bytes)
+        ),
+        Some(_) => outln!("keeper: none just now; one is being started"),
+        None => outln!("keeper: none, what this daemon holds ends with it"),
+    }
     if status.asked > 0 {
         outln!(
             "asked back: {} in {}, {} not answered in time (`stitchd revocations`)",
@@ -149,5 +158,10 @@ fn to_json(status: &v1::StatusReply) -> Value {
         "exports_max": status.exports_max,
         "open_fds": status.open_fds,
         "open_fds_max": status.open_fds_max,
+        "keeper": status.keeper.map(|keeper| json!({
+            "pid": keeper.pid,
+            "restarts": keeper.restarts,
+            "journal_bytes": keeper.journal_bytes,
+        })),
     })
 }

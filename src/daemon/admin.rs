@@ -77,6 +77,11 @@ impl Admin for Service {
             asked: daemon.revocations.asked(),
             unanswered: daemon.revocations.unanswered(),
             returned_by_revocation_bytes: returned.revoke.get(),
+            keeper: daemon.keeping.as_ref().map(|keeping| v1::Keeper {
+                pid: keeping.pid().unwrap_or(0),
+                restarts: keeping.restarts(),
+                journal_bytes: daemon.steward.journal_len().unwrap_or(0),
+            }),
         }))
     }
 

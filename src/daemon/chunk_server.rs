@@ -278,7 +278,12 @@ async fn greet(
     frame: v1::ClientFrame,
     fds: &[OwnedFd],
 ) -> Result<(), ChannelError> {
-    check_no_descriptors(fds)?;
+    // A session that is there again brings its page.
+    let page = match (&frame.what, fds) {
+        (Some(client_frame::What::Hello(_)), [page]) => Some(page.try_clone()),
+        (_, fds) => check_no_descriptors(fds).map(|()| None)?,
+    };
+    let page = page.transpose().map_err(|_| ChannelError::System(Errno::MFILE))?;
     let (protocol, ticket, patience_ms) = match &frame.what {
         Some(client_frame::What::Hello(hello)) => (hello.protocol, &hello.ticket, hello.patience_ms),
         Some(client_frame::What::Claim(claim)) => (claim.protocol, &claim.ticket, 0),
@@ -295,7 +300,10 @@ async fn greet(
     };
     match (daemon.registry.redeem(&token, peer, daemon.clock.now()), frame.what) {
         (Ok(Good::Link(session)), Some(client_frame::What::Hello(_))) => match daemon.registry.get(session) {
-            Some(entry) => Served::new(daemon, connection, entry, word_every(patience_ms)).run().await,
+            Some(entry) => {
+                entry.take_page(page).map_err(|error| ChannelError::Garbage(chain(&error)))?;
+                Served::new(daemon, connection, entry, word_every(patience_ms)).run().await
+            }
             None => connection.refuse(0, ErrorKind::NotFound, format!("{session} is over")).await,
         },
         (Ok(Good::Claim(claim)), Some(client_frame::What::Claim(_))) => {
@@ -472,24 +480,30 @@ impl<'a> Served<'a> {
     }
 
     async fn run(mut self) -> Result<(), ChannelError> {
+        let entry = Arc::clone(&self.entry);
+        // The one before is over first: what was on its way there is not to be given back behind the back of this one.
+        let link = entry.next_link();
+        let _serving =
+            tokio::time::timeout(PATIENCE, entry.serving.lock()).await.map_err(|_| ChannelError::TimedOut)?;
         let welcome = v1::Welcome {
             session_id: self.entry.id.0,
             stats_page_version: STATS_PAGE_VERSION,
             says_working: self.word_every.is_some(),
         };
-        let page = self.entry.page.try_clone().map_err(|_| ChannelError::System(Errno::MFILE))?;
+        let page = self.entry.page().map_err(|_| ChannelError::System(Errno::MFILE))?;
         let outcome = match self.connection.send(daemon_frame::What::Welcome(welcome), &[Arc::new(page)]).await {
-            Ok(()) => self.attend().await,
+            Ok(()) => self.attend(link).await,
             Err(error) => Err(error),
         };
         if let Some(asked) = self.asked.take() {
             self.daemon.steward.cancel(asked.ledger);
         }
-        self.daemon.detach_session(&self.entry);
+        self.daemon.detach_session(&self.entry, link);
         outcome
     }
 
-    async fn attend(&mut self) -> Result<(), ChannelError> {
+    async fn attend(&mut self, link: u64) -> Result<(), ChannelError> {
+        let mut links = self.entry.links.subscribe();
         loop {
             self.go_on().await?;
             let word_due = self.asked.as_ref().and_then(|asked| asked.word_due);
@@ -508,6 +522,8 @@ impl<'a> Served<'a> {
             tokio::select! {
                 // A session that was ended by other means is served no longer.
                 () = self.entry.over() => return Ok(()),
+                // Nor one that has another connection.
+                () = async { drop(links.wait_for(|last| *last != link).await) } => return Ok(()),
                 answer = answer => self.answered(answer).await?,
                 () = word => self.say_working()?,
                 frame = self.connection.receive() => {

@@ -9,6 +9,8 @@
 //! driver_deadline = "30s"         # a driver call that takes longer has failed
 //! wait = "5s"                     # how long a session that grows waits for others
 //! linger_max = "1h"               # how long a shared range may outlive its last holder
+//! keeper = "process"              # who holds what outlives a daemon that is killed: a process of its own, or "none"
+//! keeper_linger = "2m"            # how long it does while there is no daemon, and none of the processes is left that had a session
 //! borrowed = "refuse"             # or wait, end: when what is guaranteed is lent and does not come back
 //!
 //! [[tenant]]
@@ -47,6 +49,9 @@ const WAIT: Duration = Duration::from_secs(5);
 /// Whoever publishes for the next process of a job is followed within that.
 const LINGER_MAX: Duration = Duration::from_secs(3_600);
 
+/// A daemon that is restarted is there within that.
+const KEEPER_LINGER: Duration = Duration::from_secs(120);
+
 /// What a daemon does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -84,12 +89,25 @@ pub struct Config {
     pub wait: Duration,
     /// How long a shared range may outlive its last holder, whatever it is published with.
     pub linger_max: Duration,
+    /// Who holds what is to outlive a daemon that is killed.
+    pub keeper: KeeperIs,
+    /// How long it does while there is no daemon, and no process of a session.
+    pub keeper_linger: Duration,
     /// What becomes of a request within a guarantee when others do not give back in time what was lent to them.
     pub borrowed: Overstay,
     /// Users that may act on the daemon, beside root and its own.
     pub admins: Vec<u32>,
     /// Whose sessions have which terms.
     pub tenants: Vec<TenantConfig>,
+}
+
+/// Who holds what is to outlive a daemon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KeeperIs {
+    /// A process: one that is there, else one that the daemon starts.
+    Process,
+    /// Nobody: what a daemon holds ends with it.
+    None,
 }
 
 /// Where the ladder comes from.
@@ -185,6 +203,8 @@ struct File {
     plans: Option<PathBuf>,
     wait: Option<String>,
     linger_max: Option<String>,
+    keeper: Option<String>,
+    keeper_linger: Option<String>,
     borrowed: Option<String>,
     admins: Option<Vec<u32>>,
     // Written only if there are some: people append tables to what --print-config prints.
@@ -210,6 +230,9 @@ struct FileTenant {
     lend: Option<bool>,
     priority: Option<u32>,
 }
+
+/// The words for [`KeeperIs`].
+const KEEPERS: [(&str, KeeperIs); 2] = [("process", KeeperIs::Process), ("none", KeeperIs::None)];
 
 /// The words for [`Overstay`].
 const BORROWED: [(&str, Overstay); 3] =
@@ -357,6 +380,9 @@ impl Config {
         }
         let borrowed = file.borrowed.as_deref().unwrap_or(BORROWED[0].0);
         let borrowed = BORROWED.iter().find(|(word, _)| *word == borrowed).map(|(_, overstay)| *overstay);
+        let keeper = file.keeper.as_deref().unwrap_or("process");
+        let keeper = KEEPERS.iter().find(|(word, _)| *word == keeper).map(|(_, keeper)| *keeper);
+        let keeper = keeper.ok_or_else(|| value("keeper", "it is one of process and none"))?;
         let borrowed = borrowed.ok_or_else(|| value("borrowed", "it is one of refuse, wait and end"))?;
         let runtime_dir = flags.runtime_dir.clone().or(file.runtime_dir);
         let ladder = file.ladder.as_ref().map_or_else(|| Ok((Ladder::standard(), LadderIs::Auto)), FileLadder::read);
@@ -385,6 +411,10 @@ impl Config {
             plans: file.plans,
             wait: file.wait.map_or(Ok(WAIT), |text| parse_duration("wait", &text))?,
             linger_max: file.linger_max.map_or(Ok(LINGER_MAX), |text| parse_duration("linger_max", &text))?,
+            keeper,
+            keeper_linger: file
+                .keeper_linger
+                .map_or(Ok(KEEPER_LINGER), |text| parse_duration("keeper_linger", &text))?,
             borrowed,
             admins: file.admins.unwrap_or_default(),
             tenants,
@@ -426,6 +456,8 @@ impl Config {
             plans: self.plans.clone(),
             wait: Some(format!("{}ms", self.wait.as_millis())),
             linger_max: Some(format!("{}ms", self.linger_max.as_millis())),
+            keeper: KEEPERS.iter().find(|(_, keeper)| *keeper == self.keeper).map(|(word, _)| (*word).to_owned()),
+            keeper_linger: Some(format!("{}ms", self.keeper_linger.as_millis())),
             borrowed: BORROWED.iter().find(|(_, word)| *word == self.borrowed).map(|(word, _)| (*word).to_owned()),
             admins: Some(self.admins.clone()),
             device: self.devices.iter().map(device).collect(),

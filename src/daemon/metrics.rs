@@ -116,7 +116,7 @@ impl Daemon {
     /// What a session's stats page says, by device; nothing where it cannot be read. What is of no device that there is counts for `home`.
     pub(super) fn counters_by_device(&self, entry: &Entry, home: DeviceId) -> BTreeMap<DeviceId, [u64; COUNTERS_MAX]> {
         let mut by_device = BTreeMap::new();
-        let Ok(sets) = stats_page::read(&entry.page) else { return by_device };
+        let Some(Ok(sets)) = entry.page.get().map(stats_page::read) else { return by_device };
         for set in sets.iter().filter(|set| set.counters != [0; COUNTERS_MAX]) {
             let said = set.device.map(DeviceId).filter(|said| self.devices.iter().any(|device| device.id == *said));
             add(by_device.entry(said.unwrap_or(home)).or_insert([0; COUNTERS_MAX]), &set.counters);
@@ -230,6 +230,11 @@ impl Daemon {
         for (name, value) in node {
             gauge!(name).set(value as f64);
         }
+        if let Some(keeping) = &self.keeping {
+            gauge!("stitchd_keeper_up").set(f64::from(u8::from(keeping.pid().is_some())));
+            counter!("stitchd_keeper_restarts_total").absolute(keeping.restarts());
+            gauge!("stitchd_journal_bytes").set(self.steward.journal_len().unwrap_or(0) as f64);
+        }
     }
 }
 
@@ -307,7 +312,7 @@ impl Free {
 
 /// The list of names that are written at a scrape, with what they mean.
 fn describe() {
-    let gauges: [(&'static str, Option<Unit>, &'static str); 13] = [
+    let gauges: [(&'static str, Option<Unit>, &'static str); 15] = [
         ("stitchd_tasks", None, "Tasks of the daemon: some for each connection and session."),
         ("stitchd_device_lost", None, "1 once the device is gone, until the daemon is restarted."),
         ("stitchd_device_chunks", None, "Chunks of a device, and how many descriptors and exports allow."),
@@ -321,6 +326,8 @@ fn describe() {
         ("stitchd_sessions", None, "Sessions that are open."),
         ("stitchd_export_slots", None, "Chunks that were exported."),
         ("stitchd_open_fds", None, "Descriptors that the daemon has open."),
+        ("stitchd_keeper_up", None, "1 while a keeper holds what is to outlive the daemon."),
+        ("stitchd_journal_bytes", Some(Unit::Bytes), "What the daemon that follows has to read."),
     ];
     for (name, unit, text) in gauges {
         match unit {
@@ -329,6 +336,7 @@ fn describe() {
         }
     }
     for (name, text) in [
+        ("stitchd_keeper_restarts_total", "Keepers that were started in the place of one that had gone."),
         ("stitchd_requests_total", "Allocations served, by pool."),
         ("stitchd_plan_deviations_total", "Requests that did not match the plan, and entries nobody asked for."),
         ("stitchd_allocation_failures_total", "Allocations that failed, by reason."),

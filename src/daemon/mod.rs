@@ -6,6 +6,7 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`config`] | flags and file to one typed configuration |
+//! | [`keeping`], [`takeover`], [`reattach`] | who holds what outlives this process; what is taken over from the daemon before; its sessions, when they are there again |
 //! | [`listener`] | the lock on the runtime directory, the sockets, who connected |
 //! | [`connections`] | what a process may have of connections, sessions, and descriptors that it has not read |
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
@@ -28,21 +29,26 @@ mod connections;
 mod deadline;
 mod gate;
 mod http;
+mod keeping;
 mod listener;
 mod measured;
 mod metrics;
 mod plans;
 mod ranges;
+mod reattach;
 mod refusals;
 mod registry;
 mod revocations;
 pub mod scrubber;
 mod service;
+mod takeover;
 mod tenants;
 mod watched;
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,17 +60,20 @@ use crate::clock::{Clock, SystemClock};
 use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::{Driver, DriverError};
 use crate::error::{ErrorKind, chain};
-use crate::ids::{DeviceId, DeviceUuid};
+use crate::ids::{DeviceId, DeviceUuid, SessionId};
+use crate::journal::{Book, JournalError};
+use crate::keeper::Key;
 use crate::ladder::{Ladder, LadderError, Part};
-use crate::ledger::AccountView;
+use crate::ledger::{AccountView, FactsError};
 use crate::limits;
 use crate::memory::Device;
-use crate::steward::Steward;
-use crate::store::{ScrubError, Store, StoreError};
+use crate::steward::{FollowError, Steward};
+use crate::store::{Keep, ScrubError, Store, StoreError};
 use crate::units::Bytes;
-use config::{Config, LadderIs};
+use config::{Config, KeeperIs, LadderIs};
 use connections::Connections;
 use deadline::Deadline;
+use keeping::Keeping;
 pub use listener::{ListenError, Listeners};
 use metrics::Metrics;
 use plans::{PlanStore, PlanStoreError};
@@ -73,6 +82,7 @@ use refusals::Refusals;
 use registry::Registry;
 use revocations::Revocations;
 use scrubber::Scrubber;
+use takeover::{Begun, Left};
 
 /// A daemon, ready to serve.
 pub struct Daemon {
@@ -91,6 +101,8 @@ pub struct Daemon {
     /// Where connections of the chunk socket are served.
     chunk_tasks: std::sync::OnceLock<tokio::runtime::Handle>,
     clock: Arc<dyn Clock>,
+    /// Who holds what is to outlive this process.
+    keeping: Option<Arc<Keeping>>,
     started: Duration,
     draining: AtomicBool,
     /// Becomes true when the daemon is to end.
@@ -151,6 +163,12 @@ pub enum DaemonError {
     /// The devices' granularity is no size that a chunk can have.
     #[error("chunks must be multiples of the devices' granularity")]
     Ladder(#[from] LadderError),
+    /// The journal that the daemon before has left cannot be gone on with.
+    #[error("cannot take over from the daemon before")]
+    Journal(#[from] JournalError),
+    /// What it has left cannot be.
+    #[error("cannot take over from the daemon before")]
+    Follow(#[source] FactsError),
     /// The stored plans cannot be read.
     #[error("cannot use the directory of plans")]
     Plans(#[from] PlanStoreError),
@@ -180,6 +198,8 @@ impl DaemonError {
             DaemonError::Uncleared { .. } => ErrorKind::Broken,
             DaemonError::TooFewFiles { .. } => ErrorKind::Invalid,
             DaemonError::Ladder(_) => ErrorKind::Unsupported,
+            DaemonError::Journal(error) => error.kind(),
+            DaemonError::Follow(_) => ErrorKind::Broken,
             DaemonError::Plans(_) => ErrorKind::Invalid,
             DaemonError::Thread(_) => ErrorKind::Exhausted,
             DaemonError::Server(_) => ErrorKind::Broken,
@@ -191,6 +211,7 @@ impl Daemon {
     /// Puts a daemon together over `driver`. Must be called inside a tokio runtime, which does its work.
     pub fn build(mut config: Config, driver: Arc<dyn Driver>) -> Result<Arc<Daemon>, DaemonError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let (nodes, is_shared) = (driver.nodes(), driver.is_shared());
         let driver = Meter::around(Deadline::around(driver, config.driver_deadline), Arc::clone(&clock));
         let listed = driver.devices();
         let mut devices = Vec::new();
@@ -214,8 +235,18 @@ impl Daemon {
         if config.ladder_is == LadderIs::Measured {
             config.ladder = measured::ladder(&*driver, &devices)?;
         }
+        let (mut devices, scrubbers) = with_scrubbers(&driver, devices, config.driver_deadline)?;
+        let mut left = match config.keeper {
+            KeeperIs::Process if is_shared => Some(leave(&config)?),
+            KeeperIs::Process | KeeperIs::None => None,
+        };
+        if let Some((_, left)) = &mut left {
+            for device in &mut devices {
+                // What is there is there, whatever the configuration says by now.
+                device.total = device.total.max(left.bytes_of(device.uuid));
+            }
+        }
         let open = |device: &NodeDevice| Device::open(Arc::clone(&driver) as Arc<dyn Driver>, device.id);
-        let (devices, scrubbers) = with_scrubbers(&driver, devices, config.driver_deadline)?;
         let mut store = Store::new(devices.iter().map(open).collect::<Result<_, _>>()?);
         for (device, scrubber) in devices.iter().zip(scrubbers) {
             store = store.with_cap(device.id, device.total);
@@ -224,6 +255,9 @@ impl Daemon {
             }
         }
         store = store.with_descriptors(Daemon::fds_for_chunks(&config));
+        if let Some((keeping, _)) = &left {
+            store = store.with_keeper(Arc::clone(keeping) as Arc<dyn Keep>);
+        }
         if devices.iter().any(|device| store.chunks_max(device.id) == 0) {
             let (limit, reserve) = (Daemon::open_fds_max(), Daemon::fds_for_connections());
             return Err(DaemonError::TooFewFiles { limit, reserve });
@@ -242,7 +276,12 @@ impl Daemon {
         let runtime = tokio::runtime::Handle::current();
         let spawn =
             Box::new(move |work: Box<dyn FnOnce() + Send>| drop(runtime.spawn_blocking(move || or_abort(work))));
-        let steward = Steward::new(store, Arc::clone(&clock), spawn)?;
+        let keeping = left.as_ref().map(|(keeping, _)| Arc::clone(keeping));
+        let (steward, begun) = follow(left.map(|(_, left)| left), &devices, store, &clock, spawn)?;
+        if let Some(keeping) = &keeping {
+            keeping.set_steward(&steward);
+            keep_nodes(keeping, &nodes);
+        }
         let plans = PlanStore::open(config.plan_dir())?;
         let metrics = Metrics::new();
         let started = clock.now();
@@ -261,6 +300,7 @@ impl Daemon {
             refusals: Refusals::default(),
             chunk_tasks: std::sync::OnceLock::new(),
             clock,
+            keeping,
             started,
             draining: AtomicBool::new(false),
             ending: watch::Sender::new(false),
@@ -274,7 +314,30 @@ impl Daemon {
                 daemon.hear(&news);
             }
         }));
+        if let Some(begun) = begun {
+            daemon.resume(begun);
+        }
         Ok(daemon)
+    }
+
+    /// The sessions and ranges of the daemon before are this one's.
+    fn resume(self: &Arc<Daemon>, begun: Resumed) {
+        let Resumed { book, mut processes } = begun;
+        self.names.resume(&book);
+        for (session, known) in book.sessions() {
+            self.resume_session(known, processes.remove(session));
+        }
+        if !book.sessions().is_empty() || !book.chunks().is_empty() {
+            let bytes: Bytes = book.chunks().values().map(|known| known.len).sum();
+            tracing::info!(
+                sessions = self.registry.count(),
+                chunks = book.chunks().len(),
+                bytes = bytes.get(),
+                ranges = book.ranges().len(),
+                took_ms = self.uptime().as_millis(),
+                "taken over from the daemon before"
+            );
+        }
     }
 
     /// Serves until [`Daemon::end`], then lets sessions finish for as long as the configuration says.
@@ -304,9 +367,31 @@ impl Daemon {
         };
         parts.shutdown().await;
         drop(chunks);
+        self.leave_or_end();
         // Dropped last: until here a second daemon is kept away.
         drop(listeners.lock);
         served
+    }
+
+    /// Where somebody has something still, that is held for the daemon that follows; else nobody need follow.
+    fn leave_or_end(&self) {
+        let Some(keeping) = &self.keeping else { return };
+        let (sessions, ranges) = (self.registry.count(), self.steward.ranges().len());
+        let reserved = self.steward.reserved().len();
+        if sessions + ranges + reserved == 0 {
+            self.steward.end_journal();
+            keeping.end();
+            return;
+        }
+        tracing::info!(
+            sessions,
+            ranges,
+            reserved_plans = reserved,
+            keeper = keeping.pid().unwrap_or(0),
+            "a daemon that follows in this directory takes over what is held"
+        );
+        self.steward.stop_journal();
+        keeping.leave();
     }
 
     /// Tells the daemon to end: no new sessions, no more memory, and soon nobody there.
@@ -331,7 +416,9 @@ impl Daemon {
         let mut ending = self.ending.subscribe();
         // The sender lives in the daemon that this holds.
         let _ = ending.wait_for(|ending| *ending).await;
-        let patience = tokio::time::sleep(self.config.drain);
+        // Who is taken over by another daemon need not finish before.
+        let drain = if self.keeping.is_some() { Duration::ZERO } else { self.config.drain };
+        let patience = tokio::time::sleep(drain);
         tokio::pin!(patience);
         loop {
             tokio::select! {
@@ -417,6 +504,48 @@ impl Daemon {
         let http = config.http.map_or(0, |_| limits::HTTP_CONNECTIONS_MAX as u64);
         let kept = Daemon::open_fds() + Daemon::fds_for_connections() + http;
         Daemon::open_fds_max().saturating_sub(kept)
+    }
+}
+
+/// What a daemon has taken over beside its ledger.
+struct Resumed {
+    book: Book,
+    processes: BTreeMap<SessionId, OwnedFd>,
+}
+
+/// Finds or starts the keeper, and what was left with it.
+fn leave(config: &Config) -> Result<(Arc<Keeping>, Left), DaemonError> {
+    let (keeping, held) = Keeping::begin(&config.runtime_dir, config.keeper_linger);
+    let left = Left::find(&config.runtime_dir, Arc::clone(&keeping), held)?;
+    Ok((keeping, left))
+}
+
+/// A steward that goes on from what was left.
+fn follow(
+    left: Option<Left>,
+    devices: &[NodeDevice],
+    store: Store,
+    clock: &Arc<dyn Clock>,
+    spawn: crate::steward::Spawn,
+) -> Result<(Arc<Steward>, Option<Resumed>), DaemonError> {
+    let Some(left) = left else { return Ok((Steward::new(store, Arc::clone(clock), spawn)?, None)) };
+    let Begun { journal, processes } = left.begin(devices, &store)?;
+    let book = journal.book().clone();
+    let uuids = devices.iter().map(|device| (device.id, device.uuid)).collect();
+    let steward = Steward::following(store, Arc::clone(clock), spawn, journal, uuids).map_err(|error| match error {
+        FollowError::Store(error) => DaemonError::Store(error),
+        FollowError::Facts(error) => DaemonError::Follow(error),
+    })?;
+    Ok((steward, Some(Resumed { book, processes })))
+}
+
+/// Has the nodes of the devices kept open: where nobody has, the driver takes a device down, and what is on it with it.
+fn keep_nodes(keeping: &Keeping, nodes: &[PathBuf]) {
+    for (number, node) in nodes.iter().enumerate() {
+        match std::fs::File::options().read(true).write(true).open(node) {
+            Ok(file) => keeping.keep_other(Key::Node(number as u64), Arc::new(file.into())),
+            Err(error) => tracing::warn!(node = %node.display(), %error, "a device's node cannot be kept open"),
+        }
     }
 }
 
@@ -509,8 +638,17 @@ async fn tick(daemon: Arc<Daemon>) {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut failures = BTreeMap::new();
+    // Beside the rest: a keeper that does not answer holds nobody up.
+    let mut mending: Option<tokio::task::JoinHandle<()>> = None;
     loop {
         ticks.tick().await;
+        if let Some(keeping) = &daemon.keeping
+            && mending.as_ref().is_none_or(tokio::task::JoinHandle::is_finished)
+            && !daemon.is_draining()
+        {
+            let keeping = Arc::clone(keeping);
+            mending = Some(tokio::task::spawn_blocking(move || keeping.mend()));
+        }
         daemon.steward.tick();
         let accounts = daemon.steward.devices();
         daemon.note_lost(&accounts);

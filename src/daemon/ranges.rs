@@ -17,8 +17,10 @@ use super::tenants::Wish;
 use super::{Daemon, NodeDevice};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{RangeId, SessionId};
+use crate::journal::{self, PublishedRange};
 use crate::ledger::{LedgerError, RangeView};
 use crate::limits;
+use crate::store::StoreError;
 use crate::units::Bytes;
 use crate::wire::convert;
 use crate::wire::status::status;
@@ -113,11 +115,45 @@ impl Names {
         })
     }
 
-    /// Gives a range its name and version. The range that had the name before, if there is one, is for nobody new.
-    fn add(&self, named: Named) -> (Arc<Named>, Option<RangeId>) {
+    /// A version that no range has had.
+    fn next_version(&self) -> u64 {
         let mut book = self.lock();
         book.versions += 1;
-        let named = Arc::new(Named { version: book.versions, ..named });
+        book.versions
+    }
+
+    /// Begins with the names that the daemon before has left, and goes on from its versions.
+    pub(super) fn resume(&self, left: &journal::Book) {
+        let (.., versions) = left.last_numbers();
+        self.lock().versions = versions;
+        for (range, known) in left.ranges() {
+            let of = &known.of;
+            let bytes = of.chunks.iter().filter_map(|chunk| left.chunks().get(chunk)).map(|known| known.len).sum();
+            // In the order of their numbers: the last one of a name has it.
+            self.add(Named {
+                range: *range,
+                tenant: of.tenant.clone(),
+                name: of.name.clone(),
+                version: of.version,
+                key: Some(of.key.clone()).filter(|key| !key.is_empty()),
+                content: of.content,
+                bytes,
+                is_writable: of.is_writable,
+                is_sealed: of.is_sealed,
+                publisher: of.publisher,
+            });
+        }
+        left.ranges().iter().filter(|(_, known)| known.is_withdrawn).for_each(|(range, _)| self.withdraw(*range));
+    }
+
+    /// Gives a range its name, and a version where it has none. The range that had the name before, if there is one, is for nobody new.
+    fn add(&self, named: Named) -> (Arc<Named>, Option<RangeId>) {
+        let mut book = self.lock();
+        if named.version == 0 {
+            book.versions += 1;
+        }
+        let version = if named.version == 0 { book.versions } else { named.version };
+        let named = Arc::new(Named { version, ..named });
         book.by_range.insert(named.range, Arc::clone(&named));
         let former = book.newest.insert((named.tenant.clone(), named.name.clone()), named.range);
         (named, former)
@@ -228,9 +264,11 @@ impl Ranges for Service {
         let name = range_name(&wanted.name)?;
         let key = key(wanted.key.clone())?;
         let chunks = convert::chunk_ids("chunk_ids", &wanted.chunk_ids).map_err(|error| refused(&error))?;
-        let stored: Vec<_> = chunks.iter().filter_map(|chunk| daemon.steward.store().chunk(*chunk).ok()).collect();
-        let bytes: Bytes = stored.iter().map(|chunk| chunk.len()).sum();
-        drop(stored);
+        let store = daemon.steward.store();
+        let bytes: Bytes = chunks.iter().filter_map(|chunk| store.len_of(*chunk).ok()).sum();
+        if let Some(lost) = chunks.iter().find(|chunk| store.len_of(**chunk).is_ok() && !store.can_hand_on(**chunk)) {
+            return Err(status(ErrorKind::Conflict, StoreError::NoDescriptor(*lost).to_string()));
+        }
         let content = Bytes::new(wanted.content_bytes);
         if content > bytes {
             return Err(refused(&convert::malformed("content_bytes", format!("{content}, of a range of {bytes}"))));
@@ -261,7 +299,23 @@ impl Ranges for Service {
             );
             return Err(status(ErrorKind::Conflict, text));
         }
-        let published = daemon.steward.publish(entry.id, chunks.clone(), linger_ms);
+        let version = daemon.names.next_version();
+        let record = |range, chunks| {
+            Some(PublishedRange {
+                range,
+                name: name.clone(),
+                tenant: entry.tenant.clone(),
+                version,
+                key: key.clone().unwrap_or_default(),
+                content,
+                is_writable: wanted.is_writable,
+                is_sealed: false,
+                publisher: entry.id,
+                linger_ms,
+                chunks,
+            })
+        };
+        let published = daemon.steward.publish_as(entry.id, chunks.clone(), linger_ms, record);
         let range = published.map_err(|error| from_ledger(&error))?;
         // Nobody finds it before it has a name: until then it is not attached.
         let is_sealed = !wanted.is_writable
@@ -269,12 +323,15 @@ impl Ranges for Service {
                 tracing::warn!(%range, name, session = %entry.id, error = %chain(&error), "a shared range can be written: somebody maps it for that");
                 false
             });
+        if is_sealed {
+            daemon.steward.note_sealed(range);
+        }
         let (is_writable, publisher) = (wanted.is_writable, entry.id);
         let named = Named {
             range,
             tenant: entry.tenant.clone(),
             name,
-            version: 0,
+            version,
             key,
             content,
             bytes,

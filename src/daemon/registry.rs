@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -15,10 +15,12 @@ use tokio::sync::{Semaphore, watch};
 
 use super::Daemon;
 use super::connections::Seat;
+use super::reattach::Told;
 use super::revocations::Questions;
 use super::watched;
 use crate::error::chain;
 use crate::ids::{ChunkId, RangeId, SessionId};
+use crate::keeper::Key;
 use crate::ledger::EndReason;
 use crate::limits;
 use crate::units::Bytes;
@@ -44,7 +46,14 @@ pub(super) struct Entry {
     pub(super) unanswered: AtomicU64,
     /// Becomes true when its process is to be ended.
     pub(super) ending: watch::Sender<bool>,
-    pub(super) page: OwnedFd,
+    /// Where it counts. Of a session that was taken over nobody has it before its process is there again.
+    pub(super) page: OnceLock<OwnedFd>,
+    /// Its connections on the chunk socket so far: the last one is its own.
+    pub(super) links: watch::Sender<u64>,
+    /// Held by who serves one, so that the next begins when that is over.
+    pub(super) serving: tokio::sync::Mutex<()>,
+    /// What it has said so far that it holds.
+    pub(super) told: Mutex<Told>,
     pub(super) opened: Duration,
     /// Places for acquires over gRPC that wait.
     pub(super) acquires: Semaphore,
@@ -52,7 +61,7 @@ pub(super) struct Entry {
     pub(super) watches: watch::Sender<u64>,
     /// Becomes true when the session is over, whatever the reason.
     pub(super) ended: watch::Sender<bool>,
-    pub(super) _seat: Seat,
+    pub(super) _seat: Option<Seat>,
 }
 
 impl Entry {
@@ -193,6 +202,11 @@ impl Registry {
         all
     }
 
+    /// What was leased for tickets that nobody has shown goes back otherwise.
+    pub(super) fn drop_tickets_of(&self, session: SessionId) {
+        self.tickets().drop_those_of(session);
+    }
+
     /// The session that a call is for, if the caller can prove that it is its own.
     pub(super) fn authorise(&self, session: SessionId, secret: &Token, peer: &Peer) -> Result<Arc<Entry>, NotGood> {
         let entry = self.get(session).filter(|entry| entry.secret == *secret && entry.identity.may_be(peer.identity));
@@ -255,6 +269,9 @@ impl Daemon {
         let entry = self.registry.take(session)?;
         self.metrics.note_ended(&self.counters_of(&entry));
         entry.ended.send_replace(true);
+        if let Some(keeping) = &self.keeping {
+            keeping.let_go_of(&[Key::Process(session)]);
+        }
         match self.steward.end(session, reason) {
             Ok(returned) => {
                 tracing::info!(%session, name = entry.name, ?reason, returned_bytes = returned.get(), "session ended");
@@ -267,8 +284,11 @@ impl Daemon {
         }
     }
 
-    /// The session's connection is gone: it is served no longer. Where the kernel cannot tell when its process ends, that is its end.
-    pub(super) fn detach_session(&self, entry: &Entry) {
+    /// The session's connection is gone, and it has no other: it is served no longer. Where the kernel cannot tell when its process ends, that is its end.
+    pub(super) fn detach_session(&self, entry: &Entry, link: u64) {
+        if *entry.links.borrow() != link {
+            return;
+        }
         if !entry.has_pidfd {
             self.end_session(entry.id, EndReason::Died);
             return;
@@ -279,7 +299,7 @@ impl Daemon {
     }
 
     /// Waits for the session's process to end, or for the session to be over before.
-    pub(super) async fn watch_process(self: Arc<Daemon>, entry: Arc<Entry>, pidfd: OwnedFd) {
+    pub(super) async fn watch_process(self: Arc<Daemon>, entry: Arc<Entry>, pidfd: Arc<OwnedFd>) {
         let pidfd = match watched::watch(pidfd, Interest::READABLE) {
             Ok(pidfd) => pidfd,
             Err(error) => {
@@ -336,12 +356,15 @@ mod tests {
             questions: Questions::default(),
             unanswered: AtomicU64::new(0),
             ending: watch::Sender::new(false),
-            page: stats_page::create(id).unwrap(),
+            page: OnceLock::from(stats_page::create(id).unwrap()),
+            links: watch::Sender::new(0),
+            serving: tokio::sync::Mutex::default(),
+            told: Mutex::default(),
             opened: NOW,
             acquires: Semaphore::new(1),
             watches: watch::Sender::new(0),
             ended: watch::Sender::new(false),
-            _seat: Connections::new(1024, 1024).enter(&peer()).unwrap(),
+            _seat: Connections::new(1024, 1024).enter(&peer()),
         }));
         id
     }

@@ -98,7 +98,11 @@ impl Daemon {
                 }
             }
             Effect::RangeGone { range } => self.names.forget(range),
-            Effect::Create { .. } | Effect::Destroy { .. } | Effect::Grant { .. } | Effect::Refuse { .. } => {}
+            Effect::Create { .. }
+            | Effect::Destroy { .. }
+            | Effect::Grant { .. }
+            | Effect::Registered { .. }
+            | Effect::Refuse { .. } => {}
         }
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
@@ -15,12 +15,15 @@ use super::chunk_server::give_back;
 use super::gate::Gate;
 use super::listener::{AcceptFailures, CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
 use super::plans::{PlanStore, PlanStoreError, Stored};
+use super::reattach::process_of;
 use super::refusals::Refused;
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
 use super::tenants::{Wish, over_guarantee};
 use super::{Daemon, DaemonError, NodeDevice};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
+use crate::journal::SessionRecord;
+use crate::keeper::Key;
 use crate::ladder::{Part, Shape};
 use crate::ledger::{EndReason, Holder, LedgerError, Refusal};
 use crate::limits;
@@ -335,7 +338,16 @@ impl Sessions for Service {
         let pidfd = pidfd.map_err(|error| short("watch this process", &error))?;
         let broken = |error: &dyn std::error::Error| status(ErrorKind::Broken, chain(error));
         let secret = random_token().map_err(|error| broken(&error))?;
-        let id = daemon.steward.open(seated.terms).map_err(|error| from_ledger(&error))?;
+        let pidfd = pidfd.map(Arc::new);
+        let record = |session| {
+            let (name, tenant, terms) = (name.clone(), seated.tenant.clone(), seated.terms);
+            let (process, guarantee_max) = (process_of(&peer), seated.guarantee_max);
+            Some(SessionRecord { session, secret, process, name, tenant, terms, guarantee_max })
+        };
+        let id = daemon.steward.open_as(seated.terms, record).map_err(|error| from_ledger(&error))?;
+        if let (Some(keeping), Some(pidfd)) = (&daemon.keeping, &pidfd) {
+            keeping.keep_other(Key::Process(id), Arc::clone(pidfd));
+        }
         let page = match stats_page::create(id) {
             Ok(page) => page,
             Err(error) => {
@@ -356,12 +368,15 @@ impl Sessions for Service {
             questions: tokio::sync::watch::Sender::default(),
             unanswered: AtomicU64::new(0),
             ending: tokio::sync::watch::Sender::new(false),
-            page,
+            page: OnceLock::from(page),
+            links: tokio::sync::watch::Sender::new(0),
+            serving: tokio::sync::Mutex::default(),
+            told: std::sync::Mutex::default(),
             opened: daemon.clock.now(),
             acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
             watches: tokio::sync::watch::Sender::new(0),
             ended: tokio::sync::watch::Sender::new(false),
-            _seat: seat,
+            _seat: Some(seat),
         });
         daemon.registry.add(Arc::clone(&entry));
         tracing::info!(session = %id, name = entry.name, pid = entry.pid, tenant = entry.tenant, limit_bytes = seated.terms.limit.get(), "session opened");
@@ -389,6 +404,13 @@ impl Sessions for Service {
             guarantee_bytes: seated.guarantee.get(),
             guarantee_max_bytes: entry.guarantee_max.get(),
         }))
+    }
+
+    async fn reattach(&self, request: Request<v1::ReattachRequest>) -> Result<Response<v1::ReattachReply>, Status> {
+        self.check_draining()?;
+        let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
+        let peer = Self::peer(&request)?;
+        self.reattached(&entry, &peer, request.into_inner()).await.map(Response::new)
     }
 
     async fn close(&self, request: Request<v1::CloseRequest>) -> Result<Response<v1::CloseReply>, Status> {

@@ -199,7 +199,8 @@ impl Runtime {
                     return Err(self.out_of_memory(bytes, told));
                 }
             };
-            failed = Some(error).filter(|error| !error.kind.is_lack());
+            // Who is away may be there again while he is waited for; what is broken is broken.
+            failed = Some(error).filter(|error| !error.kind.is_lack() && error.kind != ErrorKind::Unavailable);
         }
         Err(self.out_of_memory(bytes, interrupted()))
     }

@@ -1,9 +1,8 @@
-//! The gRPC side of a session: a background thread that opens it, watches it, carries small requests, and closes it.
+//! The gRPC side of a session: a background thread that opens it, watches it, carries small requests, finds the next daemon where one has gone ([`returning`]), and closes it.
 //!
 //! The thread has a runtime of its own with no other thread, sleeps unless something comes, and ends with the session.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -16,9 +15,11 @@ use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::giving::{Givers, Question};
-use super::link::Link;
+use super::line::Line;
 use super::quiet_stream::QuietStream;
+use super::returning::{self, Returned};
 use super::{RemoteDevice, SessionConfig, SessionError};
+use crate::clock::{Clock as _, SystemClock};
 use crate::driver::layers::metered::Metered;
 use crate::error::root;
 use crate::ids::{DeviceUuid, PlanId, RangeId, SessionId};
@@ -36,7 +37,7 @@ use crate::wire::{PROTOCOL, status, v1};
 #[derive(Debug)]
 pub(super) struct Opened {
     pub(super) session: SessionId,
-    secret: Token,
+    pub(super) secret: Token,
     pub(super) ticket: Token,
     pub(super) devices: Vec<RemoteDevice>,
     pub(super) driver: String,
@@ -54,7 +55,6 @@ pub(super) struct Opened {
 pub(super) struct Control {
     commands: Option<tokio_mpsc::UnboundedSender<Command>>,
     thread: Option<JoinHandle<()>>,
-    attached: Arc<AtomicBool>,
     lost: Lost,
     givers: Arc<Givers>,
     patience: Duration,
@@ -70,7 +70,7 @@ pub(super) struct Seen {
     /// Where driver calls that hang are counted.
     pub(super) counters: Counters,
     /// The session's, whose end is not to wait for this thread.
-    pub(super) link: Weak<Link>,
+    pub(super) line: Weak<Line>,
 }
 
 /// How often it looks.
@@ -98,11 +98,9 @@ impl Control {
     pub(super) fn open(config: &SessionConfig, watched: Watched) -> Result<(Control, Opened), SessionError> {
         let (send, opened) = mpsc::channel();
         let (commands, receive) = tokio_mpsc::unbounded_channel();
-        let attached = Arc::new(AtomicBool::new(false));
         let (lost, givers) = (Lost::default(), Arc::new(Givers::default()));
         let worker = Worker {
             config: config.clone(),
-            attached: Arc::clone(&attached),
             lost: Arc::clone(&lost),
             givers: Arc::clone(&givers),
             watched,
@@ -117,7 +115,7 @@ impl Control {
         // The thread gives up after its own patience; twice that only if it is starved.
         let answer = opened.recv_timeout(patience * 2);
         let opened = answer.unwrap_or_else(|_| Err(no_daemon(&config.socket, "no answer in time")))?;
-        Ok((Control { commands: Some(commands), thread: Some(thread), attached, lost, givers, patience }, opened))
+        Ok((Control { commands: Some(commands), thread: Some(thread), lost, givers, patience }, opened))
     }
 
     /// Every device of which the daemon has said so.
@@ -132,10 +130,6 @@ impl Control {
 
     pub(super) fn givers(&self) -> Arc<Givers> {
         Arc::clone(&self.givers)
-    }
-
-    pub(super) fn is_attached(&self) -> bool {
-        self.attached.load(Ordering::Relaxed)
     }
 
     pub(super) fn plan(&self, wanted: v1::GetPlanRequest) -> Result<v1::GetPlanReply, SessionError> {
@@ -207,12 +201,17 @@ fn no_daemon(socket: &Path, reason: &str) -> SessionError {
 
 struct Worker {
     config: SessionConfig,
-    attached: Arc<AtomicBool>,
     lost: Lost,
     givers: Arc<Givers>,
     watched: Watched,
     commands: tokio_mpsc::UnboundedReceiver<Command>,
 }
+
+/// Which session, and what proves it.
+pub(super) type Me = (SessionId, Token);
+
+/// Commands that wait for the next daemon, and a clock that began when the first came.
+type Backlog = Vec<(SystemClock, Command)>;
 
 impl Worker {
     fn run(self, opened: &mpsc::Sender<Result<Opened, SessionError>>) {
@@ -232,20 +231,76 @@ impl Worker {
                 Ok(both) => both,
                 Err(error) => return drop(answer.send(Err(error))),
             };
-        let watch = v1::WatchRequest { session_id: opened.session.0, secret: opened.secret.to_vec() };
-        let close = v1::CloseRequest { session_id: opened.session.0, secret: opened.secret.to_vec() };
-        let me = (opened.session, opened.secret);
-        self.attached.store(true, Ordering::Relaxed);
+        let (mut channel, mut me) = (channel, (opened.session, opened.secret));
         if answer.send(Ok(opened)).is_ok() {
-            self.attend(channel.clone(), watch, me).await;
+            while self.attend(channel.clone(), me).await == Then::Return {
+                match self.come_back(me).await {
+                    Some(back) => (channel, me) = back,
+                    None => break,
+                }
+            }
         }
-        self.attached.store(false, Ordering::Relaxed);
-        // A daemon that is gone has closed it already.
+        let (session_id, secret) = (me.0.0, me.1.to_vec());
+        let close = v1::CloseRequest { session_id, secret };
+        // A daemon that is gone hears it from the end of this process.
         let _ = tokio::time::timeout(patience, SessionsClient::new(channel).close(close)).await;
     }
 
-    /// Serves commands until the session is dropped, and notes when the daemon goes.
-    async fn attend(&mut self, channel: Channel, watch: v1::WatchRequest, me: (SessionId, Token)) {
+    fn line(&self) -> Option<Arc<Line>> {
+        self.watched.get().and_then(|seen| seen.line.upgrade())
+    }
+
+    /// The daemon is away: looks for one that knows the session, until there is one or the session is dropped. What is asked meanwhile waits for it.
+    async fn come_back(&mut self, me: Me) -> Option<(Channel, Me)> {
+        let (mut pause, mut backlog, mut was_late) = (returning::PAUSE_MIN, Backlog::new(), false);
+        let mut looks = tokio::time::interval(LOOK);
+        loop {
+            // A session that is not whole yet has nothing that could be taken along.
+            let line = self.line()?;
+            match returning::try_to(&self.config, &line, me).await {
+                Returned::Here(channel, me) => {
+                    tracing::debug!(session = %me.0, "a daemon is there again");
+                    line.set_attached(true);
+                    for (since, command) in backlog {
+                        // Whoever has asked waits twice as long at least.
+                        if since.now() < self.config.patience {
+                            drop(tokio::spawn(carry_out(command, channel.clone(), me, self.config.patience)));
+                        }
+                    }
+                    return Some((channel, me));
+                }
+                Returned::NotYet(reason) => tracing::trace!(reason, "no daemon is there yet"),
+                Returned::Never(reason) => {
+                    tracing::debug!(reason, "no daemon will know this session again");
+                    line.give_up();
+                    break;
+                }
+            }
+            drop(line);
+            let wait = tokio::time::sleep(pause);
+            tokio::pin!(wait);
+            loop {
+                tokio::select! {
+                    command = self.commands.recv() => backlog.push((SystemClock::new(), command?)),
+                    _ = looks.tick() => was_late = look(&self.watched, was_late),
+                    () = &mut wait => break,
+                }
+            }
+            pause = (pause * 2).min(returning::PAUSE_MAX);
+        }
+        backlog.clear();
+        // Whoever asks hears that nobody is there: his answer goes with the command.
+        loop {
+            tokio::select! {
+                command = self.commands.recv() => drop(command?),
+                _ = looks.tick() => was_late = look(&self.watched, was_late),
+            }
+        }
+    }
+
+    /// Serves commands until the session is dropped, or the daemon goes.
+    async fn attend(&mut self, channel: Channel, me: Me) -> Then {
+        let watch = v1::WatchRequest { session_id: me.0.0, secret: me.1.to_vec() };
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut was_late = false;
@@ -258,12 +313,18 @@ impl Worker {
                 command = self.commands.recv() => match command {
                     // Beside the rest: one that waits must not keep questions from their answers.
                     Some(command) => drop(tokio::spawn(carry_out(command, channel.clone(), me, self.config.patience))),
-                    None => return,
+                    None => return Then::End,
                 },
                 _ = looks.tick() => was_late = look(&self.watched, was_late),
-                reason = &mut gone, if self.attached.load(Ordering::Relaxed) => {
+                reason = &mut gone => {
                     tracing::debug!(reason, "the daemon went away");
-                    self.attached.store(false, Ordering::Relaxed);
+                    if let Some(line) = self.watched.get().and_then(|seen| seen.line.upgrade()) {
+                        line.set_attached(false);
+                        return Then::Return;
+                    }
+                    // Whoever opens the session hears it on the way that he waits on.
+                    tokio::time::sleep(returning::PAUSE_MAX).await;
+                    return Then::Return;
                 }
             }
         }
@@ -271,27 +332,42 @@ impl Worker {
 
     async fn open(&self) -> Result<(Channel, Opened), SessionError> {
         let channel = dial(&self.config.socket).await?;
-        let request = v1::OpenRequest {
-            protocol: PROTOCOL,
-            name: self.config.name.clone(),
-            limit_bytes: self.config.limit.map_or(0, Bytes::get),
-            priority: self.config.priority,
-            client_version: env!("CARGO_PKG_VERSION").to_owned(),
-            tenant: self.config.tenant.clone(),
-            answers: true,
-            guarantee_bytes: self.config.guarantee.map(Bytes::get),
-        };
-        let reply = SessionsClient::new(channel.clone()).open(request).await.map_err(|status| refused(&status))?;
-        Ok((channel, opened(reply.into_inner())?))
+        let opened = open_over(channel.clone(), &self.config).await?;
+        Ok((channel, opened))
     }
+}
+
+/// What comes after a daemon was attended to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// The session is over.
+    End,
+    /// It has gone.
+    Return,
+}
+
+/// Opens a session.
+pub(super) async fn open_over(channel: Channel, config: &SessionConfig) -> Result<Opened, SessionError> {
+    let request = v1::OpenRequest {
+        protocol: PROTOCOL,
+        name: config.name.clone(),
+        limit_bytes: config.limit.map_or(0, Bytes::get),
+        priority: config.priority,
+        client_version: env!("CARGO_PKG_VERSION").to_owned(),
+        tenant: config.tenant.clone(),
+        answers: true,
+        guarantee_bytes: config.guarantee.map(Bytes::get),
+    };
+    let reply = SessionsClient::new(channel).open(request).await.map_err(|status| refused(&status))?;
+    opened(reply.into_inner())
 }
 
 /// Looks for what came for requests that were given up, and gives it back. Looks for driver calls that do not come back, and says so once. A call into the driver's library cannot be ended; but
 /// people who look at sessions shall see why a job stands still.
 fn look(watched: &Watched, was_late: bool) -> bool {
-    let Some(Seen { driver, counters, link }) = watched.get() else { return false };
-    if let Some(link) = link.upgrade() {
-        link.settle();
+    let Some(Seen { driver, counters, line }) = watched.get() else { return false };
+    if let Some(line) = line.upgrade() {
+        line.settle();
     }
     let (count, oldest) = driver.layer().overdue(DRIVER_DEADLINE);
     counters.set_overdue(count);
@@ -324,8 +400,8 @@ async fn watch_until_gone(
                 let Ok(device) = convert::device_uuid("device_uuid", &asked.device_uuid) else { continue };
                 let question = Question { device, ask: asked.ask, bytes: Bytes::new(asked.len_bytes) };
                 // Before the session is whole it has nothing.
-                let link = watched.get().map(|seen| seen.link.clone()).unwrap_or_default();
-                givers.hand_over(question, &link);
+                let line = watched.get().map(|seen| seen.line.clone()).unwrap_or_default();
+                givers.hand_over(question, &line);
             }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return "the connection broke",
@@ -372,7 +448,13 @@ async fn carry_out(command: Command, channel: Channel, (session, secret): (Sessi
         }
         Command::Attach(wanted, answer) => {
             let wanted = v1::AttachRequest { session_id: session.0, secret: secret.to_vec(), ..wanted };
-            let _ = answer.send(in_time(patience, RangesClient::new(channel).attach(wanted)).await);
+            let reply = in_time(patience, RangesClient::new(channel.clone()).attach(wanted)).await;
+            let held = reply.as_ref().ok().and_then(|reply| reply.range.as_ref()).map(|range| range.range_id);
+            if let (Err(_), Some(range_id)) = (answer.send(reply), held) {
+                // Nobody here knows that it is held.
+                let wanted = v1::DetachRequest { session_id: session.0, secret: secret.to_vec(), range_id };
+                let _ = in_time(patience, RangesClient::new(channel).detach(wanted)).await;
+            }
         }
         Command::Detach(range, answer) => {
             let wanted = v1::DetachRequest { session_id: session.0, secret: secret.to_vec(), range_id: range.0 };
@@ -392,7 +474,7 @@ async fn in_time<T>(
     }
 }
 
-fn refused(status: &Status) -> SessionError {
+pub(super) fn refused(status: &Status) -> SessionError {
     SessionError::Refused { kind: status::kind_from_code(status.code()), message: status.message().to_owned() }
 }
 
@@ -455,7 +537,6 @@ mod tests {
     use tonic::{Request, Response};
 
     use super::*;
-    use crate::clock::{Clock as _, SystemClock};
     use crate::wire::v1::sessions_server::{Sessions, SessionsServer};
 
     /// A daemon that opens sessions and then says nothing any more, as one that was stopped.
@@ -489,6 +570,10 @@ mod tests {
         }
 
         async fn admit(&self, _: Request<v1::AdmitRequest>) -> Result<Response<v1::AdmitReply>, Status> {
+            std::future::pending().await
+        }
+
+        async fn reattach(&self, _: Request<v1::ReattachRequest>) -> Result<Response<v1::ReattachReply>, Status> {
             std::future::pending().await
         }
 

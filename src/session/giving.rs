@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::Session;
 use super::background::Background;
-use super::link::Link;
+use super::line::Line;
 use crate::error::chain;
 use crate::ids::DeviceUuid;
 use crate::runtime::Runtime;
@@ -44,19 +44,19 @@ impl Givers {
     }
 
     /// Has a question answered.
-    pub(super) fn hand_over(&self, question: Question, link: &Weak<Link>) {
+    pub(super) fn hand_over(&self, question: Question, line: &Weak<Line>) {
         if let Some(inbox) = self.all().get(&question.device) {
             inbox.questions.lock().unwrap_or_else(PoisonError::into_inner).push(question);
             inbox.thread.unpark();
             return;
         }
-        answer(question, link);
+        answer(question, line);
     }
 }
 
-fn answer(question: Question, link: &Weak<Link>) {
-    let Some(link) = link.upgrade() else { return };
-    if let Err(error) = link.answer(question) {
+fn answer(question: Question, line: &Weak<Line>) {
+    let Some(line) = line.upgrade() else { return };
+    if let Err(error) = line.answer(question) {
         tracing::debug!(error = %chain(&error), "the daemon cannot be answered");
     }
 }
@@ -90,7 +90,7 @@ impl GiverThread {
         device: DeviceUuid,
         give: impl Fn(Bytes) + Send + 'static,
     ) -> std::io::Result<GiverThread> {
-        let (givers, link) = (session.givers(), Arc::downgrade(&session.link));
+        let (givers, line) = (session.givers(), Arc::downgrade(&session.line));
         let thread = Background::begin("stitchd-give", move |is_over| {
             let inbox = Inbox { questions: Mutex::default(), thread: std::thread::current() };
             let inbox = Arc::new(inbox);
@@ -102,7 +102,7 @@ impl GiverThread {
                 }
                 for question in questions {
                     give(question.bytes);
-                    answer(question, &link);
+                    answer(question, &line);
                 }
             }
             // Another may have taken its place.
@@ -113,7 +113,7 @@ impl GiverThread {
             drop(all);
             // What came in the last moment.
             let left = std::mem::take(&mut *inbox.questions.lock().unwrap_or_else(PoisonError::into_inner));
-            left.into_iter().for_each(|question| answer(question, &link));
+            left.into_iter().for_each(|question| answer(question, &line));
         })?;
         Ok(GiverThread(thread))
     }

@@ -5,7 +5,7 @@
 //!
 //! A request that was given up may be granted all the same. What comes for it is given back by whoever receives next, or by [`Link::settle`] where nobody does.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,14 +60,20 @@ impl Receiving {
 }
 
 impl Link {
-    /// Connects and shows the ticket. The answer brings the session's stats page.
-    pub(super) fn open(socket: &Path, ticket: Token, patience: Duration) -> Result<(Link, OwnedFd), SessionError> {
+    /// Connects and shows the ticket, with the stats page that the session has already. The answer brings the session's stats page.
+    pub(super) fn open(
+        socket: &Path,
+        ticket: Token,
+        patience: Duration,
+        page: Option<BorrowedFd<'_>>,
+    ) -> Result<(Link, OwnedFd), SessionError> {
         let channel = FdChannel::connect(socket, patience)?;
         let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX).max(1);
         let hello = v1::Hello { protocol: PROTOCOL, ticket: ticket.to_vec(), patience_ms };
         let (receiving, next_request) = (Receiving::new(patience), AtomicU64::new(1));
         let mut link = Link { channel, receiving, next_request, patience, says_working: false };
-        link.send(client_frame::What::Hello(hello))?;
+        let hello = v1::ClientFrame { what: Some(client_frame::What::Hello(hello)) };
+        link.channel.send(&hello, page.as_slice())?;
         let (what, mut fds, is_cut) = link.receive()?;
         match (what, fds.pop(), fds.is_empty()) {
             (daemon_frame::What::Welcome(welcome), Some(page), true) => {
@@ -82,6 +88,12 @@ impl Link {
 
     fn send(&self, what: client_frame::What) -> Result<(), SessionError> {
         Ok(self.channel.send(&v1::ClientFrame { what: Some(what) }, &[])?)
+    }
+
+    /// Ends the connection, whoever uses it: what has come can still be read.
+    pub(super) fn hang_up(&self) {
+        // It may be over already.
+        let _ = rustix::net::shutdown(&self.channel, rustix::net::Shutdown::Both);
     }
 
     /// A message with its descriptors, and whether some found no room here.

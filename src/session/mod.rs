@@ -15,12 +15,14 @@ mod control;
 pub mod exit;
 pub mod fork;
 pub mod giving;
+mod line;
 mod link;
 pub mod locate;
 pub mod opening;
 mod private;
 mod quiet_stream;
 pub mod recording;
+mod returning;
 pub mod shared;
 mod source;
 mod stats_page;
@@ -51,6 +53,7 @@ use crate::wire::stats_page::StatsPageError;
 use crate::wire::v1;
 use control::{Control, Seen, Watched};
 use giving::Givers;
+use line::Line;
 use link::Link;
 use source::DaemonSource;
 
@@ -187,9 +190,9 @@ pub enum SessionError {
     /// The device is gone.
     #[error("device {0} is lost: nothing on it works any more; restart this process on another device")]
     DeviceLost(DeviceUuid),
-    /// The session is over: the daemon went away.
+    /// The daemon went away.
     #[error(
-        "the daemon went away; what is leased already can be used on, more cannot be leased before this process starts again"
+        "the daemon went away; what is leased already can be used on, more cannot be leased before a daemon is there again (`stitchd serve`)"
     )]
     DaemonGone,
     /// This process was forked from the one that has the session.
@@ -263,7 +266,6 @@ impl Guaranteed {
 /// A session with the daemon. It ends when the last reference goes: what it leased is given back.
 #[derive(Debug)]
 pub struct Session {
-    id: SessionId,
     devices: Vec<RemoteDevice>,
     ladder: Ladder,
     limit: Bytes,
@@ -271,8 +273,6 @@ pub struct Session {
     wait: Duration,
     /// What it is to be guaranteed of each device that it uses.
     guarantee: Bytes,
-    /// What it is, by device.
-    guaranteed: Mutex<BTreeMap<DeviceUuid, Guaranteed>>,
     /// The most that it can be of one.
     guarantee_max: Bytes,
     /// Held by whoever asks for another guarantee: of two wishes at once the daemon takes the last.
@@ -283,9 +283,9 @@ pub struct Session {
     sleeping: Arc<Sleeping>,
     clock: Arc<dyn Clock>,
     page: stats_page::Page,
-    link: Arc<Link>,
-    /// Where descriptors wait, and how long for a word.
-    chunk_socket: PathBuf,
+    /// The way to the daemon, and to those that follow it.
+    line: Arc<Line>,
+    /// How long the daemon is waited for, for a word.
     patience: Duration,
     control: Control,
 }
@@ -302,23 +302,23 @@ impl Session {
         let driver = driver_like(&opened.driver, &opened.devices, &config.library)?;
         let directory = config.socket.parent().map(PathBuf::from).unwrap_or_default();
         let chunk_socket = directory.join(&opened.chunk_socket);
-        let (link, page) = Link::open(&chunk_socket, opened.ticket, config.patience)?;
-        let (link, page) = (Arc::new(link), stats_page::map(&page)?);
+        let (link, page_fd) = Link::open(&chunk_socket, opened.ticket, config.patience, None)?;
+        let page = stats_page::map(&page_fd)?;
         let counters = page.first();
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let sleeping = Sleeping::over(driver);
         let driver = Meter::around(Arc::clone(&sleeping) as Arc<dyn Driver>, Arc::clone(&clock));
+        let line = Line::new(link, opened.session, page_fd, chunk_socket, config.patience, Arc::clone(&clock));
+        let line = Arc::new(line);
         // Nobody else sets it.
-        let _ = watched.set(Seen { driver: Arc::clone(&driver), counters, link: Arc::downgrade(&link) });
+        let _ = watched.set(Seen { driver: Arc::clone(&driver), counters, line: Arc::downgrade(&line) });
         Ok(Arc::new(Session {
-            id: opened.session,
             devices: opened.devices,
             ladder: opened.ladder,
             limit: opened.limit,
             tenant: opened.tenant,
             wait: opened.wait,
             guarantee: opened.guarantee,
-            guaranteed: Mutex::default(),
             guarantee_max: opened.guarantee_max,
             asking: Mutex::new(()),
             admission_wait: config.admission_wait,
@@ -326,16 +326,15 @@ impl Session {
             sleeping,
             clock,
             page,
-            link,
-            chunk_socket,
+            line,
             patience: config.patience,
             control,
         }))
     }
 
-    /// The session's number at the daemon.
+    /// The session's number at the daemon: another one after a daemon that could not know it.
     pub fn id(&self) -> SessionId {
-        self.id
+        self.line.session()
     }
 
     /// The daemon's devices.
@@ -381,7 +380,7 @@ impl Session {
     }
 
     fn guaranteed(&self) -> MutexGuard<'_, BTreeMap<DeviceUuid, Guaranteed>> {
-        self.guaranteed.lock().unwrap_or_else(PoisonError::into_inner)
+        self.line.guaranteed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the session guaranteed of a device what it is to be, as far as its limit goes beyond what it is guaranteed elsewhere.
@@ -546,9 +545,9 @@ impl Session {
         self.control.is_lost(device)
     }
 
-    /// False once the daemon has gone away.
+    /// False while the daemon is away: until the next one is there.
     pub fn is_attached(&self) -> bool {
-        self.control.is_attached()
+        self.line.is_attached()
     }
 }
 

@@ -136,12 +136,14 @@ struct Held {
     session: Arc<Session>,
     info: v1::SharedRange,
     is_ours: bool,
+    is_mapped: bool,
 }
 
 impl Held {
     fn new(session: &Arc<Session>, info: Option<v1::SharedRange>) -> Result<Held, SessionError> {
         let info = info.ok_or_else(|| malformed("range", "missing"))?;
-        Ok(Held { session: Arc::clone(session), info, is_ours: false })
+        session.line.note_range(RangeId(info.range_id), true);
+        Ok(Held { session: Arc::clone(session), info, is_ours: false, is_mapped: false })
     }
 
     /// Imports its chunks on the device of this process that has them.
@@ -154,14 +156,14 @@ impl Held {
         })?;
         let device = Device::open(self.session.driver(), local.id)?;
         let ticket = convert::token("ticket", ticket)?;
-        let fetched = claim::fetch(&self.session.chunk_socket, ticket, self.session.patience)?;
+        let fetched = claim::fetch(self.session.line.chunk_socket(), ticket, self.session.patience)?;
         self.is_ours = true;
         let chunks = source::import(&device, fetched)?;
         Ok((device, chunks))
     }
 
     fn mapped(&mut self, device: DeviceId, mapping: Mapping) -> SharedRange {
-        self.is_ours = false;
+        (self.is_ours, self.is_mapped) = (false, true);
         SharedRange {
             mapping: Some(mapping),
             session: Arc::clone(&self.session),
@@ -179,6 +181,8 @@ impl Drop for Held {
     fn drop(&mut self) {
         if self.is_ours {
             self.session.detach(RangeId(self.info.range_id));
+        } else if !self.is_mapped {
+            self.session.line.note_range(RangeId(self.info.range_id), false);
         }
     }
 }
@@ -189,6 +193,7 @@ impl Session {
         if fork::is_child() {
             return;
         }
+        self.line.note_range(range, false);
         if let Err(error) = self.control.detach(range) {
             tracing::debug!(%range, error = %chain(&error), "a shared range could not be let go of; it is when this process ends");
         }

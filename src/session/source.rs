@@ -3,13 +3,13 @@
 //! A chunk that has slept has another number at the daemon than before: what the runtime knows it by is translated here.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::link::Leased as LeasedAnew;
+use super::line::{Holding, Leased};
+use super::link::{Leased as LeasedAnew, Link};
 use super::{Session, SessionError, fork};
-use crate::driver::Handle;
-use crate::error::chain;
+use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceUuid};
 use crate::ladder::Shape;
 use crate::limits;
@@ -41,18 +41,7 @@ pub(super) struct DaemonSource {
     uuid: DeviceUuid,
     /// The set of the stats page that its runtime writes.
     set: Option<usize>,
-    /// Everything that was acquired and not released, by the number that it came with.
-    held: Mutex<BTreeMap<ChunkId, Leased>>,
-    /// Chunks whose release could not be sent: the daemon counts them, and they are nowhere here.
-    unsent: Mutex<Vec<ChunkId>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Leased {
-    handle: Handle,
-    len: Bytes,
-    /// What the daemon calls it now; nothing while it sleeps.
-    now: Option<ChunkId>,
+    holding: Arc<Holding>,
 }
 
 impl Drop for DaemonSource {
@@ -71,7 +60,8 @@ impl DaemonSource {
         uuid: DeviceUuid,
         set: Option<usize>,
     ) -> DaemonSource {
-        DaemonSource { session, device, uuid, set, held: Mutex::default(), unsent: Mutex::default() }
+        let holding = session.line.hold(uuid);
+        DaemonSource { session, device, uuid, set, holding }
     }
 
     pub(super) fn session(&self) -> &Arc<Session> {
@@ -83,66 +73,100 @@ impl DaemonSource {
     }
 
     fn held(&self) -> MutexGuard<'_, BTreeMap<ChunkId, Leased>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.holding.held()
     }
 
     fn check(&self) -> Result<(), SessionError> {
         if fork::is_child() {
             return Err(SessionError::Forked);
         }
-        if !self.session.control.is_attached() {
-            return Err(SessionError::DaemonGone);
-        }
         if self.session.control.is_lost(self.uuid) { Err(SessionError::DeviceLost(self.uuid)) } else { Ok(()) }
     }
 
+    /// Asks the daemon for something, and where it goes meanwhile the next one, as long as may be waited. `ask` is told how long is left.
+    fn ask<T>(
+        &self,
+        wait: Duration,
+        ask: impl Fn(&Link, Duration) -> Result<T, SessionError>,
+    ) -> Result<T, SessionError> {
+        let clock = &self.session.clock;
+        let until = clock.now().saturating_add(wait);
+        loop {
+            self.check()?;
+            let left = until.saturating_sub(clock.now());
+            let (epoch, outcome) = match self.session.line.enter() {
+                Some(link) if self.session.line.is_attached() => {
+                    self.holding.send_unsent(&link);
+                    (link.epoch(), ask(&link, left))
+                }
+                inside => {
+                    let epoch = inside.map_or_else(|| self.session.line.epoch(), |link| link.epoch());
+                    (epoch, Err(SessionError::DaemonGone))
+                }
+            };
+            let is_away = matches!(
+                &outcome,
+                Err(SessionError::DaemonGone | SessionError::Refused { kind: ErrorKind::Unavailable, .. })
+            );
+            let left = until.saturating_sub(clock.now());
+            if !is_away || left.is_zero() || !self.session.line.wait_for_next(epoch, left) {
+                return outcome;
+            }
+        }
+    }
+
     pub(super) fn lease(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SessionError> {
-        self.check()?;
-        self.send_unsent();
+        self.ask(want.wait, |link, left| self.lease_over(link, Want { wait: left, ..want }))
+    }
+
+    fn lease_over(&self, link: &Link, want: Want) -> Result<Vec<Arc<Chunk>>, SessionError> {
         let wait_ms = u64::try_from(want.wait.as_millis()).unwrap_or(u64::MAX);
         let wanted = WantedChunks { device: self.uuid, len: want.len, shape: want.shape, plan: want.plan, wait_ms };
-        let leased = self.session.link.acquire(wanted)?;
+        let leased = link.acquire(wanted)?;
         let ids: Vec<ChunkId> = leased.iter().map(|(id, ..)| *id).collect();
         // When this has failed what was imported is let go of and every descriptor is closed: only then the daemon may hear of it.
         let imported = import(&self.device, leased).or_else(|error| {
-            self.session.link.release(ids)?;
+            link.release(ids)?;
             Err(error)
         })?;
         let leased = |chunk: &Arc<Chunk>| {
-            (chunk.id(), Leased { handle: chunk.handle(), len: chunk.len(), now: Some(chunk.id()) })
+            let (handle, len, now) = (chunk.handle(), chunk.len(), Some(chunk.id()));
+            (chunk.id(), Leased { handle, len, now, is_uncounted: false })
         };
         self.held().extend(imported.iter().map(leased));
         Ok(imported)
     }
 
+    /// Also while the daemon is away: the next one hears of it.
     fn put_down(&self) -> Result<Bytes, SessionError> {
         self.check()?;
-        let mut held = self.held();
-        let awake: Vec<_> = held.values_mut().filter(|leased| leased.now.is_some()).collect();
-        let handles: Vec<_> = awake.iter().map(|leased| leased.handle).collect();
-        self.session.sleeping.put_down(&handles)?;
-        let bytes = awake.iter().map(|leased| leased.len).sum();
-        let ids = awake.into_iter().filter_map(|leased| leased.now.take()).collect();
-        // Nothing here refers to them any more.
-        self.unsent.lock().unwrap_or_else(PoisonError::into_inner).extend::<Vec<_>>(ids);
-        self.send_unsent();
+        let bytes = {
+            let mut unsent = self.holding.unsent();
+            let mut held = self.held();
+            let awake: Vec<_> = held.values_mut().filter(|leased| !leased.is_asleep()).collect();
+            let handles: Vec<_> = awake.iter().map(|leased| leased.handle).collect();
+            self.session.sleeping.put_down(&handles)?;
+            let bytes = awake.iter().map(|leased| leased.len).sum();
+            // Nothing here refers to them any more.
+            for leased in awake {
+                unsent.extend(leased.now.take());
+                leased.is_uncounted = false;
+            }
+            bytes
+        };
+        if let Some(link) = self.session.line.enter() {
+            self.holding.send_unsent(&link);
+        }
         Ok(bytes)
     }
 
-    /// Tells the daemon what could not be told before: that chunks are given back.
-    fn send_unsent(&self) {
-        let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
-        if unsent.is_empty() {
-            return;
-        }
-        match self.session.link.release(unsent.clone()) {
-            Ok(()) => unsent.clear(),
-            Err(error) => tracing::debug!(error = %chain(&error), "chunks could not be given back yet"),
-        }
-    }
-
     /// Chunks of the sizes of all that sleep, in their order.
-    fn lease_again(&self, asleep: &[(ChunkId, Leased)], wait: Duration) -> Result<Vec<LeasedAnew>, SessionError> {
+    fn lease_again(
+        &self,
+        link: &Link,
+        asleep: &[(ChunkId, Leased)],
+        wait: Duration,
+    ) -> Result<Vec<LeasedAnew>, SessionError> {
         let mut count: BTreeMap<Bytes, u64> = BTreeMap::new();
         asleep.iter().for_each(|(_, leased)| *count.entry(leased.len).or_default() += 1);
         let mut got: Vec<LeasedAnew> = Vec::new();
@@ -155,7 +179,7 @@ impl DaemonSource {
                 let (wait_ms, all) = (u64::try_from(left_ms).unwrap_or(u64::MAX), Bytes::new(len.get() * some));
                 let shape = Shape::Uniform(len);
                 let wanted = WantedChunks { device: self.uuid, len: all, shape, plan: None, wait_ms };
-                let leased = self.session.link.acquire(wanted)?;
+                let leased = link.acquire(wanted)?;
                 let is_as_before = leased.len() as u64 == some && leased.iter().all(|(_, of, _)| *of == len);
                 got.extend(leased);
                 if !is_as_before {
@@ -166,34 +190,18 @@ impl DaemonSource {
             Ok(())
         });
         if outcome.is_err() {
-            self.give_up(std::mem::take(&mut got));
+            give_up(link, std::mem::take(&mut got));
         }
         outcome.map(|()| got)
     }
 
-    /// Chunks that nobody here wants after all.
-    fn give_up(&self, leased: Vec<LeasedAnew>) {
-        let ids = leased.iter().map(|(id, ..)| *id).collect();
-        drop(leased);
-        self.tell_released(ids);
-    }
-
-    /// Tells the daemon of chunks of which nothing is here any more.
-    fn tell_released(&self, ids: Vec<ChunkId>) {
-        if let Err(error) = self.session.link.release(ids) {
-            tracing::debug!(error = %chain(&error), "chunks could not be given back; they are when this process ends");
-        }
-    }
-
-    fn take_up(&self, wait: Duration) -> Result<Bytes, SessionError> {
-        self.check()?;
-        self.send_unsent();
+    fn take_up(&self, link: &Link, wait: Duration) -> Result<Bytes, SessionError> {
         let asleep: Vec<_> = {
             let held = self.held();
-            let asleep = held.iter().filter(|(_, leased)| leased.now.is_none());
+            let asleep = held.iter().filter(|(_, leased)| leased.is_asleep());
             asleep.map(|(id, leased)| (*id, *leased)).collect()
         };
-        let got = self.lease_again(&asleep, wait)?;
+        let got = self.lease_again(link, &asleep, wait)?;
         // What was released meanwhile is not woken.
         let mut held = self.held();
         let mut of_len: BTreeMap<Bytes, Vec<LeasedAnew>> = BTreeMap::new();
@@ -214,8 +222,8 @@ impl DaemonSource {
             drop(held);
             let ids = named.into_iter().map(|(_, now)| now).collect();
             // The descriptors have gone with it.
-            self.tell_released(ids);
-            self.give_up(spare);
+            tell_released(link, ids);
+            give_up(link, spare);
             return Err(error.into());
         }
         let mut bytes = Bytes::ZERO;
@@ -226,9 +234,23 @@ impl DaemonSource {
         }
         drop(held);
         if !spare.is_empty() {
-            self.give_up(spare);
+            give_up(link, spare);
         }
         Ok(bytes)
+    }
+}
+
+/// Chunks that nobody here wants after all.
+fn give_up(link: &Link, leased: Vec<LeasedAnew>) {
+    let ids = leased.iter().map(|(id, ..)| *id).collect();
+    drop(leased);
+    tell_released(link, ids);
+}
+
+/// Tells the daemon of chunks of which nothing is here any more. Where it is gone the next one hears what is here, and they are not.
+fn tell_released(link: &Link, ids: Vec<ChunkId>) {
+    if let Err(error) = link.release(ids) {
+        tracing::debug!(error = %chain(&error), "chunks could not be given back; they are when this session is there again, or over");
     }
 }
 
@@ -238,15 +260,21 @@ impl ChunkSource for DaemonSource {
     }
 
     fn release(&self, chunks: Vec<Arc<Chunk>>) {
-        // Of those that sleep the daemon has heard already.
-        let ids: Vec<_> = {
-            let mut held = self.held();
-            chunks.iter().filter_map(|chunk| held.remove(&chunk.id())?.now).collect()
-        };
-        // Handles first: the daemon may give the memory to somebody else the moment it hears of it.
-        drop(chunks);
-        if !ids.is_empty() && self.check().is_ok() {
-            self.tell_released(ids);
+        // Inside, where that is possible: what is held is told to the next daemon either with these or after they were released.
+        let link = self.session.line.enter();
+        {
+            let mut unsent = self.holding.unsent();
+            // Of those that sleep the daemon has heard already.
+            let ids: Vec<_> = {
+                let mut held = self.held();
+                chunks.iter().filter_map(|chunk| held.remove(&chunk.id())?.now).collect()
+            };
+            // Handles first: the daemon may give the memory to somebody else the moment it hears of it.
+            drop(chunks);
+            unsent.extend(ids);
+        }
+        if let (Some(link), Ok(())) = (link, self.check()) {
+            self.holding.send_unsent(&link);
         }
     }
 
@@ -255,7 +283,7 @@ impl ChunkSource for DaemonSource {
     }
 
     fn wake(&self, wait: Duration) -> Result<Bytes, SourceError> {
-        self.take_up(wait).map_err(told)
+        self.ask(wait, |link, left| self.take_up(link, left)).map_err(told)
     }
 
     fn room(&self) -> Result<Room, SourceError> {

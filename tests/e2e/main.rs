@@ -37,6 +37,7 @@ mod sharing;
 mod sleep;
 mod soak;
 mod steps;
+mod takeover;
 mod torch_border;
 mod trace_cli;
 mod turns;

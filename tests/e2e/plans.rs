@@ -114,16 +114,19 @@ fn plans_are_listed_deleted_and_there_again_after_a_restart() {
         (Some("small"), Some(24 * MIB))
     );
 
-    let mut daemon = TestDaemon::in_dir(daemon.kill(), &["--device=0=64MiB"]);
+    // What is reserved for one stays reserved.
+    let mut daemon = daemon.follow(&["--device=0=64MiB"]);
     let listed = daemon.cli_json(&["plans"]);
     assert_eq!(
         (listed["plans"][0]["name"].as_str(), listed["plans"][0]["reserved_bytes"].as_u64()),
-        (Some("small"), Some(0))
+        (Some("small"), Some(24 * MIB))
     );
+    assert_eq!(daemon.device("reserved_bytes"), 24 * MIB);
     let id = listed["plans"][0]["plan"].as_str().unwrap().to_owned();
     daemon.cli_json(&["plans", "delete", &id]);
     assert_eq!(daemon.cli_json(&["plans"])["plans"].as_array().unwrap().len(), 0);
     assert_eq!(daemon.cli(&["plans", "delete", &id]).status.code(), Some(2));
+    assert_eq!(daemon.device("reserved_bytes"), 0);
     daemon.terminate();
 }
 

@@ -318,6 +318,21 @@ impl TestDaemon {
         std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap())
     }
 
+    /// Ends the daemon without warning, and starts one that follows it, in the same directory and on the same machine.
+    pub(crate) fn follow(mut self, flags: &[&str]) -> TestDaemon {
+        if !self.is_over {
+            self.child.kill().unwrap();
+            self.child.wait().unwrap();
+        }
+        self.is_over = true;
+        self.check_log();
+        let dir = std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap());
+        let (machine, expected) = (self.machine.take(), std::mem::take(&mut self.expected));
+        let mut next = TestDaemon::launch(dir, machine, flags);
+        next.expected = expected;
+        next
+    }
+
     /// Any complaint that the test did not announce is a failure of the test.
     fn check_log(&self) {
         let log = self.log();

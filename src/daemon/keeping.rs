@@ -1,0 +1,230 @@
+//! The daemon's keeper: found or started, told what to hold, started again and told everything when it has gone.
+//!
+//! Not for: what a keeper is ([`crate::keeper`]), and what becomes of what it holds when a daemon follows another ([`super::takeover`]).
+//!
+//! Invariant: what [`Keeping`] was given to keep is held by a keeper or, while there is none, known here, and told to the next.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use super::this_file_again;
+use crate::clock::{Clock as _, SystemClock};
+use crate::error::chain;
+use crate::ids::ChunkId;
+use crate::keeper::{KeeperError, Key, Link};
+use crate::steward::Steward;
+use crate::store::Keep;
+
+/// After a keeper could not be started so long none is.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Who holds what is to outlive this process.
+#[derive(Debug)]
+pub(super) struct Keeping {
+    runtime_dir: PathBuf,
+    /// How long a keeper that this daemon starts stays when nobody is left.
+    linger: Duration,
+    post: Mutex<Post>,
+    /// Whose chunks are told to a new keeper.
+    steward: OnceLock<Weak<Steward>>,
+    /// The keeper's process; 0 where there is none.
+    pid: AtomicU32,
+    /// How often one was started in the place of one that had gone.
+    restarts: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Post {
+    link: Option<Link>,
+    /// What is held beside chunks.
+    others: BTreeMap<Key, Arc<OwnedFd>>,
+    /// A clock that began when the last could not be started.
+    failed: Option<SystemClock>,
+}
+
+impl Keeping {
+    /// The keeper of a runtime directory, with what it holds: one that is there, else a new one. Where there is neither the daemon serves without, and tries again.
+    pub(super) fn begin(runtime_dir: &Path, linger: Duration) -> (Arc<Keeping>, Vec<(Key, OwnedFd)>) {
+        let keeping = Keeping {
+            runtime_dir: runtime_dir.to_owned(),
+            linger,
+            post: Mutex::default(),
+            steward: OnceLock::new(),
+            pid: AtomicU32::new(0),
+            restarts: AtomicU64::new(0),
+        };
+        let found = Link::connect(runtime_dir).and_then(|link| {
+            let Some(link) = link else { return Ok(None) };
+            let held = link.list()?;
+            Ok(Some((link, held)))
+        });
+        let (link, held) = match found {
+            Ok(Some((link, held))) => (Ok(link), held),
+            Ok(None) => (keeping.start(), Vec::new()),
+            Err(error) => {
+                tracing::error!(error = %chain(&error), "the keeper that is there cannot be used: what only it holds is lost when it ends, and another takes its place");
+                (keeping.start(), Vec::new())
+            }
+        };
+        match link {
+            Ok(link) => {
+                tracing::info!(
+                    pid = link.pid(),
+                    descriptors = held.len(),
+                    "a keeper holds what is to outlive this process"
+                );
+                keeping.take(&mut keeping.post(), link);
+            }
+            Err(error) => keeping.note_failed(&mut keeping.post(), &error),
+        }
+        (Arc::new(keeping), held)
+    }
+
+    /// Whose chunks are kept.
+    pub(super) fn set_steward(&self, steward: &Arc<Steward>) {
+        // Nobody else sets it.
+        let _ = self.steward.set(Arc::downgrade(steward));
+    }
+
+    fn post(&self) -> MutexGuard<'_, Post> {
+        self.post.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn start(&self) -> Result<Link, KeeperError> {
+        let mut program = this_file_again();
+        program.arg("keep").arg("--runtime-dir").arg(&self.runtime_dir).arg("--until-alone-for");
+        program.arg(format!("{}ms", self.linger.as_millis())).arg("--connected");
+        // A signal that a terminal sends to the daemon is not for it.
+        program.process_group(0);
+        Link::start(program, &self.runtime_dir)
+    }
+
+    fn take(&self, post: &mut Post, link: Link) {
+        self.pid.store(link.pid(), Ordering::Relaxed);
+        (post.link, post.failed) = (Some(link), None);
+    }
+
+    fn note_failed(&self, post: &mut Post, error: &KeeperError) {
+        if post.failed.is_none() {
+            tracing::error!(error = %chain(error), "there is no keeper: where this daemon is killed, what it holds is lost; it is tried again");
+        }
+        post.failed = Some(SystemClock::new());
+        self.pid.store(0, Ordering::Relaxed);
+    }
+
+    /// Something went wrong with the keeper: it is ended, and [`Keeping::mend`] starts another.
+    fn drop_link(&self, post: &mut Post, error: Option<&KeeperError>) {
+        let Some(link) = post.link.take() else { return };
+        self.pid.store(0, Ordering::Relaxed);
+        let why = link.last_words().or_else(|| error.map(|error| chain(error)));
+        tracing::error!(
+            pid = link.pid(),
+            why = why.as_deref().unwrap_or("it has ended"),
+            "the keeper is gone: another takes its place"
+        );
+        link.kill();
+    }
+
+    /// Keeps something beside chunks.
+    pub(super) fn keep_other(&self, key: Key, fd: Arc<OwnedFd>) {
+        let mut post = self.post();
+        post.others.insert(key, Arc::clone(&fd));
+        self.tell(&mut post, |link| link.keep(&[(key, fd.as_fd())]));
+    }
+
+    /// Keeps these no more, whatever they are.
+    pub(super) fn let_go_of(&self, keys: &[Key]) {
+        let mut post = self.post();
+        keys.iter().for_each(|key| drop(post.others.remove(key)));
+        if !keys.is_empty() {
+            self.tell(&mut post, |link| link.let_go(keys));
+        }
+    }
+
+    fn tell(&self, post: &mut Post, what: impl FnOnce(&Link) -> Result<(), KeeperError>) {
+        let told = post.link.as_ref().map_or(Ok(()), what);
+        if let Err(error) = told {
+            self.drop_link(post, Some(&error));
+        }
+    }
+
+    /// Looks whether there is a keeper, and where there is none starts one that holds all that there is to hold. Takes as long as a process takes to start.
+    pub(super) fn mend(&self) {
+        {
+            let mut post = self.post();
+            if post.link.as_ref().is_some_and(Link::is_gone) {
+                self.drop_link(&mut post, None);
+            }
+            let is_early = post.failed.as_ref().is_some_and(|since| since.now() < PAUSE);
+            if post.link.is_some() || is_early {
+                return;
+            }
+        }
+        // Without the lock: whoever creates chunks meanwhile does not wait for it. One that is there by itself comes first.
+        let link = Link::connect(&self.runtime_dir).ok().flatten().map_or_else(|| self.start(), Ok);
+        let mut post = self.post();
+        let filled = link.and_then(|link| {
+            // Chunks that come from here on are told to it after the lock; those before are in the store.
+            let chunks = self.steward.get().and_then(Weak::upgrade).map(|steward| steward.store().exported());
+            let chunks = chunks.unwrap_or_default();
+            let others = post.others.iter().map(|(key, fd)| (*key, fd.as_fd()));
+            let all: Vec<(Key, BorrowedFd<'_>)> =
+                others.chain(chunks.iter().map(|(chunk, fd)| (Key::Chunk(*chunk), fd.as_fd()))).collect();
+            link.keep(&all).map(|()| (link, all.len()))
+        });
+        match filled {
+            Ok((link, count)) => {
+                self.restarts.fetch_add(1, Ordering::Relaxed);
+                tracing::info!(
+                    pid = link.pid(),
+                    descriptors = count,
+                    "another keeper holds what is to outlive this process"
+                );
+                self.take(&mut post, link);
+            }
+            Err(error) => self.note_failed(&mut post, &error),
+        }
+    }
+
+    /// Nobody is to follow: the keeper ends, with all that it holds.
+    pub(super) fn end(&self) {
+        let mut post = self.post();
+        let Some(link) = post.link.take() else { return };
+        if let Err(error) = link.end() {
+            tracing::warn!(error = %chain(&error), "the keeper may hold for a while what nobody needs any more");
+        }
+    }
+
+    /// A daemon follows, or may: the keeper holds on. Nothing is said to it from here on.
+    pub(super) fn leave(&self) {
+        drop(self.post().link.take());
+    }
+
+    /// The keeper's process, where there is one.
+    pub(super) fn pid(&self) -> Option<u32> {
+        Some(self.pid.load(Ordering::Relaxed)).filter(|pid| *pid != 0)
+    }
+
+    /// How often one was started in the place of another.
+    pub(super) fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::Relaxed)
+    }
+}
+
+impl Keep for Keeping {
+    fn keep(&self, chunks: &[(ChunkId, Arc<OwnedFd>)]) {
+        let fds: Vec<(Key, BorrowedFd<'_>)> =
+            chunks.iter().map(|(chunk, fd)| (Key::Chunk(*chunk), fd.as_fd())).collect();
+        self.tell(&mut self.post(), |link| link.keep(&fds));
+    }
+
+    fn let_go(&self, chunks: &[ChunkId]) {
+        let keys: Vec<Key> = chunks.iter().map(|chunk| Key::Chunk(*chunk)).collect();
+        self.tell(&mut self.post(), |link| link.let_go(&keys));
+    }
+}

@@ -1,0 +1,247 @@
+//! Sessions that are there again: after their daemon was killed and another has taken over, or after their connection broke.
+//!
+//! A session proves that it is the one that was opened, by its secret and its process, and says what it holds. What it does not name is released: it was on its way to it, or on its way back. What nobody here knows of it registers, as far as its terms and the device reach.
+//!
+//! Not for: what is known when a daemon begins ([`super::takeover`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+use std::sync::{PoisonError, atomic::AtomicU64};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tonic::Status;
+
+use super::Daemon;
+use super::registry::{Entry, Good};
+use super::service::{Service, from_ledger, refused};
+use crate::error::{ErrorKind, chain};
+use crate::ids::{ChunkId, DeviceUuid, RangeId, SessionId};
+use crate::journal::{KnownSession, Process};
+use crate::keeper::Key;
+use crate::ledger::EndReason;
+use crate::limits;
+use crate::units::Bytes;
+use crate::wire::convert;
+use crate::wire::peer::{self, Identity, Peer, UID_UNKNOWN};
+use crate::wire::stats_page::{self, StatsPageError};
+use crate::wire::status::status;
+use crate::wire::v1;
+
+/// How long the last connection may take to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a session may take to be there again whose process the kernel cannot watch.
+const UNWATCHED: Duration = Duration::from_secs(30);
+
+/// What a session has said that it holds.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    chunks: Vec<(DeviceUuid, ChunkId, Bytes)>,
+    ranges: Vec<(RangeId, u32)>,
+}
+
+/// What tells the process of a peer from all others, for the journal.
+pub(super) fn process_of(peer: &Peer) -> Process {
+    match peer.identity {
+        Identity::Pidfs(pidfs) => Process { pid: peer.pid, pidfs, start: 0 },
+        Identity::Process { pid, start } => Process { pid, pidfs: 0, start },
+        Identity::Unknown | Identity::Unproven => Process { pid: peer.pid, pidfs: 0, start: 0 },
+    }
+}
+
+/// The same, back.
+fn identity_of(process: &Process) -> Identity {
+    match *process {
+        Process { pidfs: 0, start: 0, .. } => Identity::Unknown,
+        Process { pidfs: 0, pid, start } => Identity::Process { pid, start },
+        Process { pidfs, .. } => Identity::Pidfs(pidfs),
+    }
+}
+
+impl Entry {
+    /// The page that its process has brought, or a new one, where there is none yet.
+    pub(super) fn take_page(&self, brought: Option<OwnedFd>) -> Result<(), StatsPageError> {
+        use std::os::fd::AsFd as _;
+        if self.page.get().is_some() {
+            return Ok(());
+        }
+        let page = match brought {
+            Some(page) => stats_page::check(page.as_fd()).map(|()| page)?,
+            None => stats_page::create(self.id)?,
+        };
+        // Another connection may have brought one in this moment.
+        let _ = self.page.set(page);
+        Ok(())
+    }
+
+    /// A copy of its page.
+    pub(super) fn page(&self) -> std::io::Result<OwnedFd> {
+        self.page.get().ok_or(std::io::ErrorKind::NotFound)?.try_clone()
+    }
+
+    /// Another connection is its own from here on.
+    pub(super) fn next_link(&self) -> u64 {
+        let mut link = 0;
+        self.links.send_modify(|last| {
+            *last += 1;
+            link = *last;
+        });
+        link
+    }
+
+    /// Adds what a message says; nothing where more is to come.
+    fn take_told(&self, message: &v1::ReattachRequest) -> Result<Option<Told>, Status> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if message.is_first {
+            *told = Told::default();
+        }
+        let chunks: usize = message.held.iter().map(|held| held.chunks.len()).sum();
+        if chunks > limits::REATTACH_CHUNKS_MAX || message.ranges.len() > limits::REATTACH_CHUNKS_MAX {
+            let text = format!("more than {} at once", limits::REATTACH_CHUNKS_MAX);
+            return Err(refused(&convert::malformed("held", text)));
+        }
+        if told.chunks.len() + chunks > limits::REATTACH_TOLD_MAX || told.ranges.len() > limits::SESSION_RANGES_MAX {
+            let text =
+                format!("more than {} chunks or {} ranges", limits::REATTACH_TOLD_MAX, limits::SESSION_RANGES_MAX);
+            return Err(refused(&convert::malformed("held", text)));
+        }
+        for held in &message.held {
+            let uuid = convert::device_uuid("held.device_uuid", &held.device_uuid).map_err(|error| refused(&error))?;
+            let chunks = convert::chunks("held.chunks", &held.chunks).map_err(|error| refused(&error))?;
+            told.chunks.extend(chunks.into_iter().map(|(chunk, len)| (uuid, chunk, len)));
+        }
+        told.ranges.extend(message.ranges.iter().map(|held| (RangeId(held.range_id), held.times)));
+        Ok((!message.has_more).then(|| std::mem::take(&mut *told)))
+    }
+}
+
+impl Service {
+    /// A session is there again, with what it says.
+    pub(super) async fn reattached(
+        &self,
+        entry: &Arc<Entry>,
+        peer: &Peer,
+        message: v1::ReattachRequest,
+    ) -> Result<v1::ReattachReply, Status> {
+        let Some(told) = entry.take_told(&message)? else { return Ok(v1::ReattachReply::default()) };
+        let daemon = &self.0;
+        // Whoever serves the connection before is over first, with what was on its way.
+        entry.next_link();
+        let serving = tokio::time::timeout(PATIENCE, entry.serving.lock()).await;
+        let _serving =
+            serving.map_err(|_| status(ErrorKind::Unavailable, "the session's last connection does not end"))?;
+        daemon.registry.drop_tickets_of(entry.id);
+        let held: BTreeSet<ChunkId> = told.chunks.iter().map(|(_, chunk, _)| *chunk).collect();
+        let unknown = daemon.steward.reattach(entry.id, &held).map_err(|error| from_ledger(&error))?;
+        let (renamed, unknown_chunk_ids) = daemon.register(entry.id, &told, &unknown.into_iter().collect());
+        let unknown_range_ids = daemon.leave_others(entry.id, &told.ranges);
+        let ticket = daemon.registry.issue(Good::Link(entry.id), peer.identity, daemon.clock.now());
+        let ticket = ticket.map_err(|error| status(ErrorKind::Broken, chain(&error)))?;
+        tracing::info!(session = %entry.id, name = entry.name, pid = entry.pid, chunks = held.len(), registered = renamed.len(), uncounted = unknown_chunk_ids.len(), "session is there again");
+        Ok(v1::ReattachReply {
+            ticket: ticket.to_vec(),
+            renamed,
+            unknown_chunk_ids,
+            unknown_range_ids,
+            daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
+        })
+    }
+}
+
+impl Daemon {
+    /// Counts what nobody knew of, as far as it can be. Says what it is called now, and what is not counted.
+    fn register(
+        &self,
+        session: SessionId,
+        told: &Told,
+        unknown: &BTreeSet<ChunkId>,
+    ) -> (Vec<v1::RenamedChunk>, Vec<u64>) {
+        let (mut renamed, mut uncounted) = (Vec::new(), Vec::new());
+        for (uuid, chunk, len) in told.chunks.iter().filter(|(_, chunk, _)| unknown.contains(chunk)) {
+            let registered = self.device(*uuid).map(|device| self.steward.register(session, device.id, *len));
+            match registered {
+                Some(Ok(now)) => renamed.push(v1::RenamedChunk { chunk_id: chunk.0, now: now.0 }),
+                Some(Err(error)) => {
+                    tracing::debug!(%session, error = %chain(&error), "a session has memory mapped that is not counted as its own");
+                    uncounted.push(chunk.0);
+                }
+                None => uncounted.push(chunk.0),
+            }
+        }
+        if !uncounted.is_empty() {
+            tracing::warn!(%session, chunks = uncounted.len(), "a session has memory mapped that is not counted as its own");
+        }
+        (renamed, uncounted)
+    }
+
+    /// A session holds these ranges, and holds no other any more. Says which it does not hold.
+    fn leave_others(&self, session: SessionId, told: &[(RangeId, u32)]) -> Vec<u64> {
+        let told: BTreeMap<RangeId, u32> = told.iter().copied().collect();
+        let known = self.steward.holds_of(session);
+        for (range, times) in &known {
+            for _ in told.get(range).copied().unwrap_or(0)..*times {
+                // It may have gone meanwhile.
+                let _ = self.steward.leave(session, *range);
+            }
+        }
+        let is_known = |range: &&RangeId| known.iter().any(|(of, _)| of == *range);
+        told.keys().filter(|range| !is_known(range)).map(|range| range.0).collect()
+    }
+
+    /// A session of the daemon before: its process is watched, and is to be there again.
+    pub(super) fn resume_session(self: &Arc<Daemon>, known: &KnownSession, kept: Option<OwnedFd>) {
+        let of = &known.of;
+        let identity = identity_of(&of.process);
+        // Kept, or asked for anew: then it could be another process by now.
+        let pidfd = kept.or_else(|| {
+            peer::process_by_pid(of.process.pid).filter(|(_, found)| *found == identity).map(|(pidfd, _)| pidfd)
+        });
+        let peer = Peer { pidfd: None, identity, pid: of.process.pid, uid: UID_UNKNOWN };
+        let entry = Arc::new(Entry {
+            id: of.session,
+            name: of.name.clone(),
+            secret: of.secret,
+            identity,
+            pid: of.process.pid,
+            has_pidfd: pidfd.is_some(),
+            tenant: of.tenant.clone(),
+            guarantee_max: of.guarantee_max,
+            questions: tokio::sync::watch::Sender::default(),
+            unanswered: AtomicU64::new(0),
+            ending: tokio::sync::watch::Sender::new(false),
+            page: OnceLock::new(),
+            links: tokio::sync::watch::Sender::new(0),
+            serving: tokio::sync::Mutex::default(),
+            told: std::sync::Mutex::default(),
+            opened: self.clock.now(),
+            acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
+            watches: tokio::sync::watch::Sender::new(0),
+            ended: tokio::sync::watch::Sender::new(false),
+            _seat: self.connections.enter(&peer),
+        });
+        self.registry.add(Arc::clone(&entry));
+        match pidfd {
+            Some(pidfd) => {
+                let pidfd = Arc::new(pidfd);
+                if let Some(keeping) = &self.keeping {
+                    keeping.keep_other(Key::Process(entry.id), Arc::clone(&pidfd));
+                }
+                drop(tokio::spawn(Arc::clone(self).watch_process(entry, pidfd)));
+            }
+            // Where the kernel can tell processes apart it is gone.
+            None if identity != Identity::Unknown => drop(self.end_session(entry.id, EndReason::Died)),
+            None => drop(tokio::spawn(Arc::clone(self).await_unwatched(entry))),
+        }
+    }
+
+    /// A session whose end nobody would be told of is over if it is not there again soon.
+    async fn await_unwatched(self: Arc<Daemon>, entry: Arc<Entry>) {
+        let mut links = entry.links.subscribe();
+        let is_there =
+            tokio::time::timeout(UNWATCHED, links.wait_for(|links| *links > 0)).await.is_ok_and(|seen| seen.is_ok());
+        if !is_there {
+            self.end_session(entry.id, EndReason::Died);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! What a daemon takes over from one that was killed, or has made way for it: the facts of its journal, as far as they can be trusted, and the descriptors of its keeper.
+//!
+//! | journal | keeper | what is taken over |
+//! |---|---|---|
+//! | whole, or torn in its last step | holds its chunks | everything: sessions, their chunks, shared ranges, what is reserved and what lies idle |
+//! | whole, or torn | gone | sessions and their chunks, which only they have mapped still; shared ranges as long as somebody holds them, for nobody more |
+//! | damaged, older than the keeper knows, or none | whatever | nothing: sessions register what they have mapped, as it is theirs |
+//! | of another boot | | nothing, and nothing is left |
+//! | of a newer version | | the daemon does not start |
+//!
+//! A torn step was told to nobody. What a damaged journal says may have changed since, so nothing of it is believed: what it calls idle could be mapped by somebody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::keeping::Keeping;
+use super::registry::random_token;
+use super::{DaemonError, NodeDevice};
+use crate::error::chain;
+use crate::ids::{ChunkId, DeviceId, DeviceUuid, RangeId, SessionId};
+use crate::journal::{self, Book, Ended, Header, Journal, JournalError, Mark, Record, Whose};
+use crate::keeper::Key;
+use crate::ledger::{Command, Ledger};
+use crate::steward;
+use crate::store::Store;
+use crate::units::Bytes;
+
+/// The journal in a runtime directory.
+pub(super) const JOURNAL_NAME: &str = "journal";
+
+/// What was left.
+#[derive(Debug)]
+pub(super) struct Left {
+    path: PathBuf,
+    boot: Mark,
+    /// What is believed.
+    book: Book,
+    /// The number of the last frame that anybody may have heard of.
+    last: u64,
+    chunks: BTreeMap<ChunkId, OwnedFd>,
+    processes: BTreeMap<SessionId, OwnedFd>,
+    keeping: Arc<Keeping>,
+    /// What the keeper holds and nobody needs any more.
+    useless: Vec<Key>,
+}
+
+/// What a daemon begins with beside its ledger.
+pub(super) struct Begun {
+    /// Goes on from what was left.
+    pub(super) journal: Journal,
+    /// The processes of sessions that were kept.
+    pub(super) processes: BTreeMap<SessionId, OwnedFd>,
+}
+
+/// What of a journal is believed, and the number of its last frame; why not where it is not.
+fn believed(path: &Path, boot: &Mark, witnessed: u64) -> Result<(Book, u64), JournalError> {
+    let recovered = match journal::read(path, boot) {
+        Ok(recovered) => recovered,
+        Err(JournalError::System { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            if witnessed > 0 {
+                tracing::error!(
+                    "the journal of the daemon before is gone: its sessions register what they have mapped"
+                );
+            }
+            return Ok((Book::default(), witnessed));
+        }
+        Err(error @ JournalError::Version { .. }) => return Err(error),
+        Err(error @ JournalError::Foreign { .. }) => {
+            tracing::info!(error = %chain(&error), "nothing is taken over");
+            return Ok((Book::default(), witnessed));
+        }
+        Err(error) => {
+            tracing::error!(error = %chain(&error), "the journal of the daemon before cannot be read: its sessions register what they have mapped");
+            return Ok((Book::default(), witnessed));
+        }
+    };
+    let why = match &recovered.ended {
+        Ended::Damaged { why, at } => Some(format!("at byte {at}: {why}")),
+        Ended::Whole | Ended::Torn { .. } if recovered.last < witnessed => {
+            Some(format!("it ends with step {}, and the daemon had written step {witnessed}", recovered.last))
+        }
+        Ended::Whole | Ended::Torn { .. } => None,
+    };
+    let last = recovered.last.max(witnessed);
+    let Some(why) = why else { return Ok((recovered.book, last)) };
+    tracing::error!(path = %path.display(), why, "the journal of the daemon before is damaged, and nothing of it is believed: its sessions register what they have mapped");
+    // Numbers at least are not given again, as far as they are known.
+    let (sessions, chunks, ranges, versions) = recovered.book.last_numbers();
+    let mut book = Book::default();
+    // Nothing can be wrong with that.
+    let _ = book.apply_all(&[Record::Counted { sessions, chunks, ranges, versions }]);
+    Ok((book, last))
+}
+
+impl Left {
+    /// Looks for what was left in a runtime directory.
+    pub(super) fn find(
+        runtime_dir: &Path,
+        keeping: Arc<Keeping>,
+        held: Vec<(Key, OwnedFd)>,
+    ) -> Result<Left, JournalError> {
+        let (path, boot) = (runtime_dir.join(JOURNAL_NAME), journal::boot_mark());
+        let (mut chunks, mut processes, mut useless) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        let mut witness = None;
+        for (key, fd) in held {
+            match key {
+                Key::Chunk(chunk) => drop(chunks.insert(chunk, fd)),
+                Key::Process(session) => drop(processes.insert(session, fd)),
+                Key::Witness => witness = Some(fd),
+                // Nodes are opened anew; what a newer daemon had held is nothing to this one.
+                Key::Node(_) | Key::Other(..) => useless.push(key),
+            }
+        }
+        let witnessed = witness.as_ref().and_then(|witness| journal::witnessed(witness).ok()).unwrap_or(0);
+        let (book, last) = believed(&path, &boot, witnessed)?;
+        let mut left = Left { path, boot, book, last, chunks, processes, keeping, useless };
+        left.clear_up();
+        Ok(left)
+    }
+
+    /// Takes out of the book what nobody has any more, and finds what of the keeper's it does not know.
+    fn clear_up(&mut self) {
+        let lost: BTreeSet<ChunkId> =
+            self.book.chunks().keys().filter(|chunk| !self.chunks.contains_key(chunk)).copied().collect();
+        let of_nobody = |chunk: &&ChunkId| matches!(self.book.chunks()[chunk].whose, Whose::Nobodys | Whose::Plan(_));
+        let gone: Vec<Record> = lost.iter().filter(of_nobody).map(|chunk| Record::Gone { chunk: *chunk }).collect();
+        self.apply(&gone);
+        // A range whose chunks nobody can hand on is for nobody more.
+        let is_lost =
+            |(_, known): &(&RangeId, &journal::KnownRange)| known.of.chunks.iter().any(|chunk| lost.contains(chunk));
+        let ranges: Vec<(RangeId, bool)> =
+            self.book.ranges().iter().filter(is_lost).map(|(range, known)| (*range, known.holds.is_empty())).collect();
+        let fate = |(range, is_unheld): (RangeId, bool)| {
+            if is_unheld { Record::RangeGone { range } } else { Record::Withdrawn { range } }
+        };
+        let fates: Vec<Record> = ranges.into_iter().map(fate).collect();
+        self.apply(&fates);
+        self.drop_unknown();
+    }
+
+    /// Closes what of the keeper's descriptors the book does not know.
+    fn drop_unknown(&mut self) {
+        let Left { book, chunks, processes, useless, .. } = self;
+        chunks.retain(|chunk, _| {
+            let is_known = book.chunks().contains_key(chunk);
+            if !is_known {
+                useless.push(Key::Chunk(*chunk));
+            }
+            is_known
+        });
+        processes.retain(|session, _| {
+            let is_known = book.sessions().contains_key(session);
+            if !is_known {
+                useless.push(Key::Process(*session));
+            }
+            is_known
+        });
+    }
+
+    fn apply(&mut self, step: &[Record]) {
+        if let Err(error) = self.book.apply_all(step) {
+            debug_assert!(false, "{error}");
+            tracing::error!(%error, "what was left does not fit together");
+        }
+    }
+
+    /// What is there of devices that this daemon has not is nothing to it: their chunks, and the ranges that are made of them.
+    fn drop_other_devices(&mut self, uuids: &BTreeSet<DeviceUuid>) {
+        let is_other =
+            |chunk: &ChunkId| self.book.chunks().get(chunk).is_some_and(|known| !uuids.contains(&known.device));
+        let mut step = Vec::new();
+        for (range, known) in self.book.ranges().iter().filter(|(_, known)| known.of.chunks.iter().any(is_other)) {
+            for (session, times) in &known.holds {
+                step.extend((0..*times).map(|_| Record::Left { range: *range, session: *session }));
+            }
+            step.push(Record::RangeGone { range: *range });
+        }
+        let others = self.book.chunks().iter().filter(|(_, known)| !uuids.contains(&known.device));
+        let others = others.filter(|(_, known)| !matches!(known.whose, Whose::Range(_)));
+        step.extend(others.map(|(chunk, _)| Record::Gone { chunk: *chunk }));
+        for (session, known) in self.book.sessions() {
+            let others = known.guarantees.keys().filter(|uuid| !uuids.contains(uuid));
+            step.extend(others.map(|device| Record::Guaranteed {
+                session: *session,
+                device: *device,
+                bytes: Bytes::ZERO,
+            }));
+        }
+        if !step.is_empty() {
+            tracing::warn!("memory of devices that this daemon does not have is left to whoever has it mapped");
+            self.apply(&step);
+        }
+        self.drop_unknown();
+    }
+
+    /// Bytes of each device that are there already.
+    pub(super) fn bytes_of(&self, uuid: DeviceUuid) -> Bytes {
+        self.book.chunks().values().filter(|known| known.device == uuid).map(|known| known.len).sum()
+    }
+
+    /// Puts what was left into the store, and begins a journal that goes on from it.
+    pub(super) fn begin(mut self, devices: &[NodeDevice], store: &Store) -> Result<Begun, DaemonError> {
+        let ids: BTreeMap<DeviceUuid, DeviceId> = devices.iter().map(|device| (device.uuid, device.id)).collect();
+        self.drop_other_devices(&ids.keys().copied().collect());
+        if let Err(error) = check(&self.book, devices, &ids) {
+            tracing::error!(
+                error,
+                "what the daemon before has left cannot be, and nothing of it is believed: its sessions register what they have mapped"
+            );
+            let (sessions, chunks, ranges, versions) = self.book.last_numbers();
+            self.book = Book::default();
+            self.apply(&[Record::Counted { sessions, chunks, ranges, versions }]);
+            self.drop_unknown();
+        }
+        self.keeping.let_go_of(&self.useless);
+        let known: Vec<_> = self.book.chunks().iter().map(|(chunk, known)| (*chunk, *known)).collect();
+        for (chunk, known) in known {
+            if let Some(device) = ids.get(&known.device) {
+                store.adopt(chunk, *device, known.len, self.chunks.remove(&chunk))?;
+            }
+        }
+        let broken = |error: rustix::io::Errno| {
+            DaemonError::Journal(JournalError::System {
+                action: "begin",
+                path: self.path.clone(),
+                source: error.into(),
+            })
+        };
+        let mark = random_token().map_err(broken)?;
+        let witness = journal::new_witness().map_err(broken)?;
+        let kept = witness.try_clone().map_err(|error| {
+            DaemonError::Journal(JournalError::System { action: "begin", path: self.path.clone(), source: error })
+        })?;
+        let header = Header { boot: self.boot, journal: mark };
+        let journal = Journal::begin_at(&self.path, header, self.book, self.last)?.with_witness(witness)?;
+        self.keeping.keep_other(Key::Witness, Arc::new(kept));
+        Ok(Begun { journal, processes: self.processes })
+    }
+}
+
+/// Whether a ledger can begin with what a book says.
+fn check(book: &Book, devices: &[NodeDevice], ids: &BTreeMap<DeviceUuid, DeviceId>) -> Result<(), String> {
+    book.invariants()?;
+    let mut ledger = Ledger::new();
+    for device in devices {
+        let add = Command::AddDevice { device: device.id, total: device.total, chunks_max: u64::MAX };
+        ledger.step(add).map_err(|error| error.to_string())?;
+    }
+    ledger.begin_with(&steward::facts(book, ids, |_| false)).map_err(|error| chain(&error))?;
+    ledger.invariants()
+}
