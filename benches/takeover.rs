@@ -7,8 +7,9 @@ use std::io::{BufRead as _, BufReader};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use stitchd::clock::{Clock as _, SystemClock};
 use stitchd::ids::{ChunkId, DeviceUuid, SessionId};
 use stitchd::journal::{Book, Header, Journal, Process, Record, SessionRecord, Whose, boot_mark};
 use stitchd::keeper::{Key, Link};
@@ -37,7 +38,7 @@ fn uuid(dir: &Path) -> DeviceUuid {
 
 /// A daemon, and how long it took until it served.
 fn serve(dir: &Path) -> (std::process::Child, Duration) {
-    let began = Instant::now();
+    let began = SystemClock::new();
     let mut child = Command::new(env!("CARGO_BIN_EXE_stitchd"))
         .args(["serve", "--json", "--driver", "host", "--device=0=64GiB", "--log", "error", "--runtime-dir"])
         .arg(dir)
@@ -46,7 +47,7 @@ fn serve(dir: &Path) -> (std::process::Child, Duration) {
         .spawn()
         .unwrap();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
-    (child, began.elapsed())
+    (child, began.now())
 }
 
 fn end(child: &mut std::process::Child) {

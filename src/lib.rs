@@ -21,7 +21,7 @@
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`], [`mod@sync`], `extents` | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes, where threads meet, free stretches |
+//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`], [`mod@sync`], `extents`, [`mortal`] | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes, where threads meet, free stretches, moments at which a test kills |
 //! | [`driver`] | what hardware can do: chunks, addresses, mappings, streams. The `host` and `sim` drivers, those of the GPU vendors over libraries that are found at run time, and decorators over any |
 //! | [`memory`] | who owns what of it: `Chunk`, `Reservation`, `Mapping`, whole or not at all |
 //! | [`store`] | every chunk of a daemon, its handle and its one exported descriptor |
@@ -99,6 +99,7 @@
 //! | journal, step, record, book | what outlives a killed daemon; what is written at once; a fact that holds from then on; all facts that hold (`journal`) |
 //! | keeper, witness | the process that holds descriptors while no daemon does (`keeper`); where the number of a journal's last step stands, which the keeper holds |
 //! | to follow, to take over, to reattach, to register | a daemon comes after another in the same directory; has what that one had; a session is there again with what it holds; memory that a session has mapped and nobody knows of counts as its own |
+//! | moment | a place between two things where a test has a process killed ([`mortal`]) |
 //! | bare | a chunk that nobody can hand on: its descriptor is nowhere any more, or never was |
 //! | torn, damaged | a journal that ends in the middle of a step that nobody was told of; one that has something in it that was not written there |
 //! | trace, event, tick | a recorded sequence, one entry, its logical time ([`trace::Trace`], [`units::Tick`]) |
@@ -145,6 +146,7 @@ pub mod ladder;
 pub mod ledger;
 pub mod limits;
 pub mod memory;
+pub mod mortal;
 pub mod plan;
 pub mod pool;
 pub mod record;

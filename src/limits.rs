@@ -71,7 +71,9 @@ pub const CHUNK_MESSAGE_LEN_MAX: usize = 64 << 10;
 /// Chunks, and ranges, named in one message of a session that is there again.
 pub const REATTACH_CHUNKS_MAX: usize = 128;
 /// Chunks that a session can say it holds when it is there again.
-pub const REATTACH_TOLD_MAX: usize = 1 << 17;
+pub const REATTACH_TOLD_MAX: usize = CHUNKS_MAX / 4;
+/// The same of all sessions that have not said all.
+pub const REATTACH_TOLD_BY_ALL_MAX: usize = CHUNKS_MAX / 2;
 /// Chunks named in one release message.
 pub const RELEASE_CHUNKS_MAX: usize = 4096;
 /// Bytes of one gRPC message that holds a plan; a plan of 300,000 requests takes about 12 MiB.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Everybody may use these; among themselves they go from left to right.
-const BASE: [&str; 9] = ["units", "limits", "ids", "clock", "error", "rng", "ladder", "sync", "extents"];
+const BASE: [&str; 10] = ["units", "limits", "ids", "clock", "error", "rng", "ladder", "sync", "extents", "mortal"];
 
 /// Module by module, what it may use beside the base. Nothing else, and a module that is not here does not exist.
 const MAY_USE: [(&str, &[&str]); 21] = [

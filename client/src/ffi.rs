@@ -48,7 +48,7 @@ static QUIET: Once = Once::new();
 /// Returns NULL when size is 0, which is no failure, and when it fails: then `stitch_last_error` says why. Where memory has run out it says who holds what: this process, and the daemon's other sessions.
 ///
 /// Without a daemon every call fails, at most once a second after a try to find one. With STITCHD_WITHOUT_DAEMON=private in its environment the process takes memory itself instead, with the same behaviour otherwise, from then on
-/// until it ends, and `stitch_last_error` says so once; STITCHD_DRIVER names the driver then. A daemon that goes away leaves the process with what it has: only what needs more of it fails.
+/// until it ends, and `stitch_last_error` says so once; STITCHD_DRIVER names the driver then. A daemon that goes away leaves the process with what it has; what needs more waits for the next daemon, as long as it would for memory, and fails then.
 ///
 /// In a child of fork (without exec) every call fails, and frees do nothing. What is live when the process ends, however it ends, goes back to the daemon.
 #[unsafe(no_mangle)]

@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::{DONE, Failure, Outcome};
 use crate::keeper::process::{Keeping, serve};
-use crate::session::locate;
+use crate::session::locate::{self, Environment};
 use crate::units::parse_time;
 
 #[derive(Debug, Args)]
@@ -31,6 +31,7 @@ pub(super) struct KeepArgs {
 
 pub(super) fn run(args: &KeepArgs) -> Outcome {
     super::serve::raise_descriptor_limit();
+    Environment::read().be_mortal("keeper");
     let daemon = if args.connected {
         let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input").map_err(Failure::Other)?;
         Some(Arc::new(socket))

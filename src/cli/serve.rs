@@ -84,6 +84,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
         return DONE;
     }
     start_log(args)?;
+    Environment::read().be_mortal("daemon");
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("stitchd").build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,6 +30,7 @@ use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, RequestId, SessionId};
 use crate::ledger::Refusal;
 use crate::limits;
+use crate::mortal::moment;
 use crate::steward::Answer;
 use crate::units::Bytes;
 use crate::wire::convert::{self, Token};
@@ -435,7 +437,9 @@ async fn send_batch(
         is_last: delivery.left.is_empty(),
     };
     connection.may_send(fds.len()).await?;
+    moment();
     let sent = connection.send(daemon_frame::What::Batch(batch), &fds).await;
+    moment();
     match &sent {
         Ok(()) => connection.is_followed = false,
         Err(_) => connection.seat.all_read(),
@@ -490,6 +494,7 @@ impl<'a> Served<'a> {
             stats_page_version: STATS_PAGE_VERSION,
             says_working: self.word_every.is_some(),
         };
+        moment();
         let page = self.entry.page().map_err(|_| ChannelError::System(Errno::MFILE))?;
         let outcome = match self.connection.send(daemon_frame::What::Welcome(welcome), &[Arc::new(page)]).await {
             Ok(()) => self.attend(link).await,
@@ -554,7 +559,10 @@ impl<'a> Served<'a> {
                 self.queued.push_back(acquire);
                 Ok(())
             }
-            Some(client_frame::What::Release(release)) => self.release(&release).await,
+            Some(client_frame::What::Release(release)) => {
+                moment();
+                self.release(&release).await
+            }
             Some(client_frame::What::Ack(ack)) => match &mut self.delivery {
                 Some(delivery) if delivery.request == ack.request && !delivery.is_acknowledged => {
                     delivery.is_acknowledged = true;
@@ -652,6 +660,7 @@ impl<'a> Served<'a> {
         self.daemon.metrics.note_acquire(took, matches!(answer, Answer::Granted(_)));
         match answer {
             Answer::Granted(chunks) => {
+                self.entry.has_leased.store(true, Ordering::Relaxed);
                 self.delivery = Some(Delivery { request: asked.request, left: chunks.into(), is_acknowledged: true });
                 Ok(())
             }

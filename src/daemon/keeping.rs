@@ -4,7 +4,7 @@
 //!
 //! Invariant: what [`Keeping`] was given to keep is held by a keeper or, while there is none, known here, and told to the next.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,16 @@ use crate::clock::{Clock as _, SystemClock};
 use crate::error::chain;
 use crate::ids::ChunkId;
 use crate::keeper::{KeeperError, Key, Link};
+use crate::mortal::moment;
 use crate::steward::Steward;
 use crate::store::Keep;
 
 /// After a keeper could not be started so long none is.
 const PAUSE: Duration = Duration::from_secs(1);
+/// One that reads nothing for so long is none: what was let go of stays held, and counts.
+const BEHIND_MAX: Duration = Duration::from_secs(2);
+/// How long the one that is there may take for its first answer: what only it holds is worth that.
+const FIRST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Who holds what is to outlive this process.
 #[derive(Debug)]
@@ -45,6 +50,8 @@ struct Post {
     others: BTreeMap<Key, Arc<OwnedFd>>,
     /// A clock that began when the last could not be started.
     failed: Option<SystemClock>,
+    /// A clock that began when it was first seen not to read.
+    behind: Option<SystemClock>,
 }
 
 impl Keeping {
@@ -58,7 +65,7 @@ impl Keeping {
             pid: AtomicU32::new(0),
             restarts: AtomicU64::new(0),
         };
-        let found = Link::connect(runtime_dir).and_then(|link| {
+        let found = Link::connect(runtime_dir, FIRST_PATIENCE).and_then(|link| {
             let Some(link) = link else { return Ok(None) };
             let held = link.list()?;
             Ok(Some((link, held)))
@@ -106,7 +113,7 @@ impl Keeping {
 
     fn take(&self, post: &mut Post, link: Link) {
         self.pid.store(link.pid(), Ordering::Relaxed);
-        (post.link, post.failed) = (Some(link), None);
+        (post.link, post.failed, post.behind) = (Some(link), None, None);
     }
 
     fn note_failed(&self, post: &mut Post, error: &KeeperError) {
@@ -121,10 +128,12 @@ impl Keeping {
     fn drop_link(&self, post: &mut Post, error: Option<&KeeperError>) {
         let Some(link) = post.link.take() else { return };
         self.pid.store(0, Ordering::Relaxed);
+        post.behind = None;
+        let what = if link.is_behind() { "it does not read what it is sent" } else { "it has ended" };
         let why = link.last_words().or_else(|| error.map(|error| chain(error)));
         tracing::error!(
             pid = link.pid(),
-            why = why.as_deref().unwrap_or("it has ended"),
+            why = why.as_deref().unwrap_or(what),
             "the keeper is gone: another takes its place"
         );
         link.kill();
@@ -160,13 +169,21 @@ impl Keeping {
             if post.link.as_ref().is_some_and(Link::is_gone) {
                 self.drop_link(&mut post, None);
             }
+            match (post.link.as_ref().is_some_and(Link::is_behind), &post.behind) {
+                (false, _) => post.behind = None,
+                (true, None) => post.behind = Some(SystemClock::new()),
+                (true, Some(since)) if since.now() >= BEHIND_MAX => self.drop_link(&mut post, None),
+                (true, Some(_)) => {}
+            }
             let is_early = post.failed.as_ref().is_some_and(|since| since.now() < PAUSE);
             if post.link.is_some() || is_early {
                 return;
             }
         }
         // Without the lock: whoever creates chunks meanwhile does not wait for it. One that is there by itself comes first.
-        let link = Link::connect(&self.runtime_dir).ok().flatten().map_or_else(|| self.start(), Ok);
+        let found = Link::connect(&self.runtime_dir, BEHIND_MAX).ok().flatten();
+        let link = found.map_or_else(|| self.start(), Ok);
+        moment();
         let mut post = self.post();
         let filled = link.and_then(|link| {
             // Chunks that come from here on are told to it after the lock; those before are in the store.
@@ -175,7 +192,21 @@ impl Keeping {
             let others = post.others.iter().map(|(key, fd)| (*key, fd.as_fd()));
             let all: Vec<(Key, BorrowedFd<'_>)> =
                 others.chain(chunks.iter().map(|(chunk, fd)| (Key::Chunk(*chunk), fd.as_fd()))).collect();
-            link.keep(&all).map(|()| (link, all.len()))
+            let filled = link.list().and_then(|held| {
+                // What one that was there before holds, and should not any more.
+                let wanted: BTreeSet<Key> = all.iter().map(|(key, _)| *key).collect();
+                let held = held.into_iter().map(|(key, _)| key);
+                let useless: Vec<Key> = held.filter(|key| !wanted.contains(key)).collect();
+                link.let_go(&useless)?;
+                link.keep(&all)
+            });
+            match filled {
+                Ok(()) => Ok((link, all.len())),
+                Err(error) => {
+                    link.kill();
+                    Err(error)
+                }
+            }
         });
         match filled {
             Ok((link, count)) => {

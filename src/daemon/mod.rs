@@ -51,7 +51,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -67,6 +67,7 @@ use crate::ladder::{Ladder, LadderError, Part};
 use crate::ledger::{AccountView, FactsError};
 use crate::limits;
 use crate::memory::Device;
+use crate::mortal::moment;
 use crate::steward::{FollowError, Steward};
 use crate::store::{Keep, ScrubError, Store, StoreError};
 use crate::units::Bytes;
@@ -103,6 +104,8 @@ pub struct Daemon {
     clock: Arc<dyn Clock>,
     /// Who holds what is to outlive this process.
     keeping: Option<Arc<Keeping>>,
+    /// Chunks that sessions have said they hold, and have not said all.
+    told: Arc<AtomicUsize>,
     started: Duration,
     draining: AtomicBool,
     /// Becomes true when the daemon is to end.
@@ -236,6 +239,8 @@ impl Daemon {
             config.ladder = measured::ladder(&*driver, &devices)?;
         }
         let (mut devices, scrubbers) = with_scrubbers(&driver, devices, config.driver_deadline)?;
+        // Before the descriptors of a keeper are here: they are chunks' already.
+        let fds_for_chunks = Daemon::fds_for_chunks(&config);
         let mut left = match config.keeper {
             KeeperIs::Process if is_shared => Some(leave(&config)?),
             KeeperIs::Process | KeeperIs::None => None,
@@ -254,7 +259,7 @@ impl Daemon {
                 store = store.with_scrubber(device.id, Arc::new(scrubber));
             }
         }
-        store = store.with_descriptors(Daemon::fds_for_chunks(&config));
+        store = store.with_descriptors(fds_for_chunks);
         if let Some((keeping, _)) = &left {
             store = store.with_keeper(Arc::clone(keeping) as Arc<dyn Keep>);
         }
@@ -270,6 +275,12 @@ impl Daemon {
         if config.ladder_is == LadderIs::Auto {
             config.ladder = reaching(config.ladder, &devices, &store);
         }
+        // Pools of sessions that are there have chunks of these sizes, and take no others.
+        let dealt = left.as_ref().and_then(|(_, left)| left.ladder()).and_then(|steps| Ladder::new(steps).ok());
+        if let Some(dealt) = dealt.filter(|dealt| *dealt != config.ladder) {
+            tracing::info!(ladder = %dealt.to_toml(), "chunks are of the sizes that sessions of the daemon before were told of, as long as there are such sessions when a daemon begins");
+            config.ladder = dealt;
+        }
         for device in &devices {
             warn_of_few_chunks(device, store.chunks_max(device.id), config.ladder.steps());
         }
@@ -277,7 +288,7 @@ impl Daemon {
         let spawn =
             Box::new(move |work: Box<dyn FnOnce() + Send>| drop(runtime.spawn_blocking(move || or_abort(work))));
         let keeping = left.as_ref().map(|(keeping, _)| Arc::clone(keeping));
-        let (steward, begun) = follow(left.map(|(_, left)| left), &devices, store, &clock, spawn)?;
+        let (steward, begun) = follow(left.map(|(_, left)| left), &devices, &config.ladder, store, &clock, spawn)?;
         if let Some(keeping) = &keeping {
             keeping.set_steward(&steward);
             keep_nodes(keeping, &nodes);
@@ -301,6 +312,7 @@ impl Daemon {
             chunk_tasks: std::sync::OnceLock::new(),
             clock,
             keeping,
+            told: Arc::default(),
             started,
             draining: AtomicBool::new(false),
             ending: watch::Sender::new(false),
@@ -390,7 +402,9 @@ impl Daemon {
             keeper = keeping.pid().unwrap_or(0),
             "a daemon that follows in this directory takes over what is held"
         );
+        moment();
         self.steward.stop_journal();
+        moment();
         keeping.leave();
     }
 
@@ -524,12 +538,13 @@ fn leave(config: &Config) -> Result<(Arc<Keeping>, Left), DaemonError> {
 fn follow(
     left: Option<Left>,
     devices: &[NodeDevice],
+    ladder: &Ladder,
     store: Store,
     clock: &Arc<dyn Clock>,
     spawn: crate::steward::Spawn,
 ) -> Result<(Arc<Steward>, Option<Resumed>), DaemonError> {
     let Some(left) = left else { return Ok((Steward::new(store, Arc::clone(clock), spawn)?, None)) };
-    let Begun { journal, processes } = left.begin(devices, &store)?;
+    let Begun { journal, processes } = left.begin(devices, ladder, &store)?;
     let book = journal.book().clone();
     let uuids = devices.iter().map(|device| (device.id, device.uuid)).collect();
     let steward = Steward::following(store, Arc::clone(clock), spawn, journal, uuids).map_err(|error| match error {

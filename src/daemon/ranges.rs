@@ -20,6 +20,7 @@ use crate::ids::{RangeId, SessionId};
 use crate::journal::{self, PublishedRange};
 use crate::ledger::{LedgerError, RangeView};
 use crate::limits;
+use crate::mortal::moment;
 use crate::store::StoreError;
 use crate::units::Bytes;
 use crate::wire::convert;
@@ -317,6 +318,7 @@ impl Ranges for Service {
         };
         let published = daemon.steward.publish_as(entry.id, chunks.clone(), linger_ms, record);
         let range = published.map_err(|error| from_ledger(&error))?;
+        moment();
         // Nobody finds it before it has a name: until then it is not attached.
         let is_sealed = !wanted.is_writable
             && daemon.steward.store().seal(&chunks).unwrap_or_else(|error| {
@@ -339,6 +341,7 @@ impl Ranges for Service {
             is_sealed,
             publisher,
         };
+        moment();
         let (named, former) = daemon.names.add(named);
         if let Some(former) = former {
             // It may have gone by itself in this moment.
@@ -347,6 +350,7 @@ impl Ranges for Service {
         let view = daemon.steward.range(range).ok_or_else(|| from_ledger(&LedgerError::NoRange(range)));
         let view = view.inspect_err(|_| daemon.names.forget(range))?;
         tracing::info!(target: "audit", %range, name = named.name, version = named.version, tenant = named.tenant, session = %entry.id, bytes = bytes.get(), is_sealed, has_key = named.key.is_some(), "published");
+        moment();
         let handed_out = self.hand_out(&request, &entry, &view);
         // Whoever hears of a failure believes that nothing was published.
         let (ticket, infos) = handed_out.inspect_err(|_| {
@@ -376,6 +380,7 @@ impl Ranges for Service {
             LedgerError::Refused(refusal) => status(refusal.kind(), daemon.explain(&refusal)),
             other => from_ledger(&other),
         })?;
+        moment();
         let is_across = named.tenant != entry.tenant;
         tracing::info!(target: "audit", range = %named.range, name, version = named.version, tenant = entry.tenant, of_tenant = named.tenant, is_across, session = %entry.id, "attached");
         let (ticket, infos) = self.hand_out(&request, &entry, &view)?;

@@ -5,9 +5,9 @@
 //! Not for: what is known when a daemon begins ([`super::takeover`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
-use std::sync::{PoisonError, atomic::AtomicU64};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -22,6 +22,7 @@ use crate::journal::{KnownSession, Process};
 use crate::keeper::Key;
 use crate::ledger::EndReason;
 use crate::limits;
+use crate::mortal::moment;
 use crate::units::Bytes;
 use crate::wire::convert;
 use crate::wire::peer::{self, Identity, Peer, UID_UNKNOWN};
@@ -31,14 +32,26 @@ use crate::wire::v1;
 
 /// How long the last connection may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a session may take to be there again whose process the kernel cannot watch.
-const UNWATCHED: Duration = Duration::from_secs(30);
+/// How long a session may take to be there again that has nothing.
+const AWAY_MAX: Duration = Duration::from_secs(2);
+/// The same of one whose process the kernel cannot watch.
+const UNWATCHED_AWAY_MAX: Duration = Duration::from_secs(30);
 
 /// What a session has said that it holds.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     chunks: Vec<(DeviceUuid, ChunkId, Bytes)>,
     ranges: Vec<(RangeId, u32)>,
+    /// Where what is said here is counted, of all sessions.
+    of_all: Option<Arc<AtomicUsize>>,
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if let Some(of_all) = &self.of_all {
+            of_all.fetch_sub(self.chunks.len(), Ordering::Relaxed);
+        }
+    }
 }
 
 /// What tells the process of a peer from all others, for the journal.
@@ -62,7 +75,6 @@ fn identity_of(process: &Process) -> Identity {
 impl Entry {
     /// The page that its process has brought, or a new one, where there is none yet.
     pub(super) fn take_page(&self, brought: Option<OwnedFd>) -> Result<(), StatsPageError> {
-        use std::os::fd::AsFd as _;
         if self.page.get().is_some() {
             return Ok(());
         }
@@ -91,7 +103,7 @@ impl Entry {
     }
 
     /// Adds what a message says; nothing where more is to come.
-    fn take_told(&self, message: &v1::ReattachRequest) -> Result<Option<Told>, Status> {
+    fn take_told(&self, message: &v1::ReattachRequest, of_all: &Arc<AtomicUsize>) -> Result<Option<Told>, Status> {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if message.is_first {
             *told = Told::default();
@@ -106,9 +118,15 @@ impl Entry {
                 format!("more than {} chunks or {} ranges", limits::REATTACH_TOLD_MAX, limits::SESSION_RANGES_MAX);
             return Err(refused(&convert::malformed("held", text)));
         }
+        if of_all.load(Ordering::Relaxed) + chunks > limits::REATTACH_TOLD_BY_ALL_MAX {
+            let text = "too many sessions say what they hold at once: try again";
+            return Err(status(ErrorKind::Unavailable, text));
+        }
+        told.of_all = Some(Arc::clone(of_all));
         for held in &message.held {
             let uuid = convert::device_uuid("held.device_uuid", &held.device_uuid).map_err(|error| refused(&error))?;
             let chunks = convert::chunks("held.chunks", &held.chunks).map_err(|error| refused(&error))?;
+            of_all.fetch_add(chunks.len(), Ordering::Relaxed);
             told.chunks.extend(chunks.into_iter().map(|(chunk, len)| (uuid, chunk, len)));
         }
         told.ranges.extend(message.ranges.iter().map(|held| (RangeId(held.range_id), held.times)));
@@ -124,7 +142,7 @@ impl Service {
         peer: &Peer,
         message: v1::ReattachRequest,
     ) -> Result<v1::ReattachReply, Status> {
-        let Some(told) = entry.take_told(&message)? else { return Ok(v1::ReattachReply::default()) };
+        let Some(told) = entry.take_told(&message, &self.0.told)? else { return Ok(v1::ReattachReply::default()) };
         let daemon = &self.0;
         // Whoever serves the connection before is over first, with what was on its way.
         entry.next_link();
@@ -134,8 +152,10 @@ impl Service {
         daemon.registry.drop_tickets_of(entry.id);
         let held: BTreeSet<ChunkId> = told.chunks.iter().map(|(_, chunk, _)| *chunk).collect();
         let unknown = daemon.steward.reattach(entry.id, &held).map_err(|error| from_ledger(&error))?;
+        moment();
         let (renamed, unknown_chunk_ids) = daemon.register(entry.id, &told, &unknown.into_iter().collect());
         let unknown_range_ids = daemon.leave_others(entry.id, &told.ranges);
+        moment();
         let ticket = daemon.registry.issue(Good::Link(entry.id), peer.identity, daemon.clock.now());
         let ticket = ticket.map_err(|error| status(ErrorKind::Broken, chain(&error)))?;
         tracing::info!(session = %entry.id, name = entry.name, pid = entry.pid, chunks = held.len(), registered = renamed.len(), uncounted = unknown_chunk_ids.len(), "session is there again");
@@ -158,7 +178,13 @@ impl Daemon {
         unknown: &BTreeSet<ChunkId>,
     ) -> (Vec<v1::RenamedChunk>, Vec<u64>) {
         let (mut renamed, mut uncounted) = (Vec::new(), Vec::new());
+        // Who has leased something since it was there has nothing that nobody knows of.
+        let may_register = self.registry.get(session).is_some_and(|entry| !entry.has_leased.load(Ordering::Relaxed));
         for (uuid, chunk, len) in told.chunks.iter().filter(|(_, chunk, _)| unknown.contains(chunk)) {
+            if !may_register {
+                uncounted.push(chunk.0);
+                continue;
+            }
             let registered = self.device(*uuid).map(|device| self.steward.register(session, device.id, *len));
             match registered {
                 Some(Ok(now)) => renamed.push(v1::RenamedChunk { chunk_id: chunk.0, now: now.0 }),
@@ -194,6 +220,7 @@ impl Daemon {
         let of = &known.of;
         let identity = identity_of(&of.process);
         // Kept, or asked for anew: then it could be another process by now.
+        let kept = kept.filter(|pidfd| peer::identity_by(pidfd.as_fd(), of.process.pid).may_be(identity));
         let pidfd = kept.or_else(|| {
             peer::process_by_pid(of.process.pid).filter(|(_, found)| *found == identity).map(|(pidfd, _)| pidfd)
         });
@@ -214,6 +241,7 @@ impl Daemon {
             links: tokio::sync::watch::Sender::new(0),
             serving: tokio::sync::Mutex::default(),
             told: std::sync::Mutex::default(),
+            has_leased: AtomicBool::new(false),
             opened: self.clock.now(),
             acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
             watches: tokio::sync::watch::Sender::new(0),
@@ -227,20 +255,25 @@ impl Daemon {
                 if let Some(keeping) = &self.keeping {
                     keeping.keep_other(Key::Process(entry.id), Arc::clone(&pidfd));
                 }
-                drop(tokio::spawn(Arc::clone(self).watch_process(entry, pidfd)));
+                drop(tokio::spawn(Arc::clone(self).watch_process(Arc::clone(&entry), pidfd)));
+                drop(tokio::spawn(Arc::clone(self).await_again(entry)));
             }
             // Where the kernel can tell processes apart it is gone.
             None if identity != Identity::Unknown => drop(self.end_session(entry.id, EndReason::Died)),
-            None => drop(tokio::spawn(Arc::clone(self).await_unwatched(entry))),
+            None => drop(tokio::spawn(Arc::clone(self).await_again(entry))),
         }
     }
 
-    /// A session whose end nobody would be told of is over if it is not there again soon.
-    async fn await_unwatched(self: Arc<Daemon>, entry: Arc<Entry>) {
+    /// A session that is not there again soon is over where nobody would be told of its end, and where it has nothing: perhaps nobody has heard that it was opened. Whoever has may open it anew.
+    async fn await_again(self: Arc<Daemon>, entry: Arc<Entry>) {
         let mut links = entry.links.subscribe();
-        let is_there =
-            tokio::time::timeout(UNWATCHED, links.wait_for(|links| *links > 0)).await.is_ok_and(|seen| seen.is_ok());
-        if !is_there {
+        let most = if entry.has_pidfd { AWAY_MAX } else { UNWATCHED_AWAY_MAX };
+        let come = tokio::time::timeout(most, links.wait_for(|links| *links > 0)).await;
+        if come.is_ok_and(|seen| seen.is_ok()) {
+            return;
+        }
+        let has_nothing = self.steward.session(entry.id).is_none_or(|view| view.held_bytes().is_zero());
+        if !entry.has_pidfd || has_nothing {
             self.end_session(entry.id, EndReason::Died);
         }
     }

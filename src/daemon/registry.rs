@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -54,6 +54,8 @@ pub(super) struct Entry {
     pub(super) serving: tokio::sync::Mutex<()>,
     /// What it has said so far that it holds.
     pub(super) told: Mutex<Told>,
+    /// It has leased something from this daemon: what it holds is known.
+    pub(super) has_leased: AtomicBool,
     pub(super) opened: Duration,
     /// Places for acquires over gRPC that wait.
     pub(super) acquires: Semaphore,
@@ -360,6 +362,7 @@ mod tests {
             links: watch::Sender::new(0),
             serving: tokio::sync::Mutex::default(),
             told: Mutex::default(),
+            has_leased: AtomicBool::new(false),
             opened: NOW,
             acquires: Semaphore::new(1),
             watches: watch::Sender::new(0),

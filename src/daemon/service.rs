@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use tokio::net::UnixListener;
@@ -27,6 +27,7 @@ use crate::keeper::Key;
 use crate::ladder::{Part, Shape};
 use crate::ledger::{EndReason, Holder, LedgerError, Refusal};
 use crate::limits;
+use crate::mortal::moment;
 use crate::plan::Position;
 use crate::steward::{Answer, Ask};
 use crate::units::Bytes;
@@ -345,9 +346,7 @@ impl Sessions for Service {
             Some(SessionRecord { session, secret, process, name, tenant, terms, guarantee_max })
         };
         let id = daemon.steward.open_as(seated.terms, record).map_err(|error| from_ledger(&error))?;
-        if let (Some(keeping), Some(pidfd)) = (&daemon.keeping, &pidfd) {
-            keeping.keep_other(Key::Process(id), Arc::clone(pidfd));
-        }
+        moment();
         let page = match stats_page::create(id) {
             Ok(page) => page,
             Err(error) => {
@@ -372,12 +371,16 @@ impl Sessions for Service {
             links: tokio::sync::watch::Sender::new(0),
             serving: tokio::sync::Mutex::default(),
             told: std::sync::Mutex::default(),
+            has_leased: AtomicBool::new(false),
             opened: daemon.clock.now(),
             acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
             watches: tokio::sync::watch::Sender::new(0),
             ended: tokio::sync::watch::Sender::new(false),
             _seat: Some(seat),
         });
+        if let (Some(keeping), Some(pidfd)) = (&daemon.keeping, &pidfd) {
+            keeping.keep_other(Key::Process(id), Arc::clone(pidfd));
+        }
         daemon.registry.add(Arc::clone(&entry));
         tracing::info!(session = %id, name = entry.name, pid = entry.pid, tenant = entry.tenant, limit_bytes = seated.terms.limit.get(), "session opened");
         match pidfd {
@@ -386,6 +389,7 @@ impl Sessions for Service {
                 tracing::warn!(session = %id, "the kernel cannot tell when this process ends; its connection stands for it")
             }
         }
+        moment();
         let ticket = daemon.registry.issue(Good::Link(id), peer.identity, daemon.clock.now());
         let ticket = ticket.map_err(|error| broken(&error))?;
         Ok(Response::new(v1::OpenReply {
@@ -416,6 +420,7 @@ impl Sessions for Service {
     async fn close(&self, request: Request<v1::CloseRequest>) -> Result<Response<v1::CloseReply>, Status> {
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
         let returned = self.0.end_session(entry.id, EndReason::Closed).unwrap_or_default();
+        moment();
         Ok(Response::new(v1::CloseReply { returned_bytes: returned.get() }))
     }
 
@@ -524,6 +529,7 @@ impl Leases for Service {
         let want = request.into_inner().want.ok_or_else(|| refused(&convert::malformed("want", "missing")))?;
         let _place = place_to_wait(&entry)?;
         let chunks = self.acquire(self.0.ask_for(entry.id, want)?).await?;
+        entry.has_leased.store(true, Ordering::Relaxed);
         let infos = convert::chunk_infos(&chunks);
         let claim = Good::Claim(Claim { session: entry.id, chunks, range: None });
         let ticket = self.0.registry.issue(claim, peer.identity, self.0.clock.now());

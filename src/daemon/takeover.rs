@@ -22,7 +22,9 @@ use crate::error::chain;
 use crate::ids::{ChunkId, DeviceId, DeviceUuid, RangeId, SessionId};
 use crate::journal::{self, Book, Ended, Header, Journal, JournalError, Mark, Record, Whose};
 use crate::keeper::Key;
+use crate::ladder::Ladder;
 use crate::ledger::{Command, Ledger};
+use crate::mortal::moment;
 use crate::steward;
 use crate::store::Store;
 use crate::units::Bytes;
@@ -195,13 +197,24 @@ impl Left {
         self.drop_unknown();
     }
 
+    /// The sizes of chunks that sessions which are there still were told of.
+    pub(super) fn ladder(&self) -> Option<Vec<Bytes>> {
+        let is_dealt = !self.book.sessions().is_empty() && !self.book.ladder().is_empty();
+        is_dealt.then(|| self.book.ladder().to_vec())
+    }
+
     /// Bytes of each device that are there already.
     pub(super) fn bytes_of(&self, uuid: DeviceUuid) -> Bytes {
         self.book.chunks().values().filter(|known| known.device == uuid).map(|known| known.len).sum()
     }
 
     /// Puts what was left into the store, and begins a journal that goes on from it.
-    pub(super) fn begin(mut self, devices: &[NodeDevice], store: &Store) -> Result<Begun, DaemonError> {
+    pub(super) fn begin(
+        mut self,
+        devices: &[NodeDevice],
+        ladder: &Ladder,
+        store: &Store,
+    ) -> Result<Begun, DaemonError> {
         let ids: BTreeMap<DeviceUuid, DeviceId> = devices.iter().map(|device| (device.uuid, device.id)).collect();
         self.drop_other_devices(&ids.keys().copied().collect());
         if let Err(error) = check(&self.book, devices, &ids) {
@@ -214,6 +227,7 @@ impl Left {
             self.apply(&[Record::Counted { sessions, chunks, ranges, versions }]);
             self.drop_unknown();
         }
+        self.apply(&[Record::Dealt { ladder: ladder.steps().to_vec() }]);
         self.keeping.let_go_of(&self.useless);
         let known: Vec<_> = self.book.chunks().iter().map(|(chunk, known)| (*chunk, *known)).collect();
         for (chunk, known) in known {
@@ -221,6 +235,7 @@ impl Left {
                 store.adopt(chunk, *device, known.len, self.chunks.remove(&chunk))?;
             }
         }
+        moment();
         let broken = |error: rustix::io::Errno| {
             DaemonError::Journal(JournalError::System {
                 action: "begin",
@@ -235,7 +250,9 @@ impl Left {
         })?;
         let header = Header { boot: self.boot, journal: mark };
         let journal = Journal::begin_at(&self.path, header, self.book, self.last)?.with_witness(witness)?;
+        moment();
         self.keeping.keep_other(Key::Witness, Arc::new(kept));
+        moment();
         Ok(Begun { journal, processes: self.processes })
     }
 }

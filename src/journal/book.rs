@@ -55,6 +55,10 @@ pub struct Book {
     ranges: BTreeMap<RangeId, KnownRange>,
     /// Whose chunks are which, of those that sessions have leased.
     leased: BTreeSet<(SessionId, ChunkId)>,
+    /// Devices of which nothing more is leased.
+    draining: BTreeSet<DeviceUuid>,
+    /// Sizes of chunks that sessions were told of.
+    ladder: Vec<Bytes>,
     /// The largest numbers that were ever given.
     last_session: u64,
     last_chunk: u64,
@@ -64,6 +68,11 @@ pub struct Book {
 
 /// Sessions of a journal: as many as a daemon may have, and as many again that are gone and have published something.
 const SESSIONS_MAX: usize = 2 * limits::SESSIONS_MAX;
+
+/// Devices of a node, many times over.
+const DEVICES_MAX: usize = 4_096;
+/// Powers of two.
+const STEPS_MAX: usize = 64;
 
 /// How something was before a step.
 #[derive(Debug)]
@@ -75,6 +84,8 @@ enum Was {
     Hold(RangeId, SessionId, Option<u32>),
     /// The largest numbers of sessions, chunks, ranges and versions.
     Numbers([u64; 4]),
+    Draining(DeviceUuid, bool),
+    Ladder(Vec<Bytes>),
 }
 
 /// Puts something in a map, or takes it out; what was there before.
@@ -111,6 +122,16 @@ impl Book {
         &self.ranges
     }
 
+    /// Devices of which nothing more is leased.
+    pub fn draining(&self) -> &BTreeSet<DeviceUuid> {
+        &self.draining
+    }
+
+    /// The sizes of chunks that sessions were told of, from small to large.
+    pub fn ladder(&self) -> &[Bytes] {
+        &self.ladder
+    }
+
     /// The largest numbers that were ever given to a session, a chunk, a range and a range's version.
     pub fn last_numbers(&self) -> (u64, u64, u64, u64) {
         (self.last_session, self.last_chunk, self.last_range, self.last_version)
@@ -142,11 +163,18 @@ impl Book {
                     put(&mut range.holds, session, count);
                 }
             }
+            Was::Draining(device, was) => drop(self.set_draining(device, was)),
+            Was::Ladder(ladder) => self.ladder = ladder,
             Was::Numbers([session, chunk, range, version]) => {
                 (self.last_session, self.last_chunk) = (session, chunk);
                 (self.last_range, self.last_version) = (range, version);
             }
         }
+    }
+
+    /// Whether it was.
+    fn set_draining(&mut self, device: DeviceUuid, is_draining: bool) -> bool {
+        if is_draining { !self.draining.insert(device) } else { self.draining.remove(&device) }
     }
 
     fn put_chunk(&mut self, chunk: ChunkId, known: Option<KnownChunk>) -> Option<KnownChunk> {
@@ -270,6 +298,19 @@ impl Book {
                 self.set_range(*range, None, was);
                 known.of.chunks.into_iter().for_each(|chunk| self.set_chunk(chunk, None, was));
             }
+            Record::Drained { device, is_draining } => {
+                if *is_draining && self.draining.len() >= DEVICES_MAX {
+                    return Err(no(format!("more than {DEVICES_MAX} devices")));
+                }
+                let was_draining = self.set_draining(*device, *is_draining);
+                was.push(Was::Draining(*device, was_draining));
+            }
+            Record::Dealt { ladder } => {
+                if ladder.len() > STEPS_MAX {
+                    return Err(no(format!("a ladder of {} steps", ladder.len())));
+                }
+                was.push(Was::Ladder(std::mem::replace(&mut self.ladder, ladder.clone())));
+            }
             Record::Counted { sessions, chunks, ranges, versions } => {
                 self.count([*sessions, *chunks, *ranges, *versions], was);
             }
@@ -334,6 +375,10 @@ impl Book {
             ranges: self.last_range,
             versions: self.last_version,
         }];
+        records.extend(self.draining.iter().map(|device| Record::Drained { device: *device, is_draining: true }));
+        if !self.ladder.is_empty() {
+            records.push(Record::Dealt { ladder: self.ladder.clone() });
+        }
         // A publisher that is not there any more is for as long as it takes to say what it published.
         let gone: BTreeSet<SessionId> = self.ranges.values().map(|range| range.of.publisher).collect();
         let gone = gone.into_iter().filter(|publisher| !self.sessions.contains_key(publisher));

@@ -15,6 +15,9 @@
 //!
 //! Numbers are little-endian. Numbers of frames go on where a journal is written anew: whoever remembers the last one that was written (the witness, [`super::Journal::with_witness`]) knows whether a journal lacks its end, or is an older one. A frame of another journal has another checksum, one that is there twice or in another place another number than is expected there. What comes after the first frame that is not as it should be is not looked at.
 
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use super::book::Book;
@@ -123,7 +126,16 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 /// It is none, of a version that is not known, or of another start of the machine than `boot`.
 pub fn read(path: &Path, boot: &Mark) -> Result<Recovered, JournalError> {
     let system = |source| JournalError::System { action: "read", path: path.to_owned(), source };
-    read_bytes(&std::fs::read(path).map_err(system)?, path, boot)
+    let mut file = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path).map_err(system)?;
+    // What it says is believed: nobody else may have written it.
+    let metadata = file.metadata().map_err(system)?;
+    if metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o022 != 0 {
+        let text = format!("it is user {}'s and of mode {:o}", metadata.uid(), metadata.mode() & 0o7777);
+        return Err(system(std::io::Error::new(std::io::ErrorKind::PermissionDenied, text)));
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(system)?;
+    read_bytes(&bytes, path, boot)
 }
 
 /// The same of what is in the file at `path`.

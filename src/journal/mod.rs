@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::ErrorKind;
 use crate::limits;
+use crate::mortal::moment;
 
 /// Sixteen bytes that tell one thing from all others of its kind.
 pub type Mark = [u8; 16];
@@ -197,17 +198,33 @@ impl Journal {
     /// A step that does not fit what is known; then the file is as before. Or the system's: then the book knows of the step and the file may not, and the next step writes all of it anew.
     pub fn append(&mut self, step: &[Record]) -> Result<(), JournalError> {
         self.book.apply_all(step)?;
-        if self.is_torn || self.is_long() {
-            return self.write_anew();
-        }
-        let frame = file::frame(&self.header, self.next, step);
-        if let Err(source) = self.file.write_all(&frame) {
+        let written = if self.is_torn || self.is_long() { self.write_anew() } else { self.append_frame(step) };
+        if written.is_err() {
             self.is_torn = true;
-            return Err(JournalError::System { action: "write to", path: self.path.clone(), source });
+            self.doubt();
         }
+        written
+    }
+
+    /// The file lacks a step that somebody may hear of: until it was written anew it is known not to be whole.
+    fn doubt(&self) {
+        if let Some(witness) = &self.witness {
+            // Where not even that can be written it is as if there were none.
+            let _ = rustix::io::pwrite(witness, &u64::MAX.to_le_bytes(), 0);
+        }
+    }
+
+    fn append_frame(&mut self, step: &[Record]) -> Result<(), JournalError> {
+        let frame = file::frame(&self.header, self.next, step);
+        moment();
+        let system = |source| JournalError::System { action: "write to", path: self.path.clone(), source };
+        write_frame(&mut self.file, &frame).map_err(system)?;
         self.next += 1;
         self.len += frame.len() as u64;
-        self.witness()
+        moment();
+        self.witness()?;
+        moment();
+        Ok(())
     }
 
     /// Takes the file away: nobody is to follow.
@@ -240,6 +257,18 @@ impl Journal {
     }
 }
 
+fn write_frame(file: &mut File, frame: &[u8]) -> std::io::Result<()> {
+    // A system may write a part of it only; in tests it does.
+    #[cfg(feature = "testing")]
+    if crate::mortal::is_mortal() {
+        let (begin, end) = frame.split_at(frame.len() / 2);
+        file.write_all(begin)?;
+        moment();
+        return file.write_all(end);
+    }
+    file.write_all(frame)
+}
+
 /// Writes a whole journal beside the one that is there, and puts it in its place. The number of its next frame, and its bytes.
 fn write_anew(path: &Path, header: &Header, book: &Book, first: u64) -> Result<(File, u64, u64), JournalError> {
     let error = |action| move |source| JournalError::System { action, path: path.to_owned(), source };
@@ -253,9 +282,16 @@ fn write_anew(path: &Path, header: &Header, book: &Book, first: u64) -> Result<(
     }
     // It says what proves sessions to be whose they are.
     let mut options = File::options();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&beside).map_err(error("make"))?;
+    // Nor is what somebody else has put there written to.
+    match std::fs::remove_file(&beside) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => return Err(error("make")(source)),
+        _ => {}
+    }
+    let mut file = options.write(true).create_new(true).mode(0o600).open(&beside).map_err(error("make"))?;
     file.write_all(&bytes).map_err(error("write"))?;
+    moment();
     std::fs::rename(&beside, path).map_err(error("replace"))?;
+    moment();
     Ok((file, next, bytes.len() as u64))
 }
 

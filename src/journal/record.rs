@@ -90,6 +90,18 @@ pub enum Record {
         /// Which.
         range: RangeId,
     },
+    /// Nothing more of a device is leased, or it is again.
+    Drained {
+        /// Which.
+        device: DeviceUuid,
+        /// Whether nothing is.
+        is_draining: bool,
+    },
+    /// The sizes of chunks that sessions were told of.
+    Dealt {
+        /// From small to large.
+        ladder: Vec<Bytes>,
+    },
     /// These numbers were given before: none is given twice.
     Counted {
         /// The largest of a session.
@@ -198,7 +210,7 @@ mod v1 {
 
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Record {
-        #[prost(oneof = "What", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
+        #[prost(oneof = "What", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16")]
         pub(super) what: Option<What>,
     }
 
@@ -232,6 +244,24 @@ mod v1 {
         Counted(Counted),
         #[prost(uint64, tag = "14")]
         Sealed(u64),
+        #[prost(message, tag = "15")]
+        Drained(Drained),
+        #[prost(message, tag = "16")]
+        Dealt(Dealt),
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Drained {
+        #[prost(bytes = "vec", tag = "1")]
+        pub(super) device: Vec<u8>,
+        #[prost(bool, tag = "2")]
+        pub(super) is_draining: bool,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub(super) struct Dealt {
+        #[prost(uint64, repeated, tag = "1")]
+        pub(super) ladder: Vec<u64>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
@@ -447,6 +477,12 @@ fn written(record: &Record) -> v1::What {
         Record::Sealed { range } => v1::What::Sealed(range.0),
         Record::Withdrawn { range } => v1::What::Withdrawn(range.0),
         Record::RangeGone { range } => v1::What::RangeGone(range.0),
+        Record::Drained { device, is_draining } => {
+            v1::What::Drained(v1::Drained { device: device.0.to_vec(), is_draining: *is_draining })
+        }
+        Record::Dealt { ladder } => {
+            v1::What::Dealt(v1::Dealt { ladder: ladder.iter().map(|step| step.get()).collect() })
+        }
         Record::Counted { sessions, chunks, ranges, versions } => v1::What::Counted(v1::Counted {
             sessions: *sessions,
             chunks: *chunks,
@@ -518,6 +554,8 @@ fn known(what: v1::What) -> Result<Record, Nonsense> {
         v1::What::Sealed(range) => Record::Sealed { range: RangeId(range) },
         v1::What::Withdrawn(range) => Record::Withdrawn { range: RangeId(range) },
         v1::What::RangeGone(range) => Record::RangeGone { range: RangeId(range) },
+        v1::What::Drained(of) => Record::Drained { device: device(of.device)?, is_draining: of.is_draining },
+        v1::What::Dealt(of) => Record::Dealt { ladder: of.ladder.into_iter().map(Bytes::new).collect() },
         v1::What::Counted(of) => {
             Record::Counted { sessions: of.sessions, chunks: of.chunks, ranges: of.ranges, versions: of.versions }
         }

@@ -90,6 +90,10 @@ fn random_step(book: &Book, rng: &mut Rng) -> Vec<Record> {
         8 => vec![Record::Attached { range: some_range(rng), session: some_session(rng) }],
         9 => vec![Record::Left { range: some_range(rng), session: some_session(rng) }],
         10 if rng.below(2) == 0 => vec![Record::Withdrawn { range: some_range(rng) }],
+        10 if rng.below(4) == 0 => {
+            vec![Record::Drained { device: DEVICES[rng.index(2)], is_draining: rng.below(2) == 0 }]
+        }
+        10 if rng.below(4) == 0 => vec![Record::Dealt { ladder: vec![Bytes::mib(2 << rng.below(3))] }],
         10 if rng.below(3) == 0 => vec![Record::Sealed { range: some_range(rng) }],
         10 => vec![Record::RangeGone { range: some_range(rng) }],
         _ if rng.below(2) == 0 => vec![Record::Termed {
@@ -385,4 +389,74 @@ fn a_start_of_the_machine_has_a_mark() {
     let mark = boot_mark();
     assert_eq!(mark, boot_mark());
     assert_ne!(mark, [0; 16], "this machine's kernel says which start it is");
+}
+
+#[test]
+fn a_step_that_could_not_be_written_is_known_to_be_missing_until_the_journal_was_written_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let witness = new_witness().unwrap();
+    let journal = Journal::begin(&path, HEADER, Book::default()).unwrap();
+    let mut journal = journal.with_witness(witness.try_clone().unwrap()).unwrap();
+    journal.append(&[session(1)]).unwrap();
+    journal.file = std::fs::File::open(&path).unwrap();
+    journal.append(&[session(2)]).unwrap_err();
+    // Whole by itself: and somebody may have heard of session 2.
+    let whole = read(&path, &HEADER.boot).unwrap();
+    assert_eq!((whole.ended, whole.book.sessions().len()), (Ended::Whole, 1));
+    assert!(whole.last < witnessed(&witness).unwrap());
+    journal.append(&[session(3)]).unwrap();
+    let read = read(&path, &HEADER.boot).unwrap();
+    assert_eq!((read.book.sessions().len(), read.last), (3, witnessed(&witness).unwrap()));
+}
+
+#[test]
+fn what_others_may_have_written_is_not_read() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    written(&path, HEADER, 3, 1);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let error = read(&path, &HEADER.boot).unwrap_err();
+    assert!(crate::error::chain(&error).contains("of mode 666"), "{error}");
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    assert!(matches!(read(&link, &HEADER.boot), Err(JournalError::System { .. })));
+}
+
+/// A journal that has one of each record that version 1 has.
+fn of_each_kind() -> Vec<Vec<Record>> {
+    let (one, two) = (SessionId(1), SessionId(2));
+    let created = |chunk| Record::Created { chunk: ChunkId(chunk), device: DEVICES[0], len: Bytes::mib(2) };
+    let granted = |chunk, whose| Record::Granted { chunk: ChunkId(chunk), whose };
+    vec![
+        vec![Record::Counted { sessions: 0, chunks: 40, ranges: 3, versions: 9 }],
+        vec![Record::Dealt { ladder: vec![Bytes::mib(2), Bytes::mib(32)] }],
+        vec![session(1), session(2)],
+        vec![Record::Termed { session: two, terms: Terms::new(Bytes::gib(3), 2), revision: 4, is_evicted: true }],
+        vec![Record::Guaranteed { session: one, device: DEVICES[1], bytes: Bytes::gib(1) }],
+        vec![created(41), granted(41, Whose::Session(one)), created(42), granted(42, Whose::Session(one))],
+        vec![created(43), granted(43, Whose::Plan(PlanId(0xfeed))), created(44), created(45)],
+        vec![Record::Gone { chunk: ChunkId(45) }],
+        vec![Record::Published(published(4, one, vec![ChunkId(42)]))],
+        vec![Record::Sealed { range: RangeId(4) }, Record::Attached { range: RangeId(4), session: two }],
+        vec![Record::Left { range: RangeId(4), session: one }, Record::Withdrawn { range: RangeId(4) }],
+        vec![Record::Drained { device: DEVICES[1], is_draining: true }],
+        vec![
+            session(3),
+            created(46),
+            granted(46, Whose::Session(SessionId(3))),
+            Record::Ended { session: SessionId(3) },
+        ],
+    ]
+}
+
+#[test]
+fn a_journal_of_the_first_version_is_read_as_it_was_written() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/journal/version-1");
+    let mut expected = Book::default();
+    of_each_kind().iter().for_each(|step| expected.apply_all(step).unwrap());
+    let read = of(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!((read.header, read.book, read.ended), (HEADER, expected, Ended::Whole));
+    assert_eq!((read.frames, read.last), (14, 14));
 }

@@ -8,11 +8,12 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::{KEYS_MAX, KeeperError, Key, SOCKET_NAME, VERSION, to, v1};
+use super::{KEYS_MAX, KeeperError, Key, SOCKET_NAME, VERSION, is_one_of_us, to, v1};
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
+use crate::mortal::moment;
 use crate::wire::fd_channel::{ChannelError, FdChannel};
-use crate::wire::peer::Peer;
+use crate::wire::peer::{Peer, unread_bytes};
 
 /// How long a keeper may take for a message: it does nothing but read them.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -34,9 +35,11 @@ impl Link {
     /// # Errors
     ///
     /// One is there, and does not answer or speaks another version.
-    pub fn connect(runtime_dir: &Path) -> Result<Option<Link>, KeeperError> {
+    pub fn connect(runtime_dir: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
         let path = runtime_dir.join(SOCKET_NAME);
-        match FdChannel::connect(&path, PATIENCE) {
+        match FdChannel::connect(&path, patience) {
+            // Whoever listens there gets every descriptor.
+            Ok(channel) if !is_one_of_us(channel.as_fd()) => Err(KeeperError::NoKeeper(path)),
             Ok(channel) => Link::greet(channel, None, &path).map(Some),
             Err(ChannelError::Connect(Errno::NOENT | Errno::CONNREFUSED)) => Ok(None),
             Err(error) => Err(error.into()),
@@ -58,12 +61,33 @@ impl Link {
     }
 
     fn greet(channel: FdChannel, child: Option<Child>, path: &Path) -> Result<Link, KeeperError> {
-        channel.send(&to(v1::To::Hello(v1::Hello { version: VERSION })), &[])?;
-        match channel.receive::<v1::FromKeeper>()?.0.what {
-            Some(v1::From::Welcome(welcome)) => Ok(Link { channel, pid: welcome.pid, child }),
-            Some(v1::From::Refused(text)) => Err(KeeperError::Refused(text)),
-            _ => Err(KeeperError::NoKeeper(path.to_owned())),
+        let mut link = Link { channel, pid: 0, child };
+        match link.hello() {
+            Ok(Some(v1::From::Welcome(welcome))) => {
+                link.pid = welcome.pid;
+                Ok(link)
+            }
+            heard => {
+                // One that was started for this and is of no use is not left behind.
+                if link.child.is_some() {
+                    link.kill();
+                }
+                match heard? {
+                    Some(v1::From::Refused(text)) => Err(KeeperError::Refused(text)),
+                    _ => Err(KeeperError::NoKeeper(path.to_owned())),
+                }
+            }
         }
+    }
+
+    fn hello(&self) -> Result<Option<v1::From>, KeeperError> {
+        self.channel.send(&to(v1::To::Hello(v1::Hello { version: VERSION })), &[])?;
+        Ok(self.channel.receive::<v1::FromKeeper>()?.0.what)
+    }
+
+    /// It has not read all that it was sent.
+    pub fn is_behind(&self) -> bool {
+        unread_bytes(self.channel.as_fd()).is_ok_and(|bytes| bytes > 0)
     }
 
     /// Which process it is, as it says itself.
@@ -123,10 +147,14 @@ impl Link {
     fn send(&self, what: v1::To, fds: &[BorrowedFd<'_>]) -> Result<(), KeeperError> {
         let message = to(what);
         let since = SystemClock::new();
+        moment();
         loop {
             match self.channel.send(&message, fds) {
                 Err(ChannelError::System(Errno::TOOMANYREFS)) if since.now() < PATIENCE => std::thread::sleep(PAUSE),
-                outcome => return Ok(outcome?),
+                outcome => {
+                    moment();
+                    return Ok(outcome?);
+                }
             }
         }
     }

@@ -20,6 +20,7 @@
 pub mod link;
 pub mod process;
 
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use prost::Message;
@@ -194,6 +195,12 @@ fn to(what: v1::To) -> v1::ToKeeper {
 
 fn from(what: v1::From) -> v1::FromKeeper {
     v1::FromKeeper { what: Some(what) }
+}
+
+/// The process at the other end is of this user, or root: whoever listened there, or connected.
+fn is_one_of_us(socket: BorrowedFd<'_>) -> bool {
+    let ours = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == ours || peer.uid.is_root())
 }
 
 /// A message of keys fits.

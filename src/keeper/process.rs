@@ -9,9 +9,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::{KeeperError, Key, SOCKET_NAME, VERSION, from, v1};
+use super::{KeeperError, Key, SOCKET_NAME, VERSION, from, is_one_of_us, v1};
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
+use crate::mortal::moment;
 use crate::wire::fd_channel::{ChannelError, FdChannel};
 
 /// How a keeper is to serve.
@@ -189,6 +190,13 @@ impl Keeper {
             // Whatever the next message is, this one is lost with what it was to have held: a daemon that breaks the rules is done with.
             Err(_) => return Then::Hang,
         };
+        moment();
+        let then = self.serve(message, fds);
+        moment();
+        then
+    }
+
+    fn serve(&mut self, message: v1::ToKeeper, fds: Vec<OwnedFd>) -> Then {
         match message.what {
             Some(v1::To::Hello(hello)) if hello.version == VERSION => {
                 let pid = std::process::id();
@@ -241,6 +249,7 @@ impl Keeper {
         for some in held.chunks(limits::FDS_PER_MESSAGE_MAX) {
             let keys = some.iter().map(|(key, _)| key.message()).collect();
             let fds: Vec<BorrowedFd<'_>> = some.iter().map(|(_, fd)| fd.as_fd()).collect();
+            moment();
             if self.send(v1::From::Held(v1::Keys { keys }), &fds) != Then::GoOn {
                 return Then::Hang;
             }
@@ -268,10 +277,4 @@ impl Keeper {
             }
         }
     }
-}
-
-/// Of this user, or root.
-fn is_one_of_us(socket: BorrowedFd<'_>) -> bool {
-    let ours = rustix::process::geteuid();
-    rustix::net::sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == ours || peer.uid.is_root())
 }

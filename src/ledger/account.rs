@@ -201,6 +201,21 @@ impl Account {
         self.chunks_max = self.chunks_max.max(self.chunks);
     }
 
+    /// What others seem to hold.
+    pub(super) fn foreign(&self) -> Bytes {
+        self.foreign
+    }
+
+    /// Chunks in whatever state.
+    pub(super) fn chunks(&self) -> usize {
+        usize::try_from(self.chunks).unwrap_or(usize::MAX)
+    }
+
+    /// What others seemed to hold is ours.
+    pub(super) fn note_registered(&mut self, len: Bytes) {
+        self.foreign = self.foreign.saturating_sub(len);
+    }
+
     /// Chunks on their way back to the driver.
     pub(super) fn chunks_coming(&self) -> u64 {
         self.chunks_destroying

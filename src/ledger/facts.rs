@@ -5,9 +5,11 @@
 //! Not for: where that is known from (a journal), and what its processes say (the daemon asks them). Nobody waits, nobody was asked for anything, and every session is detached until its process comes again. What lay idle
 //! with the former daemon and a session had used counts as that session's: it says itself what it holds.
 
+use std::collections::BTreeMap;
+
 use super::account::Shelf;
 use super::session::Session;
-use super::{Effect, Ledger, LedgerError, Record, Refusal, State, Terms};
+use super::{Effect, Holder, Ledger, LedgerError, Record, Refusal, State, Terms};
 use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, SessionId};
 use crate::limits;
 use crate::units::Bytes;
@@ -21,6 +23,8 @@ pub struct Facts {
     pub chunks: Vec<ChunkFact>,
     /// Every shared range.
     pub ranges: Vec<RangeFact>,
+    /// Devices of which nothing more is promised.
+    pub draining: Vec<DeviceId>,
     /// The largest number that was ever given to a chunk.
     pub last_chunk: u64,
 }
@@ -167,6 +171,9 @@ impl Ledger {
                 return Err(FactsError::Beyond { device: *device, total: account.total(), found });
             }
         }
+        for device in &facts.draining {
+            self.devices.get_mut(device).ok_or(LedgerError::NoDevice(*device))?.drain(true);
+        }
         self.next_chunk = self.next_chunk.max(facts.last_chunk);
         for (session, known) in &mut self.sessions {
             // What it held above a limit that was set lower it keeps until it gives it back.
@@ -204,12 +211,29 @@ impl Ledger {
         self.sessions.get(&session).map_or_else(Vec::new, |known| known.leased.iter().copied().collect())
     }
 
+    /// It gets nothing more, by the word of whoever runs the daemon.
+    pub fn is_evicted(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_some_and(|known| known.is_evicted)
+    }
+
+    /// What a session is guaranteed on each device, and goes on to be if what it has asked for beside that is refused.
+    pub fn lasting_guarantees(&self, session: SessionId) -> BTreeMap<DeviceId, Bytes> {
+        let places = self.sessions.get(&session).into_iter().flat_map(Session::places);
+        let mut guarantees: BTreeMap<_, _> = places.map(|(device, place)| (device, place.guarantee)).collect();
+        for request in self.requests.values().filter(|request| request.holder == Holder::Session(session)) {
+            if let Some(before) = request.guaranteed_before {
+                guarantees.insert(request.device, before);
+            }
+        }
+        guarantees
+    }
+
     pub(super) fn reattach(&mut self, session: SessionId) -> Result<(), LedgerError> {
         self.sessions.get_mut(&session).ok_or(LedgerError::NoSession(session))?.is_attached = true;
         Ok(())
     }
 
-    /// What is registered is within the session's limit and what the device has: more than that nobody can have been granted.
+    /// What is registered is within the session's limit, and what nobody else has or is to have: as a lease is.
     pub(super) fn register(
         &mut self,
         session: SessionId,
@@ -229,15 +253,23 @@ impl Ledger {
             let (limit, held) = (known.terms.limit, known.held);
             return Err(Refusal::OverLimit { requested: len, held, limit }.into());
         }
-        let promised = account.bytes().promised();
-        if promised + len > account.total() {
-            let budget = account.total().saturating_sub(promised);
-            return Err(Refusal::OverBudget { device, requested: len, budget }.into());
+        if let Some(refusal) = self.barred(Holder::Session(session), device) {
+            return Err(refusal.into());
+        }
+        if account.chunks_free() == 0 {
+            return Err(LedgerError::TooMany { what: "chunks of the device", limit: account.chunks() });
+        }
+        // What seems to be others' may be this.
+        let room = (account.available() + account.foreign().min(len))
+            .saturating_sub(self.withheld_from(Holder::Session(session), device));
+        if len > room {
+            return Err(Refusal::OverBudget { device, requested: len, budget: room }.into());
         }
         self.next_chunk += 1;
         let chunk = ChunkId(self.next_chunk);
         self.begin_with_chunk(&ChunkFact { chunk, device, len, owner: Owner::Session(session), is_bare: true })
             .map_err(|_| LedgerError::Unasked(chunk))?;
+        self.devices.get_mut(&device).expect("looked up above").note_registered(len);
         self.rekey(session, device);
         effects.push(Effect::Registered { session, chunk, len });
         Ok(())

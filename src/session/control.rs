@@ -55,6 +55,8 @@ pub(super) struct Opened {
 pub(super) struct Control {
     commands: Option<tokio_mpsc::UnboundedSender<Command>>,
     thread: Option<JoinHandle<()>>,
+    /// Whether the daemon has heard that the session is over.
+    is_closed: Mutex<mpsc::Receiver<bool>>,
     lost: Lost,
     givers: Arc<Givers>,
     patience: Duration,
@@ -98,9 +100,11 @@ impl Control {
     pub(super) fn open(config: &SessionConfig, watched: Watched) -> Result<(Control, Opened), SessionError> {
         let (send, opened) = mpsc::channel();
         let (commands, receive) = tokio_mpsc::unbounded_channel();
+        let (is_closed, hears_closed) = mpsc::channel();
         let (lost, givers) = (Lost::default(), Arc::new(Givers::default()));
         let worker = Worker {
             config: config.clone(),
+            is_closed,
             lost: Arc::clone(&lost),
             givers: Arc::clone(&givers),
             watched,
@@ -115,7 +119,8 @@ impl Control {
         // The thread gives up after its own patience; twice that only if it is starved.
         let answer = opened.recv_timeout(patience * 2);
         let opened = answer.unwrap_or_else(|_| Err(no_daemon(&config.socket, "no answer in time")))?;
-        Ok((Control { commands: Some(commands), thread: Some(thread), lost, givers, patience }, opened))
+        let (commands, thread, is_closed) = (Some(commands), Some(thread), Mutex::new(hears_closed));
+        Ok((Control { commands, thread, is_closed, lost, givers, patience }, opened))
     }
 
     /// Every device of which the daemon has said so.
@@ -189,7 +194,9 @@ impl Drop for Control {
         }
         // Without a sender the thread closes the session and ends, within twice its patience: it may have just begun to watch a daemon that says nothing.
         self.commands = None;
-        if let Some(thread) = self.thread.take() {
+        // A daemon that is away is told later: nobody waits for that.
+        let is_told = self.is_closed.get_mut().unwrap_or_else(PoisonError::into_inner).recv();
+        if let (Some(thread), Ok(true) | Err(_)) = (self.thread.take(), is_told) {
             let _ = thread.join();
         }
     }
@@ -201,6 +208,7 @@ fn no_daemon(socket: &Path, reason: &str) -> SessionError {
 
 struct Worker {
     config: SessionConfig,
+    is_closed: mpsc::Sender<bool>,
     lost: Lost,
     givers: Arc<Givers>,
     watched: Watched,
@@ -234,16 +242,18 @@ impl Worker {
         let (mut channel, mut me) = (channel, (opened.session, opened.secret));
         if answer.send(Ok(opened)).is_ok() {
             while self.attend(channel.clone(), me).await == Then::Return {
-                match self.come_back(me).await {
-                    Some(back) => (channel, me) = back,
+                match self.come_back(&mut me).await {
+                    Some(back) => channel = back,
                     None => break,
                 }
             }
         }
-        let (session_id, secret) = (me.0.0, me.1.to_vec());
-        let close = v1::CloseRequest { session_id, secret };
-        // A daemon that is gone hears it from the end of this process.
-        let _ = tokio::time::timeout(patience, SessionsClient::new(channel).close(close)).await;
+        let is_told = returning::close(channel, me, patience).await;
+        // Whoever waits for this thread may have gone.
+        let _ = self.is_closed.send(is_told);
+        if !is_told {
+            returning::close_later(&self.config.socket, me, patience).await;
+        }
     }
 
     fn line(&self) -> Option<Arc<Line>> {
@@ -251,23 +261,33 @@ impl Worker {
     }
 
     /// The daemon is away: looks for one that knows the session, until there is one or the session is dropped. What is asked meanwhile waits for it.
-    async fn come_back(&mut self, me: Me) -> Option<(Channel, Me)> {
+    async fn come_back(&mut self, me: &mut Me) -> Option<Channel> {
         let (mut pause, mut backlog, mut was_late) = (returning::PAUSE_MIN, Backlog::new(), false);
         let mut looks = tokio::time::interval(LOOK);
         loop {
             // A session that is not whole yet has nothing that could be taken along.
             let line = self.line()?;
-            match returning::try_to(&self.config, &line, me).await {
-                Returned::Here(channel, me) => {
+            let tried = {
+                let trying = returning::try_to(&self.config, &line, me);
+                tokio::pin!(trying);
+                loop {
+                    tokio::select! {
+                        tried = &mut trying => break tried,
+                        // Who drops the session does not wait for this.
+                        command = self.commands.recv() => backlog.push((SystemClock::new(), command?)),
+                    }
+                }
+            };
+            match tried {
+                Returned::Here(channel) => {
                     tracing::debug!(session = %me.0, "a daemon is there again");
-                    line.set_attached(true);
                     for (since, command) in backlog {
                         // Whoever has asked waits twice as long at least.
                         if since.now() < self.config.patience {
-                            drop(tokio::spawn(carry_out(command, channel.clone(), me, self.config.patience)));
+                            drop(tokio::spawn(carry_out(command, channel.clone(), *me, self.config.patience)));
                         }
                     }
-                    return Some((channel, me));
+                    return Some(channel);
                 }
                 Returned::NotYet(reason) => tracing::trace!(reason, "no daemon is there yet"),
                 Returned::Never(reason) => {
@@ -277,6 +297,8 @@ impl Worker {
                 }
             }
             drop(line);
+            // Whoever has asked for those has gone.
+            backlog.retain(|(since, _)| since.now() < self.config.patience * 2);
             let wait = tokio::time::sleep(pause);
             tokio::pin!(wait);
             loop {
@@ -318,16 +340,23 @@ impl Worker {
                 _ = looks.tick() => was_late = look(&self.watched, was_late),
                 reason = &mut gone => {
                     tracing::debug!(reason, "the daemon went away");
-                    if let Some(line) = self.watched.get().and_then(|seen| seen.line.upgrade()) {
-                        line.set_attached(false);
-                        return Then::Return;
-                    }
-                    // Whoever opens the session hears it on the way that he waits on.
-                    tokio::time::sleep(returning::PAUSE_MAX).await;
-                    return Then::Return;
+                    return self.note_away().await;
+                }
+                () = broken(&self.watched) => {
+                    tracing::debug!("the connection to the daemon is over, and its other one is not");
+                    return self.note_away().await;
                 }
             }
         }
+    }
+
+    async fn note_away(&self) -> Then {
+        match self.line() {
+            Some(line) => line.set_attached(false),
+            // Whoever opens the session hears it on the way that he waits on.
+            None => tokio::time::sleep(returning::PAUSE_MAX).await,
+        }
+        Then::Return
     }
 
     async fn open(&self) -> Result<(Channel, Opened), SessionError> {
@@ -344,6 +373,18 @@ enum Then {
     End,
     /// It has gone.
     Return,
+}
+
+/// Completes when somebody finds that the connection for chunks is over.
+async fn broken(watched: &Watched) {
+    loop {
+        if let Some(line) = watched.get().and_then(|seen| seen.line.upgrade()) {
+            line.broken.notified().await;
+            return;
+        }
+        // The session is not whole yet.
+        tokio::time::sleep(returning::PAUSE_MAX).await;
+    }
 }
 
 /// Opens a session.

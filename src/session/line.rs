@@ -4,7 +4,7 @@
 //!
 //! Not for: finding the next daemon (the control thread does).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
@@ -41,8 +41,12 @@ pub(super) struct Line {
     /// No daemon will know this session again.
     is_given_up: AtomicBool,
     holdings: Mutex<Vec<Weak<Holding>>>,
-    /// How often it holds each shared range.
-    ranges: Mutex<BTreeMap<RangeId, u32>>,
+    /// Its holds of shared ranges.
+    ranges: Mutex<Vec<Weak<RangeHold>>>,
+    /// Numbers chunks whose own number is another's here.
+    next_chunk: AtomicU64,
+    /// Somebody found that the connection is over.
+    pub(super) broken: tokio::sync::Notify,
     /// What it is guaranteed, by device.
     pub(super) guaranteed: Mutex<BTreeMap<DeviceUuid, Guaranteed>>,
     /// Where chunks come from, and how long for a word.
@@ -103,6 +107,16 @@ pub(super) struct Holding {
     pub(super) held: Mutex<BTreeMap<ChunkId, Leased>>,
 }
 
+/// A hold of a shared range.
+#[derive(Debug)]
+pub(super) struct RangeHold {
+    pub(super) range: RangeId,
+    /// False once a daemon has said that it knows of no such hold: then there is nothing to let go of, and the number may be another range's.
+    pub(super) is_known: AtomicBool,
+    /// The connection over which it came.
+    pub(super) epoch: u64,
+}
+
 /// A chunk that is leased.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Leased {
@@ -159,6 +173,8 @@ impl Line {
             is_given_up: AtomicBool::new(false),
             holdings: Mutex::default(),
             ranges: Mutex::default(),
+            next_chunk: AtomicU64::new(1 << 63),
+            broken: tokio::sync::Notify::new(),
             guaranteed: Mutex::default(),
             chunk_socket,
             patience,
@@ -215,6 +231,18 @@ impl Line {
         self.gate().epoch
     }
 
+    /// The connection `epoch` is over, as whoever has used it says: where nobody has noticed the next one is looked for.
+    pub(super) fn note_broken(&self, epoch: u64) {
+        if self.epoch() == epoch && self.is_attached() {
+            self.broken.notify_one();
+        }
+    }
+
+    /// A number for a chunk that no daemon gives.
+    pub(super) fn next_chunk(&self) -> ChunkId {
+        ChunkId(self.next_chunk.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// Waits until there is another connection than `epoch`, `patience` at most. False where there is none: nor will there be soon where the daemon has not gone.
     pub(super) fn wait_for_next(&self, epoch: u64, patience: Duration) -> bool {
         let since = self.clock.now();
@@ -262,7 +290,9 @@ impl Line {
             self.holdings().iter().for_each(|holding| holding.send_unsent(&link));
             self.session.store(session.0, Ordering::Relaxed);
             let mut gate = self.gate();
-            (gate.link, gate.epoch) = (Arc::new(link), gate.epoch + 1);
+            (gate.link, gate.epoch, gate.away_since) = (Arc::new(link), gate.epoch + 1, None);
+            // Before anybody is let in: who is would take it for away.
+            self.is_attached.store(true, Ordering::Relaxed);
         }
         self.gate().is_closed = false;
         self.changed.notify_all();
@@ -287,18 +317,20 @@ impl Line {
         holdings.iter().filter_map(Weak::upgrade).collect()
     }
 
-    fn ranges(&self) -> MutexGuard<'_, BTreeMap<RangeId, u32>> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The session holds a range once more.
+    pub(super) fn hold_range(&self, range: RangeId) -> Arc<RangeHold> {
+        let hold = Arc::new(RangeHold { range, is_known: AtomicBool::new(true), epoch: self.epoch() });
+        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        ranges.retain(|known| known.strong_count() > 0);
+        ranges.push(Arc::downgrade(&hold));
+        hold
     }
 
-    /// The session holds a range once more, or once less.
-    pub(super) fn note_range(&self, range: RangeId, is_held: bool) {
-        let mut ranges = self.ranges();
-        let times = ranges.entry(range).or_default();
-        *times = if is_held { *times + 1 } else { times.saturating_sub(1) };
-        if *times == 0 {
-            ranges.remove(&range);
-        }
+    /// Its holds that a daemon knows of.
+    fn range_holds(&self) -> Vec<Arc<RangeHold>> {
+        let ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = ranges.iter().filter_map(Weak::upgrade);
+        all.filter(|hold| hold.is_known.load(Ordering::Relaxed)).collect()
     }
 
     /// What the session says that it holds, in messages that are not too long. What it has let go of without being able to say so is not in it, and is known with that.
@@ -310,7 +342,9 @@ impl Line {
             chunks.extend(held.values().filter_map(|leased| Some((holding.device, leased.now?, leased.len))));
             unsent.clear();
         }
-        let ranges: Vec<_> = self.ranges().iter().map(|(range, times)| (*range, *times)).collect();
+        let mut times: BTreeMap<RangeId, u32> = BTreeMap::new();
+        self.range_holds().iter().for_each(|hold| *times.entry(hold.range).or_default() += 1);
+        let ranges: Vec<_> = times.into_iter().collect();
         let mut messages = Vec::new();
         for some in chunks.chunks(limits::REATTACH_CHUNKS_MAX) {
             let mut held: BTreeMap<DeviceUuid, Vec<v1::ChunkInfo>> = BTreeMap::new();
@@ -337,13 +371,21 @@ impl Line {
 
     /// What the daemon has said to that: chunks have other names now, or none.
     pub(super) fn hear(&self, reply: &v1::ReattachReply) {
+        let unknown_ranges: Vec<RangeId> = reply.unknown_range_ids.iter().copied().map(RangeId).collect();
+        for hold in self.range_holds().iter().filter(|hold| unknown_ranges.contains(&hold.range)) {
+            hold.is_known.store(false, Ordering::Relaxed);
+        }
         let renamed: BTreeMap<ChunkId, ChunkId> =
             reply.renamed.iter().map(|renamed| (ChunkId(renamed.chunk_id), ChunkId(renamed.now))).collect();
-        let unknown: Vec<ChunkId> = reply.unknown_chunk_ids.iter().copied().map(ChunkId).collect();
+        let unknown: BTreeSet<ChunkId> = reply.unknown_chunk_ids.iter().copied().map(ChunkId).collect();
         if renamed.is_empty() && unknown.is_empty() {
             return;
         }
         for holding in self.holdings() {
+            // What was let go of since it was named has another name by now, too.
+            let mut unsent = holding.unsent();
+            unsent.retain(|now| !unknown.contains(now));
+            unsent.iter_mut().for_each(|now| *now = renamed.get(now).copied().unwrap_or(*now));
             for leased in holding.held().values_mut() {
                 let Some(now) = leased.now else { continue };
                 if let Some(name) = renamed.get(&now) {

@@ -90,6 +90,13 @@ impl Link {
         Ok(self.channel.send(&v1::ClientFrame { what: Some(what) }, &[])?)
     }
 
+    /// One over a connection that is there: for tests.
+    #[cfg(test)]
+    pub(super) fn over(channel: FdChannel, patience: Duration) -> Link {
+        let (receiving, next_request) = (Receiving::new(patience), AtomicU64::new(1));
+        Link { channel, receiving, next_request, patience, says_working: true }
+    }
+
     /// Ends the connection, whoever uses it: what has come can still be read.
     pub(super) fn hang_up(&self) {
         // It may be over already.

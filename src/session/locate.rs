@@ -66,6 +66,9 @@ pub struct Environment {
     pub driver: Option<OsString>,
     /// `STITCHD_DRIVER_LIBRARY`, read in tests only: the library that stands for the vendor's.
     pub library: LibraryPlace,
+    /// `STITCHD_TEST_DIE_AT`, read in tests only: `daemon:12:FILE` has a daemon killed at its twelfth moment, unless the file is there ([`crate::mortal`]).
+    #[cfg(feature = "testing")]
+    pub die_at: Option<OsString>,
 }
 
 impl Environment {
@@ -95,7 +98,23 @@ impl Environment {
             library: read("STITCHD_DRIVER_LIBRARY").map(LibraryPlace::at).unwrap_or_default(),
             #[cfg(not(feature = "testing"))]
             library: LibraryPlace::default(),
+            #[cfg(feature = "testing")]
+            die_at: read("STITCHD_TEST_DIE_AT"),
         }
+    }
+
+    /// Has this process, which is `whose`, killed where a test wants that.
+    pub fn be_mortal(&self, whose: &str) {
+        #[cfg(feature = "testing")]
+        if let Some(wish) = self.die_at.as_ref().and_then(|wish| wish.to_str()) {
+            let mut parts = wish.splitn(3, ':');
+            let is_ours = parts.next() == Some(whose);
+            if let (true, Some(Ok(number)), Some(died)) = (is_ours, parts.next().map(str::parse), parts.next()) {
+                crate::mortal::die_at(number, died.into());
+            }
+        }
+        #[cfg(not(feature = "testing"))]
+        let _ = whose;
     }
 
     /// Whose memory it is; empty for what the daemon takes this process for.

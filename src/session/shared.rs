@@ -4,8 +4,10 @@
 //! published so. How far "for reading" goes is the driver's to say ([`SharedRange::is_sealed`]).
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::line::RangeHold;
 use super::source::DaemonSource;
 use super::{Session, SessionError, claim, fork, source};
 use crate::driver::{Access, Driver as _};
@@ -70,7 +72,7 @@ pub struct SharedRange {
     mapping: Option<Mapping>,
     session: Arc<Session>,
     device: DeviceId,
-    range: RangeId,
+    hold: Arc<RangeHold>,
     version: u64,
     content: Bytes,
     is_writable: bool,
@@ -135,6 +137,7 @@ fn unmapped(error: &MemoryError) -> SessionError {
 struct Held {
     session: Arc<Session>,
     info: v1::SharedRange,
+    hold: Arc<RangeHold>,
     is_ours: bool,
     is_mapped: bool,
 }
@@ -142,8 +145,8 @@ struct Held {
 impl Held {
     fn new(session: &Arc<Session>, info: Option<v1::SharedRange>) -> Result<Held, SessionError> {
         let info = info.ok_or_else(|| malformed("range", "missing"))?;
-        session.line.note_range(RangeId(info.range_id), true);
-        Ok(Held { session: Arc::clone(session), info, is_ours: false, is_mapped: false })
+        let hold = session.line.hold_range(RangeId(info.range_id));
+        Ok(Held { session: Arc::clone(session), info, hold, is_ours: false, is_mapped: false })
     }
 
     /// Imports its chunks on the device of this process that has them.
@@ -168,7 +171,7 @@ impl Held {
             mapping: Some(mapping),
             session: Arc::clone(&self.session),
             device,
-            range: RangeId(self.info.range_id),
+            hold: Arc::clone(&self.hold),
             version: self.info.version,
             content: Bytes::new(self.info.content_bytes),
             is_writable: self.info.is_writable,
@@ -179,21 +182,21 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.is_ours {
-            self.session.detach(RangeId(self.info.range_id));
-        } else if !self.is_mapped {
-            self.session.line.note_range(RangeId(self.info.range_id), false);
+        // The daemon that has said so lets go of it where nobody fetches it; the next one knows of a hold only what it is told.
+        let is_told_since = self.hold.epoch != self.session.line.epoch();
+        if self.is_ours || !self.is_mapped && is_told_since {
+            self.session.detach(&self.hold);
         }
     }
 }
 
 impl Session {
-    /// Holds a range no more. A daemon that is gone has forgotten it already.
-    fn detach(&self, range: RangeId) {
-        if fork::is_child() {
+    /// Holds a range no more. A daemon that is away hears it when the session is there again, by not being told of it.
+    fn detach(&self, hold: &RangeHold) {
+        if fork::is_child() || !hold.is_known.swap(false, Ordering::Relaxed) || !self.line.is_attached() {
             return;
         }
-        self.line.note_range(range, false);
+        let range = hold.range;
         if let Err(error) = self.control.detach(range) {
             tracing::debug!(%range, error = %chain(&error), "a shared range could not be let go of; it is when this process ends");
         }
@@ -227,9 +230,10 @@ impl Draft {
                 return Err(Unpublished { draft: Some(Box::new(self)), error: unmapped(&error) });
             }
         };
+        let names = self.source.names_of(&chunks).unwrap_or_default();
         let reply = session.control.publish(v1::PublishRequest {
             name: how.name.clone(),
-            chunk_ids: chunks.iter().map(|chunk| chunk.id().0).collect(),
+            chunk_ids: names.iter().map(|name| name.0).collect(),
             content_bytes: how.content.get(),
             linger_ms: u64::try_from(how.linger.as_millis()).unwrap_or(u64::MAX),
             is_writable: how.is_writable,
@@ -251,6 +255,7 @@ impl Draft {
             }
         };
         // They are the range's now: its own come anew, as they come to everybody.
+        self.source.forget(&chunks);
         drop(chunks);
         let lost = |error| Unpublished { draft: None, error };
         let mut held = Held::new(&session, reply.range).map_err(lost)?;
@@ -310,6 +315,6 @@ impl Drop for SharedRange {
             return;
         }
         drop(self.mapping.take());
-        self.session.detach(self.range);
+        self.session.detach(&self.hold);
     }
 }

@@ -68,6 +68,20 @@ impl DaemonSource {
         &self.session
     }
 
+    /// What the daemon calls these chunks; nothing where it does not count one of them.
+    pub(super) fn names_of(&self, chunks: &[Arc<Chunk>]) -> Option<Vec<ChunkId>> {
+        let held = self.held();
+        chunks.iter().map(|chunk| held.get(&chunk.id())?.now).collect()
+    }
+
+    /// These are another's by now, or nobody's.
+    pub(super) fn forget(&self, chunks: &[Arc<Chunk>]) {
+        let mut held = self.held();
+        for chunk in chunks {
+            held.remove(&chunk.id());
+        }
+    }
+
     pub(super) fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -109,6 +123,9 @@ impl DaemonSource {
                 Err(SessionError::DaemonGone | SessionError::Refused { kind: ErrorKind::Unavailable, .. })
             );
             let left = until.saturating_sub(clock.now());
+            if is_away {
+                self.session.line.note_broken(epoch);
+            }
             if !is_away || left.is_zero() || !self.session.line.wait_for_next(epoch, left) {
                 return outcome;
             }
@@ -124,16 +141,33 @@ impl DaemonSource {
         let wanted = WantedChunks { device: self.uuid, len: want.len, shape: want.shape, plan: want.plan, wait_ms };
         let leased = link.acquire(wanted)?;
         let ids: Vec<ChunkId> = leased.iter().map(|(id, ..)| *id).collect();
+        if let Shape::Uniform(len) = want.shape
+            && self.session.ladder.steps().contains(&len)
+            && let Some((_, other, _)) = leased.iter().find(|(_, of, _)| *of != len)
+        {
+            let message = format!(
+                "the daemon deals in chunks of {other} by now, and this session was told of {len}: start this process again to use them"
+            );
+            drop(leased);
+            link.release(ids)?;
+            return Err(SessionError::Refused { kind: ErrorKind::Unsupported, message });
+        }
+        // A daemon that could not know which numbers were given gives some again: here each is one chunk's.
+        let (leased, now): (Vec<LeasedAnew>, Vec<ChunkId>) = {
+            let held = self.held();
+            let here = |id: ChunkId| if held.contains_key(&id) { self.session.line.next_chunk() } else { id };
+            leased.into_iter().map(|(id, len, fd)| ((here(id), len, fd), id)).unzip()
+        };
         // When this has failed what was imported is let go of and every descriptor is closed: only then the daemon may hear of it.
         let imported = import(&self.device, leased).or_else(|error| {
             link.release(ids)?;
             Err(error)
         })?;
-        let leased = |chunk: &Arc<Chunk>| {
-            let (handle, len, now) = (chunk.handle(), chunk.len(), Some(chunk.id()));
+        let leased = |(chunk, now): (&Arc<Chunk>, ChunkId)| {
+            let (handle, len, now) = (chunk.handle(), chunk.len(), Some(now));
             (chunk.id(), Leased { handle, len, now, is_uncounted: false })
         };
-        self.held().extend(imported.iter().map(leased));
+        self.held().extend(imported.iter().zip(now).map(leased));
         Ok(imported)
     }
 
@@ -287,7 +321,12 @@ impl ChunkSource for DaemonSource {
     }
 
     fn room(&self) -> Result<Room, SourceError> {
-        let room = self.check().and_then(|()| self.session.control.room(self.uuid));
+        let is_there = self.check().and_then(|()| match self.session.line.is_attached() {
+            true => Ok(()),
+            // Whoever looks at figures waits for nobody.
+            false => Err(SessionError::DaemonGone),
+        });
+        let room = is_there.and_then(|()| self.session.control.room(self.uuid));
         room.map_err(told)
     }
 }

@@ -32,6 +32,7 @@ pub(super) enum Cause {
     Unreserved(PlanId),
     /// The terms of a session may be others.
     Termed(SessionId),
+    Drained(DeviceId, bool),
     Other,
 }
 
@@ -44,6 +45,7 @@ impl Cause {
             Command::Leave { range, session } => Cause::Left(*range, *session),
             Command::Withdraw { range } => Cause::Withdrawn(*range),
             Command::Unreserve { plan } => Cause::Unreserved(*plan),
+            Command::Drain { device, is_draining } => Cause::Drained(*device, *is_draining),
             Command::Change { session, .. } | Command::Evict { session } | Command::Admit { session, .. } => {
                 Cause::Termed(*session)
             }
@@ -143,6 +145,9 @@ fn records(
             step.extend(reserved.map(|(chunk, _)| Record::Granted { chunk: *chunk, whose: Whose::Nobodys }));
         }
         Cause::Termed(session) => termed = Some(session),
+        Cause::Drained(device, is_draining) => {
+            step.extend(uuids.get(&device).map(|device| Record::Drained { device: *device, is_draining }));
+        }
         Cause::Ended(_) | Cause::Other => {}
     }
     let gone = |effect: &Effect| if let Effect::RangeGone { range } = effect { Some(*range) } else { None };
@@ -198,12 +203,14 @@ fn terms(book: &Book, uuids: &BTreeMap<DeviceId, DeviceUuid>, ledger: &Ledger, s
         return Vec::new();
     };
     let mut step = Vec::new();
-    if (known.of.terms, known.revision, known.is_evicted) != (view.terms, view.revision, view.is_evicted) {
-        let (terms, revision, is_evicted) = (view.terms, view.revision, view.is_evicted);
+    let is_evicted = ledger.is_evicted(session);
+    if (known.of.terms, known.revision, known.is_evicted) != (view.terms, view.revision, is_evicted) {
+        let (terms, revision) = (view.terms, view.revision);
         step.push(Record::Termed { session, terms, revision, is_evicted });
     }
+    let guarantees = ledger.lasting_guarantees(session);
     for (device, uuid) in uuids {
-        let bytes = view.guarantees.iter().find(|(of, _)| of == device).map(|(_, bytes)| *bytes).unwrap_or_default();
+        let bytes = guarantees.get(device).copied().unwrap_or_default();
         if known.guarantees.get(uuid).copied().unwrap_or_default() != bytes {
             step.push(Record::Guaranteed { session, device: *uuid, bytes });
         }
@@ -227,6 +234,12 @@ fn agrees(book: &Book, uuids: &BTreeMap<DeviceId, DeviceUuid>, ledger: &Ledger) 
         let known = book.chunks().get(&fact.chunk).map(|known| (Some(known.device), known.len, known.whose));
         if known != Some((uuids.get(&fact.device).copied(), fact.len, whose)) {
             return Err(format!("{fact:?}, and the journal has {known:?}"));
+        }
+    }
+    for view in ledger.sessions() {
+        let others = terms(book, uuids, ledger, view.session);
+        if !others.is_empty() || !book.sessions().contains_key(&view.session) {
+            return Err(format!("{} is known otherwise: {others:?}", view.session));
         }
     }
     if count != book.chunks().len() {
@@ -266,6 +279,7 @@ pub fn facts(book: &Book, devices: &BTreeMap<DeviceUuid, DeviceId>, is_bare: imp
         sessions: sessions.collect(),
         chunks: chunks.collect(),
         ranges: ranges.collect(),
+        draining: book.draining().iter().filter_map(|uuid| devices.get(uuid).copied()).collect(),
         last_chunk: book.last_numbers().1,
     }
 }

@@ -24,10 +24,11 @@ use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use crate::journal::Record;
 use crate::ladder::Part;
 use crate::ledger::{
-    AccountView, Change, Command, Effect, EndReason, Facts, Holder, Ledger, LedgerError, Overstay, RangeView, Refusal,
-    ReturnedBytes, SessionView, Shortage, Terms,
+    AccountView, Change, ChunkFact, Command, Effect, EndReason, Facts, Holder, Ledger, LedgerError, Overstay,
+    RangeView, Refusal, ReturnedBytes, SessionView, Shortage, Terms,
 };
 use crate::limits;
+use crate::mortal::moment;
 use crate::store::{Store, StoreError};
 use crate::sync::{Mutex, MutexGuard};
 use crate::units::Bytes;
@@ -247,7 +248,11 @@ impl Steward {
             let mut core = steward.lock();
             core.note_source(device.id(), memory.is_live);
             let chunks_max = steward.store.chunks_max(device.id());
-            let add = Command::AddDevice { device: device.id(), total: memory.total, chunks_max };
+            // What is there is there, whatever the configuration says by now.
+            let of_device = |fact: &&ChunkFact| fact.device == device.id();
+            let there =
+                known.map_or(Bytes::ZERO, |known| known.chunks.iter().filter(of_device).map(|fact| fact.len).sum());
+            let add = Command::AddDevice { device: device.id(), total: memory.total.max(there), chunks_max };
             core.step(add, &mut Todo::default()).map_err(|_| StoreError::NoDevice(device.id()))?;
             drop(core);
             free.push((device.id(), memory.free));
@@ -280,6 +285,9 @@ impl Steward {
 
     /// Gives the answers and starts the work.
     fn follow(self: &Arc<Self>, todo: Todo) {
+        if !todo.answers.is_empty() || !todo.work.is_empty() {
+            moment();
+        }
         for (reply, answer) in todo.answers {
             reply(answer);
         }

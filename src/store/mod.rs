@@ -25,6 +25,7 @@ use crate::error::ErrorKind;
 use crate::ids::{ChunkId, DeviceId};
 use crate::limits;
 use crate::memory::{Chunk, Device, MemoryError};
+use crate::mortal::moment;
 use crate::units::Bytes;
 
 /// A way to clear chunks that may hold what another process wrote.
@@ -226,6 +227,7 @@ impl Store {
             return Err(StoreError::Exists(id));
         }
         let chunk = Held::Chunk(Arc::new(Chunk::create(self.device(device)?, id, len)?));
+        moment();
         self.lock().chunks.insert(id, Stored { chunk, exported: None });
         Ok(())
     }
@@ -302,6 +304,7 @@ impl Store {
         shelf.exported -= u64::from(exported.is_some());
         drop(shelf);
         drop(exported);
+        moment();
         chunk.map_or(Ok(()), |chunk| self.release(id, chunk, false))
     }
 

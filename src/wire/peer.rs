@@ -90,6 +90,11 @@ pub fn process_by_pid(pid: i32) -> Option<(OwnedFd, Identity)> {
     Some((pidfd, identity))
 }
 
+/// Who the process of a pidfd is, whose number was `pid`.
+pub fn identity_by(pidfd: BorrowedFd<'_>, pid: i32) -> Identity {
+    identity_of(pidfd, pid)
+}
+
 /// The pod that a process runs in, by the UID that Kubernetes gives it: it stands in the name of its control group.
 pub fn pod_of(pid: i32) -> Option<String> {
     if pid <= 0 {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
+use stitchd::clock::{Clock as _, SystemClock};
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
 use stitchd::rng::Rng;
@@ -480,4 +481,169 @@ fn killed_at_any_moment_under_load_a_daemon_and_its_keeper_lose_nothing_and_gran
     }
     daemon.wait_for_device("leased_bytes", 0);
     println!("{kills} kills (daemon, keeper, keeper and daemon, daemon and keeper: {counts:?}), {rounds} rounds");
+}
+
+#[test]
+fn numbers_that_are_given_again_are_other_chunks() {
+    // A daemon that could not know which numbers were given begins anew, below those that a session has.
+    let (_kept, config) = config_file("keeper = \"none\"\nladder = [\"2MiB\"]\n");
+    let flags = [config.as_str(), DEVICE];
+    let daemon = TestDaemon::with(&flags);
+    let session = connect(&daemon, "stays");
+    let one = runtime(&session);
+    let gone = one.alloc(&Request::of(Bytes::mib(16))).unwrap();
+    let kept = one.alloc(&Request::of(Bytes::mib(8))).unwrap();
+    fill(&one, kept, 8, 0x52);
+    one.free(gone, StreamId(0)).unwrap();
+    one.trim(Bytes::mib(64));
+    eventually("what was given back", || (held_of(&daemon, &session) == 8 * MIB).then_some(()));
+    let daemon = daemon.follow(&flags);
+    is_back(&daemon, &session);
+    let more = one.alloc(&Request::of(Bytes::mib(16))).unwrap();
+    fill(&one, more, 16, 0x70);
+    assert!(is_all(&one, kept, 8, 0x52));
+    // What is published are its chunks, whatever they were called.
+    let draft = session.draft(0, Bytes::mib(4)).unwrap();
+    session.driver().write(draft.span().start(), &vec![0x33; 4 << 20]).unwrap();
+    let how = Publishing { name: "weights".into(), content: Bytes::mib(4), ..Publishing::default() };
+    let range = draft.publish(&how).unwrap();
+    let mut bytes = vec![0; 4 << 20];
+    session.driver().read(range.span().start(), &mut bytes).unwrap();
+    assert!(bytes.iter().all(|found| *found == 0x33));
+    one.free(kept, StreamId(0)).unwrap();
+    one.trim(Bytes::mib(64));
+    eventually("what was given back", || (daemon.device("leased_bytes") == 16 * MIB).then_some(()));
+    let third = daemon.runtime("third");
+    let theirs = third.alloc(&Request::of(Bytes::mib(20))).unwrap();
+    fill(&third, theirs, 20, 0xee);
+    let next = one.alloc(&Request::of(Bytes::mib(8))).unwrap();
+    fill(&one, next, 8, 0x71);
+    assert!(is_all(&one, more, 16, 0x70) && is_all(&third, theirs, 20, 0xee) && is_all(&one, next, 8, 0x71));
+}
+
+#[test]
+fn a_keeper_that_does_not_read_is_replaced_and_holds_nobodys_memory_back() {
+    let mut daemon = TestDaemon::start(64);
+    daemon.expect_complaint("the keeper is gone");
+    let stopped = keeper(&daemon);
+    let pid = rustix::process::Pid::from_raw(stopped).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let first = daemon.runtime("first");
+    first.alloc(&Request::of(Bytes::mib(40))).unwrap();
+    drop(first);
+    let next = daemon.runtime("next");
+    eventually("that it can be had", || next.alloc(&Request::of(Bytes::mib(40))).ok());
+    assert_ne!(keeper(&daemon), stopped);
+    assert!(daemon.log().contains("does not read"), "{}", daemon.log());
+}
+
+#[test]
+fn a_keeper_of_another_user_is_not_told_anything() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIP: needs to be root, to be another user as well");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keeper.sock");
+    let script = "import os, socket, sys
+os.setuid(65534)
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.bind(sys.argv[1])
+s.listen()
+print('there', flush=True)
+c, _ = s.accept()
+print('heard', len(c.recv(65536)), flush=True)
+";
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let mut planted = std::process::Command::new("python3")
+        .args(["-c", script, path.to_str().unwrap()])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(planted.stdout.take().unwrap()));
+    assert_eq!(crate::support::hear(&mut lines), "there");
+    let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    // Its own stands in the place of that one.
+    assert!(keeper(&daemon) > 0);
+    daemon.runtime("job").alloc(&Request::of(Bytes::mib(4))).unwrap();
+    assert_eq!(crate::support::hear(&mut lines), "heard 0");
+    planted.wait().unwrap();
+    let mut daemon = daemon;
+    daemon.expect_complaint("the keeper that is there cannot be used");
+}
+
+#[test]
+fn a_device_that_is_smaller_by_now_has_what_is_there_still() {
+    let daemon = TestDaemon::start(64);
+    let session = connect(&daemon, "stays");
+    let one = runtime(&session);
+    let kept = one.alloc(&Request::of(Bytes::mib(40))).unwrap();
+    fill(&one, kept, 40, 0x5a);
+    let daemon = daemon.follow(&["--device=0=32MiB"]);
+    is_back(&daemon, &session);
+    assert_eq!(held_of(&daemon, &session), 40 * MIB);
+    assert!(is_all(&one, kept, 40, 0x5a));
+    daemon.runtime("other").alloc(&Request::of(Bytes::mib(2))).unwrap_err();
+}
+
+#[test]
+fn sessions_get_chunks_of_the_sizes_that_they_were_told_of_also_of_a_daemon_with_others() {
+    let (_kept, small) = config_file("ladder = [\"2MiB\"]\n");
+    let (_also_kept, large) = config_file("ladder = [\"8MiB\"]\n");
+    let daemon = TestDaemon::with(&[&small, DEVICE]);
+    let session = connect(&daemon, "stays");
+    let one = runtime(&session);
+    one.alloc(&Request::of(Bytes::mib(10))).unwrap();
+    let daemon = daemon.follow(&[&large, DEVICE]);
+    is_back(&daemon, &session);
+    one.alloc(&Request::of(Bytes::mib(6))).unwrap();
+    assert_eq!(held_of(&daemon, &session), 16 * MIB);
+    drop((one, session));
+    // Nobody is there that was told of others: the next deals in its own.
+    daemon.wait_for_device("leased_bytes", 0);
+    let daemon = daemon.follow(&[&large, DEVICE]);
+    let later = connect(&daemon, "later");
+    assert_eq!(later.ladder().steps(), [Bytes::mib(8)]);
+}
+
+#[test]
+fn what_is_drained_and_who_is_evicted_stay_so() {
+    let daemon = TestDaemon::start(64);
+    let (session, evicted) = (connect(&daemon, "stays"), connect(&daemon, "evicted"));
+    let (one, two) = (runtime(&session), runtime(&evicted));
+    one.alloc(&Request::of(Bytes::mib(10))).unwrap();
+    two.alloc(&Request::of(Bytes::mib(10))).unwrap();
+    daemon.cli_json(&["evict", &evicted.id().0.to_string()]);
+    let limit = (20 * MIB).to_string();
+    daemon.cli_json(&["limit", &session.id().0.to_string(), &limit]);
+    let daemon = daemon.follow(&[DEVICE]);
+    is_back(&daemon, &session);
+    is_back(&daemon, &evicted);
+    two.alloc(&Request::of(Bytes::mib(10))).unwrap_err();
+    one.alloc(&Request::of(Bytes::mib(12))).unwrap_err();
+    one.alloc(&Request::of(Bytes::mib(10))).unwrap();
+    // It says that sessions have memory there still.
+    assert_eq!(daemon.cli(&["drain", "0"]).status.code(), Some(1));
+    let daemon = daemon.follow(&[DEVICE]);
+    is_back(&daemon, &session);
+    let error = daemon.runtime("later").alloc(&Request::of(Bytes::mib(2))).unwrap_err();
+    assert!(stitchd::error::chain(&error).contains("drained"), "{error:?}");
+    daemon.cli_json(&["drain", "0", "--undo"]);
+    daemon.runtime("later").alloc(&Request::of(Bytes::mib(2))).unwrap();
+}
+
+#[test]
+fn a_session_that_goes_while_no_daemon_is_there_is_gone_when_one_is() {
+    let daemon = TestDaemon::start(64);
+    let session = connect(&daemon, "goes");
+    let one = runtime(&session);
+    one.alloc(&Request::of(Bytes::mib(10))).unwrap();
+    kill(daemon.pid() as i32);
+    eventually("that it is noticed", || (!session.is_attached()).then_some(()));
+    let began = SystemClock::new();
+    drop((one, session));
+    assert!(began.now() < Duration::from_secs(10), "nobody waits for a daemon that is not there");
+    let daemon = daemon.follow(&[DEVICE]);
+    daemon.wait_for_device("available_bytes", 64 * MIB);
+    assert_eq!(daemon.status()["sessions"], 0);
 }

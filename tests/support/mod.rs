@@ -164,7 +164,30 @@ impl TestDaemon {
         TestDaemon::run(stitchd(), dir, machine, flags)
     }
 
-    fn run(mut command: Command, dir: TempDir, machine: Option<Machine>, flags: &[&str]) -> TestDaemon {
+    /// A daemon that dies, or whose keeper does, at a moment that is said as `STITCHD_TEST_DIE_AT` has it; nothing where it dies before it serves.
+    pub(crate) fn mortal(dir: TempDir, wish: &str, flags: &[&str]) -> Result<TestDaemon, TempDir> {
+        let machine = vendor().map(|kind| Machine::new(kind, &machine_like(flags)));
+        let mut command = stitchd();
+        command.env("STITCHD_TEST_DIE_AT", wish);
+        TestDaemon::try_run(command, dir, machine, flags).map_err(|(dir, ..)| dir)
+    }
+
+    /// It has ended by itself.
+    pub(crate) fn has_died(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    fn run(command: Command, dir: TempDir, machine: Option<Machine>, flags: &[&str]) -> TestDaemon {
+        TestDaemon::try_run(command, dir, machine, flags)
+            .unwrap_or_else(|(.., log)| panic!("the daemon did not start: {log}"))
+    }
+
+    fn try_run(
+        mut command: Command,
+        dir: TempDir,
+        machine: Option<Machine>,
+        flags: &[&str],
+    ) -> Result<TestDaemon, (TempDir, Option<Machine>, String)> {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.path().join("log")).unwrap();
         let driver = machine.as_ref().map_or("host", Machine::driver);
         if let Some(machine) = &machine {
@@ -182,12 +205,13 @@ impl TestDaemon {
             .unwrap();
         let mut ready = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-        let ready: Value = serde_json::from_str(&ready).unwrap_or_else(|_| {
+        let Ok(ready) = serde_json::from_str::<Value>(&ready) else {
+            child.wait().unwrap();
             let log = std::fs::read_to_string(dir.path().join("log")).unwrap_or_default();
-            panic!("the daemon did not start: {log}")
-        });
+            return Err((dir, machine, log));
+        };
         let http = ready["http"].as_str().map(str::to_owned);
-        TestDaemon { child, dir, machine, http, expected: Vec::new(), is_over: false }
+        Ok(TestDaemon { child, dir, machine, http, expected: Vec::new(), is_over: false })
     }
 
     /// The pretended machine that it is on.
@@ -329,6 +353,28 @@ impl TestDaemon {
         let dir = std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap());
         let (machine, expected) = (self.machine.take(), std::mem::take(&mut self.expected));
         let mut next = TestDaemon::launch(dir, machine, flags);
+        next.expected = expected;
+        next
+    }
+
+    /// The same with one that dies at a moment ([`TestDaemon::mortal`]), perhaps before it serves.
+    pub(crate) fn follow_mortal(mut self, wish: &str, flags: &[&str]) -> TestDaemon {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.is_over = true;
+        self.check_log();
+        let dir = std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap());
+        let path = dir.path().to_owned();
+        let (machine, expected) = (self.machine.take(), std::mem::take(&mut self.expected));
+        let mut command = stitchd();
+        command.env("STITCHD_TEST_DIE_AT", wish);
+        let mut next = match TestDaemon::try_run(command, dir, machine, flags) {
+            Ok(daemon) => daemon,
+            Err((dir, machine, _)) => {
+                assert_eq!(dir.path(), path);
+                TestDaemon::launch(dir, machine, flags)
+            }
+        };
         next.expected = expected;
         next
     }

@@ -43,6 +43,7 @@ fn facts_of(ledger: &Ledger) -> Facts {
         sessions: ledger.sessions.iter().map(session).collect(),
         chunks,
         ranges: ledger.range_facts(),
+        draining: Vec::new(),
         last_chunk: ledger.next_chunk,
     }
 }
@@ -205,6 +206,7 @@ fn facts_that_cannot_all_be_true_are_refused_by_name() {
         sessions: vec![session.clone()],
         chunks: vec![of(Owner::Range(range))],
         ranges: vec![shared.clone()],
+        draining: Vec::new(),
         last_chunk: 1,
     };
     with_devices().begin_with(&good).unwrap();
@@ -231,4 +233,55 @@ fn facts_that_cannot_all_be_true_are_refused_by_name() {
     let mut desk = Desk::new(64);
     desk.open(1, 64);
     assert_eq!(desk.ledger.begin_with(&Facts::default()), Err(FactsError::Begun));
+}
+
+#[test]
+fn what_a_session_registers_is_its_own_within_its_limit_and_the_device_and_goes_back_to_the_driver() {
+    let mut ledger = with_devices();
+    let one = SessionId(1);
+    ledger.step(Command::Observe { device: DEVICE, free: Bytes::mib(MIB - 20) }).unwrap();
+    ledger.step(Command::Open { session: one, terms: Terms::new(Bytes::mib(24), 0) }).unwrap();
+    let register = |ledger: &mut Ledger, mib| {
+        ledger.step(Command::Register { session: one, device: DEVICE, len: Bytes::mib(mib) })
+    };
+    let effects = register(&mut ledger, 20).unwrap();
+    let [Effect::Registered { session, chunk, len }] = effects[..] else { panic!("{effects:?}") };
+    assert_eq!((session, len), (one, Bytes::mib(20)));
+    // What seemed to be others' is its own: that is all that has changed.
+    let view = ledger.device(DEVICE).unwrap();
+    assert_eq!((view.foreign, view.bytes.leased, view.available()), (Bytes::ZERO, len, Bytes::mib(MIB - 20)));
+    assert!(matches!(register(&mut ledger, 6), Err(LedgerError::Refused(Refusal::OverLimit { .. }))));
+    assert_eq!(register(&mut ledger, 0), Err(LedgerError::Parts));
+    ledger.step(Command::Open { session: SessionId(2), terms: Terms::new(Bytes::gib(9), 0) }).unwrap();
+    let too_much = Command::Register { session: SessionId(2), device: DEVICE, len: Bytes::mib(MIB - 19) };
+    assert!(matches!(ledger.step(too_much), Err(LedgerError::Refused(Refusal::OverBudget { .. }))));
+    let nobody = Command::Register { session: SessionId(3), device: DEVICE, len: Bytes::mib(2) };
+    assert_eq!(ledger.step(nobody), Err(LedgerError::NoSession(SessionId(3))));
+    ledger.invariants().unwrap();
+    let known: Vec<ChunkFact> = ledger.known_chunks().collect();
+    let owner = Owner::Session(one);
+    assert_eq!(known, [ChunkFact { chunk, device: DEVICE, len, owner, is_bare: true }]);
+    let effects = ledger.step(Command::Release { session: one, chunks: vec![chunk] }).unwrap();
+    assert_eq!(effects, [Effect::Destroy { chunk }], "it can be handed to nobody, its own session neither");
+    ledger.invariants().unwrap();
+}
+
+#[test]
+fn a_session_that_is_there_again_may_ask() {
+    let mut ledger = with_devices();
+    let session = SessionId(1);
+    ledger.step(Command::Open { session, terms: Terms::new(Bytes::mib(24), 0) }).unwrap();
+    ledger.step(Command::Detach { session }).unwrap();
+    let ask = |request| Command::Acquire {
+        request: RequestId(request),
+        holder: Holder::Session(session),
+        device: DEVICE,
+        parts: vec![Part { len: Bytes::mib(2), count: 1 }],
+        plan: None,
+        wait_ms: 0,
+    };
+    assert_eq!(ledger.step(ask(1)), Err(LedgerError::Detached(session)));
+    ledger.step(Command::Reattach { session }).unwrap();
+    assert!(matches!(ledger.step(ask(1)).unwrap()[..], [Effect::Create { .. }]));
+    assert_eq!(ledger.step(Command::Reattach { session: SessionId(2) }), Err(LedgerError::NoSession(SessionId(2))));
 }
