@@ -12,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 use super::{DONE, Failure, Outcome, print_json};
 use crate::daemon::config::{Config, Flags, KeeperIs};
 use crate::daemon::{Daemon, DaemonError, Listeners};
+use crate::keeper::manager::Passed;
 use crate::session::locate::{Environment, SOCKET_NAME};
 use crate::session::opening;
 
@@ -72,6 +73,8 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
         devices: args.devices.clone(),
     };
     let mut config = Config::load(args.config.as_deref(), &flags)?;
+    let environment = Environment::read();
+    config.manager = Passed { socket: environment.notify_socket, names: environment.passed_names };
     if args.until_stdin_ends {
         // Nobody follows it.
         config.keeper = KeeperIs::None;

@@ -9,7 +9,7 @@
 //! driver_deadline = "30s"         # a driver call that takes longer has failed
 //! wait = "5s"                     # how long a session that grows waits for others
 //! linger_max = "1h"               # how long a shared range may outlive its last holder
-//! keeper = "process"              # who holds what outlives a daemon that is killed: a process of its own, or "none"
+//! keeper = "process"              # who holds what outlives a daemon that is killed: a process of its own, "systemd", or "none"
 //! keeper_linger = "2m"            # how long it does while there is no daemon, and none of the processes is left that had a session
 //! borrowed = "refuse"             # or wait, end: when what is guaranteed is lent and does not come back
 //!
@@ -31,6 +31,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::driver::DriverName;
+use crate::keeper::manager::Passed;
 use crate::ladder::{Ladder, LadderError};
 use crate::ledger::Overstay;
 use crate::limits;
@@ -91,6 +92,8 @@ pub struct Config {
     pub linger_max: Duration,
     /// Who holds what is to outlive a daemon that is killed.
     pub keeper: KeeperIs,
+    /// What the service manager says that has started this process.
+    pub manager: Passed,
     /// How long it does while there is no daemon, and no process of a session.
     pub keeper_linger: Duration,
     /// What becomes of a request within a guarantee when others do not give back in time what was lent to them.
@@ -106,6 +109,8 @@ pub struct Config {
 pub enum KeeperIs {
     /// A process: one that is there, else one that the daemon starts.
     Process,
+    /// The service manager that has started the daemon.
+    Manager,
     /// Nobody: what a daemon holds ends with it.
     None,
 }
@@ -232,7 +237,8 @@ struct FileTenant {
 }
 
 /// The words for [`KeeperIs`].
-const KEEPERS: [(&str, KeeperIs); 2] = [("process", KeeperIs::Process), ("none", KeeperIs::None)];
+const KEEPERS: [(&str, KeeperIs); 3] =
+    [("process", KeeperIs::Process), ("systemd", KeeperIs::Manager), ("none", KeeperIs::None)];
 
 /// The words for [`Overstay`].
 const BORROWED: [(&str, Overstay); 3] =
@@ -382,7 +388,7 @@ impl Config {
         let borrowed = BORROWED.iter().find(|(word, _)| *word == borrowed).map(|(_, overstay)| *overstay);
         let keeper = file.keeper.as_deref().unwrap_or("process");
         let keeper = KEEPERS.iter().find(|(word, _)| *word == keeper).map(|(_, keeper)| *keeper);
-        let keeper = keeper.ok_or_else(|| value("keeper", "it is one of process and none"))?;
+        let keeper = keeper.ok_or_else(|| value("keeper", "it is one of process, systemd and none"))?;
         let borrowed = borrowed.ok_or_else(|| value("borrowed", "it is one of refuse, wait and end"))?;
         let runtime_dir = flags.runtime_dir.clone().or(file.runtime_dir);
         let ladder = file.ladder.as_ref().map_or_else(|| Ok((Ladder::standard(), LadderIs::Auto)), FileLadder::read);
@@ -412,6 +418,7 @@ impl Config {
             wait: file.wait.map_or(Ok(WAIT), |text| parse_duration("wait", &text))?,
             linger_max: file.linger_max.map_or(Ok(LINGER_MAX), |text| parse_duration("linger_max", &text))?,
             keeper,
+            manager: Passed::default(),
             keeper_linger: file
                 .keeper_linger
                 .map_or(Ok(KEEPER_LINGER), |text| parse_duration("keeper_linger", &text))?,

@@ -16,6 +16,7 @@ use super::this_file_again;
 use crate::clock::{Clock as _, SystemClock};
 use crate::error::chain;
 use crate::ids::ChunkId;
+use crate::keeper::manager::{self, Manager, Passed};
 use crate::keeper::{KeeperError, Key, Link};
 use crate::mortal::moment;
 use crate::steward::Steward;
@@ -28,10 +29,77 @@ const BEHIND_MAX: Duration = Duration::from_secs(2);
 /// How long the one that is there may take for its first answer: what only it holds is worth that.
 const FIRST_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Who holds it.
+#[derive(Debug)]
+enum Holder {
+    /// A process of ours.
+    Process(Link),
+    /// Who has started this one.
+    Manager(Manager),
+}
+
+impl Holder {
+    fn keep(&self, fds: &[(Key, BorrowedFd<'_>)]) -> Result<(), KeeperError> {
+        match self {
+            Holder::Process(link) => link.keep(fds),
+            Holder::Manager(manager) => manager.keep(fds),
+        }
+    }
+
+    fn let_go(&self, keys: &[Key]) -> Result<(), KeeperError> {
+        match self {
+            Holder::Process(link) => link.let_go(keys),
+            Holder::Manager(manager) => manager.let_go(keys),
+        }
+    }
+
+    /// Everything that it holds, where it can be asked.
+    fn list(&self) -> Result<Vec<(Key, OwnedFd)>, KeeperError> {
+        match self {
+            Holder::Process(link) => link.list(),
+            Holder::Manager(_) => Ok(Vec::new()),
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        match self {
+            Holder::Process(link) => link.pid(),
+            Holder::Manager(_) => MANAGER,
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        matches!(self, Holder::Process(link) if link.is_gone())
+    }
+
+    fn is_behind(&self) -> bool {
+        matches!(self, Holder::Process(link) if link.is_behind())
+    }
+
+    fn last_words(&self) -> Option<String> {
+        match self {
+            Holder::Process(link) => link.last_words(),
+            Holder::Manager(_) => None,
+        }
+    }
+
+    /// Whoever starts this process is not ours to end.
+    fn kill(self) {
+        if let Holder::Process(link) = self {
+            link.kill();
+        }
+    }
+}
+
+/// The number that a service manager's process has, or may as well.
+const MANAGER: u32 = 1;
+
 /// Who holds what is to outlive this process.
 #[derive(Debug)]
 pub(super) struct Keeping {
     runtime_dir: PathBuf,
+    /// What the service manager says, where it is to hold.
+    manager: Option<Passed>,
     /// How long a keeper that this daemon starts stays when nobody is left.
     linger: Duration,
     post: Mutex<Post>,
@@ -45,7 +113,7 @@ pub(super) struct Keeping {
 
 #[derive(Debug, Default)]
 struct Post {
-    link: Option<Link>,
+    link: Option<Holder>,
     /// What is held beside chunks.
     others: BTreeMap<Key, Arc<OwnedFd>>,
     /// A clock that began when the last could not be started.
@@ -56,20 +124,29 @@ struct Post {
 
 impl Keeping {
     /// The keeper of a runtime directory, with what it holds: one that is there, else a new one. Where there is neither the daemon serves without, and tries again.
-    pub(super) fn begin(runtime_dir: &Path, linger: Duration) -> (Arc<Keeping>, Vec<(Key, OwnedFd)>) {
+    pub(super) fn begin(
+        runtime_dir: &Path,
+        linger: Duration,
+        manager: Option<Passed>,
+    ) -> (Arc<Keeping>, Vec<(Key, OwnedFd)>) {
         let keeping = Keeping {
             runtime_dir: runtime_dir.to_owned(),
+            manager,
             linger,
             post: Mutex::default(),
             steward: OnceLock::new(),
             pid: AtomicU32::new(0),
             restarts: AtomicU64::new(0),
         };
-        let found = Link::connect(runtime_dir, FIRST_PATIENCE).and_then(|link| {
-            let Some(link) = link else { return Ok(None) };
-            let held = link.list()?;
-            Ok(Some((link, held)))
-        });
+        let passed = keeping.manager.as_ref().map(manager::take);
+        let found = match passed {
+            Some(held) => keeping.start().map(|manager| Some((manager, held))),
+            None => Link::connect(runtime_dir, FIRST_PATIENCE).and_then(|link| {
+                let Some(link) = link else { return Ok(None) };
+                let held = link.list()?;
+                Ok(Some((Holder::Process(link), held)))
+            }),
+        };
         let (link, held) = match found {
             Ok(Some((link, held))) => (Ok(link), held),
             Ok(None) => (keeping.start(), Vec::new()),
@@ -102,16 +179,19 @@ impl Keeping {
         self.post.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(&self) -> Result<Link, KeeperError> {
+    fn start(&self) -> Result<Holder, KeeperError> {
+        if let Some(passed) = &self.manager {
+            return Manager::connect(passed).map(Holder::Manager);
+        }
         let mut program = this_file_again();
         program.arg("keep").arg("--runtime-dir").arg(&self.runtime_dir).arg("--until-alone-for");
         program.arg(format!("{}ms", self.linger.as_millis())).arg("--connected");
         // A signal that a terminal sends to the daemon is not for it.
         program.process_group(0);
-        Link::start(program, &self.runtime_dir)
+        Link::start(program, &self.runtime_dir).map(Holder::Process)
     }
 
-    fn take(&self, post: &mut Post, link: Link) {
+    fn take(&self, post: &mut Post, link: Holder) {
         self.pid.store(link.pid(), Ordering::Relaxed);
         (post.link, post.failed, post.behind) = (Some(link), None, None);
     }
@@ -155,7 +235,7 @@ impl Keeping {
         }
     }
 
-    fn tell(&self, post: &mut Post, what: impl FnOnce(&Link) -> Result<(), KeeperError>) {
+    fn tell(&self, post: &mut Post, what: impl FnOnce(&Holder) -> Result<(), KeeperError>) {
         let told = post.link.as_ref().map_or(Ok(()), what);
         if let Err(error) = told {
             self.drop_link(post, Some(&error));
@@ -166,10 +246,10 @@ impl Keeping {
     pub(super) fn mend(&self) {
         {
             let mut post = self.post();
-            if post.link.as_ref().is_some_and(Link::is_gone) {
+            if post.link.as_ref().is_some_and(Holder::is_gone) {
                 self.drop_link(&mut post, None);
             }
-            match (post.link.as_ref().is_some_and(Link::is_behind), &post.behind) {
+            match (post.link.as_ref().is_some_and(Holder::is_behind), &post.behind) {
                 (false, _) => post.behind = None,
                 (true, None) => post.behind = Some(SystemClock::new()),
                 (true, Some(since)) if since.now() >= BEHIND_MAX => self.drop_link(&mut post, None),
@@ -181,8 +261,11 @@ impl Keeping {
             }
         }
         // Without the lock: whoever creates chunks meanwhile does not wait for it. One that is there by itself comes first.
-        let found = Link::connect(&self.runtime_dir, BEHIND_MAX).ok().flatten();
-        let link = found.map_or_else(|| self.start(), Ok);
+        let found = match self.manager {
+            Some(_) => None,
+            None => Link::connect(&self.runtime_dir, BEHIND_MAX).ok().flatten(),
+        };
+        let link = found.map_or_else(|| self.start(), |link| Ok(Holder::Process(link)));
         moment();
         let mut post = self.post();
         let filled = link.and_then(|link| {
@@ -226,7 +309,15 @@ impl Keeping {
     pub(super) fn end(&self) {
         let mut post = self.post();
         let Some(link) = post.link.take() else { return };
-        if let Err(error) = link.end() {
+        let ended = match link {
+            Holder::Process(link) => link.end(),
+            Holder::Manager(manager) => {
+                let chunks = self.steward.get().and_then(Weak::upgrade).map(|steward| steward.store().exported());
+                let chunks = chunks.unwrap_or_default().into_iter().map(|(chunk, _)| Key::Chunk(chunk));
+                manager.let_go(&post.others.keys().copied().chain(chunks).collect::<Vec<_>>())
+            }
+        };
+        if let Err(error) = ended {
             tracing::warn!(error = %chain(&error), "the keeper may hold for a while what nobody needs any more");
         }
     }

@@ -242,8 +242,8 @@ impl Daemon {
         // Before the descriptors of a keeper are here: they are chunks' already.
         let fds_for_chunks = Daemon::fds_for_chunks(&config);
         let mut left = match config.keeper {
-            KeeperIs::Process if is_shared => Some(leave(&config)?),
-            KeeperIs::Process | KeeperIs::None => None,
+            KeeperIs::Process | KeeperIs::Manager if is_shared => Some(leave(&config)?),
+            KeeperIs::Process | KeeperIs::Manager | KeeperIs::None => None,
         };
         if let Some((_, left)) = &mut left {
             for device in &mut devices {
@@ -529,7 +529,8 @@ struct Resumed {
 
 /// Finds or starts the keeper, and what was left with it.
 fn leave(config: &Config) -> Result<(Arc<Keeping>, Left), DaemonError> {
-    let (keeping, held) = Keeping::begin(&config.runtime_dir, config.keeper_linger);
+    let manager = (config.keeper == KeeperIs::Manager).then(|| config.manager.clone());
+    let (keeping, held) = Keeping::begin(&config.runtime_dir, config.keeper_linger, manager);
     let left = Left::find(&config.runtime_dir, Arc::clone(&keeping), held)?;
     Ok((keeping, left))
 }

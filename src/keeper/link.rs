@@ -174,7 +174,7 @@ impl Link {
         }
     }
 
-    /// Has it let go of everything, and end.
+    /// Has it let go of everything. One that a daemon has started ends with that; one that somebody else has started stays for the next.
     ///
     /// # Errors
     ///

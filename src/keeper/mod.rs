@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`process`] | the process: `stitchd keep` |
 //! | [`link`] | the daemon's end |
+//! | [`manager`] | a service manager in the place of the process |
 //!
 //! ## What is promised
 //!
@@ -18,6 +19,7 @@
 //! Between versions: messages are protobuf, a key of a kind that the keeper does not know is a key like any other, and what it does not understand it refuses with its version.
 
 pub mod link;
+pub mod manager;
 pub mod process;
 
 use std::os::fd::BorrowedFd;

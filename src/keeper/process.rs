@@ -40,6 +40,8 @@ struct Keeper {
     /// Which file that is: another keeper may have put its own there.
     inode: u64,
     daemon: Option<FdChannel>,
+    /// Whoever has started it ends it.
+    is_for_ever: bool,
     held: BTreeMap<Key, OwnedFd>,
 }
 
@@ -58,7 +60,7 @@ enum Then {
 ///
 /// The socket cannot be made.
 pub fn serve(keeping: &Keeping) -> Result<(), KeeperError> {
-    let mut keeper = Keeper::new(&keeping.runtime_dir)?;
+    let mut keeper = Keeper::new(&keeping.runtime_dir, keeping.alone_max.is_none())?;
     if let Some(daemon) = &keeping.daemon {
         let socket = daemon.try_clone().map_err(KeeperError::system("take over a connection"))?;
         keeper.daemon = FdChannel::over(socket, true).with_patience(PATIENCE).ok();
@@ -111,11 +113,11 @@ fn inode_of(path: &Path) -> Option<u64> {
 }
 
 impl Keeper {
-    fn new(runtime_dir: &Path) -> Result<Keeper, KeeperError> {
+    fn new(runtime_dir: &Path, is_for_ever: bool) -> Result<Keeper, KeeperError> {
         let socket = runtime_dir.join(SOCKET_NAME);
         let listener = listen(&socket).map_err(KeeperError::system("listen for daemons"))?;
         let inode = inode_of(&socket).unwrap_or(0);
-        Ok(Keeper { listener, socket, inode, daemon: None, held: BTreeMap::new() })
+        Ok(Keeper { listener, socket, inode, daemon: None, is_for_ever, held: BTreeMap::new() })
     }
 
     fn is_found(&self) -> bool {
@@ -232,10 +234,12 @@ impl Keeper {
             Some(v1::To::List(_)) => self.list(),
             Some(v1::To::End(_)) => {
                 self.held.clear();
-                self.remove_socket();
+                if !self.is_for_ever {
+                    self.remove_socket();
+                }
                 // Whether or not anybody hears it.
                 let _ = self.say(v1::From::Ended(v1::Nothing {}));
-                Then::End
+                if self.is_for_ever { Then::Hang } else { Then::End }
             }
             None => {
                 let _ = self.say(v1::From::Refused(format!("a message that version {VERSION} does not know")));

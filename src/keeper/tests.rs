@@ -62,7 +62,7 @@ fn held(link: &Link) -> Vec<Key> {
 
 #[test]
 fn what_was_sent_is_held_although_its_daemon_has_gone_at_once() {
-    let running = start(None);
+    let running = start(Some(PATIENCE));
     let chunks: Vec<Key> = (1..=1_000).map(|chunk| Key::Chunk(ChunkId(chunk))).collect();
     let others = [Key::Process(SessionId(7)), Key::Node(3), Key::Witness, Key::Other(99, 5)];
     let first = running.connect();
@@ -83,7 +83,7 @@ fn what_was_sent_is_held_although_its_daemon_has_gone_at_once() {
 
 #[test]
 fn a_second_daemon_takes_the_place_of_the_first() {
-    let running = start(None);
+    let running = start(Some(PATIENCE));
     let first = running.connect();
     keep(&first, &[Key::Chunk(ChunkId(1))]);
     let second = running.connect();
@@ -113,6 +113,19 @@ fn one_that_nobody_needs_ends_and_one_that_holds_a_process_that_lives_does_not()
 }
 
 #[test]
+fn one_that_somebody_else_has_started_is_emptied_and_stays() {
+    let running = start(None);
+    let link = running.connect();
+    keep(&link, &[Key::Chunk(ChunkId(1))]);
+    link.end().unwrap();
+    let link = running.connect();
+    assert_eq!(held(&link), []);
+    drop(link);
+    std::fs::remove_file(running.dir.path().join(SOCKET_NAME)).unwrap();
+    running.thread.join().unwrap().unwrap();
+}
+
+#[test]
 fn one_whose_socket_is_gone_ends_for_nobody_can_find_it() {
     let running = start(None);
     drop(running.connect());
@@ -122,7 +135,7 @@ fn one_whose_socket_is_gone_ends_for_nobody_can_find_it() {
 
 #[test]
 fn what_it_does_not_understand_ends_the_connection_and_loses_nothing() {
-    let running = start(None);
+    let running = start(Some(PATIENCE));
     let link = running.connect();
     keep(&link, &[Key::Chunk(ChunkId(1))]);
     drop(link);

@@ -18,6 +18,18 @@ pub const RUNTIME_DIR: &str = "/run/stitchd";
 /// What `STITCHD_PLAN` is where plans are made while the job runs.
 pub const AUTO: &str = "auto";
 
+/// What sd_listen_fds(3) says: names for as many descriptors as there are, if they are for this process.
+fn passed_names(read: &impl Fn(&'static str) -> Option<OsString>) -> Vec<String> {
+    let number = |name| read(name)?.to_str()?.parse::<u32>().ok();
+    if number("LISTEN_PID") != Some(std::process::id()) {
+        return Vec::new();
+    }
+    let names = read("LISTEN_FDNAMES").unwrap_or_default().to_string_lossy().into_owned();
+    let names: Vec<String> = names.split(':').map(str::to_owned).collect();
+    // Where both do not fit nothing is known of either.
+    if number("LISTEN_FDS").map(|count| count as usize) == Some(names.len()) { names } else { Vec::new() }
+}
+
 /// What a process does that finds no daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WithoutDaemon {
@@ -66,6 +78,10 @@ pub struct Environment {
     pub driver: Option<OsString>,
     /// `STITCHD_DRIVER_LIBRARY`, read in tests only: the library that stands for the vendor's.
     pub library: LibraryPlace,
+    /// `NOTIFY_SOCKET`: where a service manager listens to what it has started.
+    pub notify_socket: Option<OsString>,
+    /// `LISTEN_FDNAMES`, where `LISTEN_PID` is this process: what a service manager passes to it, from descriptor 3 on.
+    pub passed_names: Vec<String>,
     /// `STITCHD_TEST_DIE_AT`, read in tests only: `daemon:12:FILE` has a daemon killed at its twelfth moment, unless the file is there ([`crate::mortal`]).
     #[cfg(feature = "testing")]
     pub die_at: Option<OsString>,
@@ -98,6 +114,8 @@ impl Environment {
             library: read("STITCHD_DRIVER_LIBRARY").map(LibraryPlace::at).unwrap_or_default(),
             #[cfg(not(feature = "testing"))]
             library: LibraryPlace::default(),
+            notify_socket: read("NOTIFY_SOCKET"),
+            passed_names: passed_names(&read),
             #[cfg(feature = "testing")]
             die_at: read("STITCHD_TEST_DIE_AT"),
         }

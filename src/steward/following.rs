@@ -41,7 +41,7 @@ impl Steward {
     ///
     /// # Errors
     ///
-    /// The driver's, of the devices; what the journal says cannot be ([`Ledger::begin_with`]).
+    /// The driver's, of the devices; what the journal says cannot be ([`crate::ledger::Ledger::begin_with`]).
     pub fn following(
         store: Store,
         clock: Arc<dyn Clock>,

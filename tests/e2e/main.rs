@@ -10,6 +10,7 @@ mod support;
 mod auto;
 mod bad_input;
 mod border;
+mod carriers;
 mod cli;
 mod compiled;
 mod crash;
