@@ -347,6 +347,7 @@ impl Keep for Keeping {
 
     fn let_go(&self, chunks: &[ChunkId]) {
         let keys: Vec<Key> = chunks.iter().map(|chunk| Key::Chunk(*chunk)).collect();
+        // One that does not answer is ended, and holds nothing then either.
         self.tell(&mut self.post(), |link| link.let_go(&keys));
     }
 }

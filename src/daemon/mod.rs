@@ -41,7 +41,7 @@ mod registry;
 mod revocations;
 pub mod scrubber;
 mod service;
-mod takeover;
+pub mod takeover;
 mod tenants;
 mod watched;
 
@@ -83,7 +83,7 @@ use refusals::Refusals;
 use registry::Registry;
 use revocations::Revocations;
 use scrubber::Scrubber;
-use takeover::{Begun, Left};
+use takeover::{Begun, Following, Left};
 
 /// A daemon, ready to serve.
 pub struct Daemon {
@@ -288,7 +288,7 @@ impl Daemon {
         let spawn =
             Box::new(move |work: Box<dyn FnOnce() + Send>| drop(runtime.spawn_blocking(move || or_abort(work))));
         let keeping = left.as_ref().map(|(keeping, _)| Arc::clone(keeping));
-        let (steward, begun) = follow(left.map(|(_, left)| left), &devices, &config.ladder, store, &clock, spawn)?;
+        let (steward, begun) = follow(left, &devices, &config.ladder, store, &clock, spawn)?;
         if let Some(keeping) = &keeping {
             keeping.set_steward(&steward);
             keep_nodes(keeping, &nodes);
@@ -531,21 +531,28 @@ struct Resumed {
 fn leave(config: &Config) -> Result<(Arc<Keeping>, Left), DaemonError> {
     let manager = (config.keeper == KeeperIs::Manager).then(|| config.manager.clone());
     let (keeping, held) = Keeping::begin(&config.runtime_dir, config.keeper_linger, manager);
-    let left = Left::find(&config.runtime_dir, Arc::clone(&keeping), held)?;
+    let left = Left::find(&config.runtime_dir, held)?;
     Ok((keeping, left))
 }
 
 /// A steward that goes on from what was left.
 fn follow(
-    left: Option<Left>,
+    left: Option<(Arc<Keeping>, Left)>,
     devices: &[NodeDevice],
     ladder: &Ladder,
     store: Store,
     clock: &Arc<dyn Clock>,
     spawn: crate::steward::Spawn,
 ) -> Result<(Arc<Steward>, Option<Resumed>), DaemonError> {
-    let Some(left) = left else { return Ok((Steward::new(store, Arc::clone(clock), spawn)?, None)) };
-    let Begun { journal, processes } = left.begin(devices, ladder, &store)?;
+    let Some((keeping, left)) = left else { return Ok((Steward::new(store, Arc::clone(clock), spawn)?, None)) };
+    let following = |device: &NodeDevice| Following { id: device.id, uuid: device.uuid, total: device.total };
+    let following: Vec<Following> = devices.iter().map(following).collect();
+    let Begun { journal, processes, useless, witness } = left.begin(&following, ladder, &store)?;
+    moment();
+    keeping.let_go_of(&useless);
+    moment();
+    keeping.keep_other(Key::Witness, Arc::new(witness));
+    moment();
     let book = journal.book().clone();
     let uuids = devices.iter().map(|device| (device.id, device.uuid)).collect();
     let steward = Steward::following(store, Arc::clone(clock), spawn, journal, uuids).map_err(|error| match error {

@@ -13,11 +13,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use super::keeping::Keeping;
+use super::DaemonError;
 use super::registry::random_token;
-use super::{DaemonError, NodeDevice};
 use crate::error::chain;
 use crate::ids::{ChunkId, DeviceId, DeviceUuid, RangeId, SessionId};
 use crate::journal::{self, Book, Ended, Header, Journal, JournalError, Mark, Record, Whose};
@@ -30,11 +28,11 @@ use crate::store::Store;
 use crate::units::Bytes;
 
 /// The journal in a runtime directory.
-pub(super) const JOURNAL_NAME: &str = "journal";
+pub const JOURNAL_NAME: &str = "journal";
 
 /// What was left.
 #[derive(Debug)]
-pub(super) struct Left {
+pub struct Left {
     path: PathBuf,
     boot: Mark,
     /// What is believed.
@@ -43,17 +41,32 @@ pub(super) struct Left {
     last: u64,
     chunks: BTreeMap<ChunkId, OwnedFd>,
     processes: BTreeMap<SessionId, OwnedFd>,
-    keeping: Arc<Keeping>,
     /// What the keeper holds and nobody needs any more.
     useless: Vec<Key>,
 }
 
 /// What a daemon begins with beside its ledger.
-pub(super) struct Begun {
+#[derive(Debug)]
+pub struct Begun {
     /// Goes on from what was left.
-    pub(super) journal: Journal,
+    pub journal: Journal,
     /// The processes of sessions that were kept.
-    pub(super) processes: BTreeMap<SessionId, OwnedFd>,
+    pub processes: BTreeMap<SessionId, OwnedFd>,
+    /// What the keeper is to let go of, before anything new has such a name.
+    pub useless: Vec<Key>,
+    /// What it is to hold from here on.
+    pub witness: OwnedFd,
+}
+
+/// A device of the daemon that follows.
+#[derive(Clone, Copy, Debug)]
+pub struct Following {
+    /// What it calls it.
+    pub id: DeviceId,
+    /// What everybody does.
+    pub uuid: DeviceUuid,
+    /// All its memory.
+    pub total: Bytes,
 }
 
 /// What of a journal is believed, and the number of its last frame; why not where it is not.
@@ -98,11 +111,11 @@ fn believed(path: &Path, boot: &Mark, witnessed: u64) -> Result<(Book, u64), Jou
 
 impl Left {
     /// Looks for what was left in a runtime directory.
-    pub(super) fn find(
-        runtime_dir: &Path,
-        keeping: Arc<Keeping>,
-        held: Vec<(Key, OwnedFd)>,
-    ) -> Result<Left, JournalError> {
+    ///
+    /// # Errors
+    ///
+    /// A journal of a newer version.
+    pub fn find(runtime_dir: &Path, held: Vec<(Key, OwnedFd)>) -> Result<Left, JournalError> {
         let (path, boot) = (runtime_dir.join(JOURNAL_NAME), journal::boot_mark());
         let (mut chunks, mut processes, mut useless) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         let mut witness = None;
@@ -117,7 +130,7 @@ impl Left {
         }
         let witnessed = witness.as_ref().and_then(|witness| journal::witnessed(witness).ok()).unwrap_or(0);
         let (book, last) = believed(&path, &boot, witnessed)?;
-        let mut left = Left { path, boot, book, last, chunks, processes, keeping, useless };
+        let mut left = Left { path, boot, book, last, chunks, processes, useless };
         left.clear_up();
         Ok(left)
     }
@@ -198,23 +211,22 @@ impl Left {
     }
 
     /// The sizes of chunks that sessions which are there still were told of.
-    pub(super) fn ladder(&self) -> Option<Vec<Bytes>> {
+    pub fn ladder(&self) -> Option<Vec<Bytes>> {
         let is_dealt = !self.book.sessions().is_empty() && !self.book.ladder().is_empty();
         is_dealt.then(|| self.book.ladder().to_vec())
     }
 
     /// Bytes of each device that are there already.
-    pub(super) fn bytes_of(&self, uuid: DeviceUuid) -> Bytes {
+    pub fn bytes_of(&self, uuid: DeviceUuid) -> Bytes {
         self.book.chunks().values().filter(|known| known.device == uuid).map(|known| known.len).sum()
     }
 
     /// Puts what was left into the store, and begins a journal that goes on from it.
-    pub(super) fn begin(
-        mut self,
-        devices: &[NodeDevice],
-        ladder: &Ladder,
-        store: &Store,
-    ) -> Result<Begun, DaemonError> {
+    ///
+    /// # Errors
+    ///
+    /// The system's; the store has something already.
+    pub fn begin(mut self, devices: &[Following], ladder: &Ladder, store: &Store) -> Result<Begun, DaemonError> {
         let ids: BTreeMap<DeviceUuid, DeviceId> = devices.iter().map(|device| (device.uuid, device.id)).collect();
         self.drop_other_devices(&ids.keys().copied().collect());
         if let Err(error) = check(&self.book, devices, &ids) {
@@ -228,7 +240,6 @@ impl Left {
             self.drop_unknown();
         }
         self.apply(&[Record::Dealt { ladder: ladder.steps().to_vec() }]);
-        self.keeping.let_go_of(&self.useless);
         let known: Vec<_> = self.book.chunks().iter().map(|(chunk, known)| (*chunk, *known)).collect();
         for (chunk, known) in known {
             if let Some(device) = ids.get(&known.device) {
@@ -250,15 +261,12 @@ impl Left {
         })?;
         let header = Header { boot: self.boot, journal: mark };
         let journal = Journal::begin_at(&self.path, header, self.book, self.last)?.with_witness(witness)?;
-        moment();
-        self.keeping.keep_other(Key::Witness, Arc::new(kept));
-        moment();
-        Ok(Begun { journal, processes: self.processes })
+        Ok(Begun { journal, processes: self.processes, useless: self.useless, witness: kept })
     }
 }
 
 /// Whether a ledger can begin with what a book says.
-fn check(book: &Book, devices: &[NodeDevice], ids: &BTreeMap<DeviceUuid, DeviceId>) -> Result<(), String> {
+fn check(book: &Book, devices: &[Following], ids: &BTreeMap<DeviceUuid, DeviceId>) -> Result<(), String> {
     book.invariants()?;
     let mut ledger = Ledger::new();
     for device in devices {

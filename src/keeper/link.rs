@@ -36,13 +36,40 @@ impl Link {
     ///
     /// One is there, and does not answer or speaks another version.
     pub fn connect(runtime_dir: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
+        Link::call(runtime_dir, patience)?.map(|link| link.greeted(&runtime_dir.join(SOCKET_NAME))).transpose()
+    }
+
+    /// The same, which has said hello and not heard anything yet.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Link::connect`].
+    pub fn call(runtime_dir: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
         let path = runtime_dir.join(SOCKET_NAME);
         match FdChannel::connect(&path, patience) {
             // Whoever listens there gets every descriptor.
             Ok(channel) if !is_one_of_us(channel.as_fd()) => Err(KeeperError::NoKeeper(path)),
-            Ok(channel) => Link::greet(channel, None, &path).map(Some),
+            Ok(channel) => Link::over(channel, None).map(Some),
             Err(ChannelError::Connect(Errno::NOENT | Errno::CONNREFUSED)) => Ok(None),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    fn over(channel: FdChannel, child: Option<Child>) -> Result<Link, KeeperError> {
+        let link = Link { channel, pid: 0, child };
+        match link.channel.send(&to(v1::To::Hello(v1::Hello { version: VERSION })), &[]) {
+            Ok(()) => Ok(link),
+            Err(error) => {
+                link.leave_nothing();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// One that was started for this and is of no use is not left behind.
+    fn leave_nothing(self) {
+        if self.child.is_some() {
+            self.kill();
         }
     }
 
@@ -57,32 +84,25 @@ impl Link {
         program.stdin(Stdio::from(theirs.into_socket())).stdout(Stdio::null()).stderr(Stdio::null());
         let child = program.spawn().map_err(KeeperError::system("start a keeper"))?;
         drop(program);
-        Link::greet(ours, Some(child), &runtime_dir.join(SOCKET_NAME))
+        Link::over(ours, Some(child))?.greeted(&runtime_dir.join(SOCKET_NAME))
     }
 
-    fn greet(channel: FdChannel, child: Option<Child>, path: &Path) -> Result<Link, KeeperError> {
-        let mut link = Link { channel, pid: 0, child };
-        match link.hello() {
-            Ok(Some(v1::From::Welcome(welcome))) => {
-                link.pid = welcome.pid;
-                Ok(link)
-            }
-            heard => {
-                // One that was started for this and is of no use is not left behind.
-                if link.child.is_some() {
-                    link.kill();
-                }
-                match heard? {
-                    Some(v1::From::Refused(text)) => Err(KeeperError::Refused(text)),
-                    _ => Err(KeeperError::NoKeeper(path.to_owned())),
-                }
-            }
+    /// The same, once it has answered.
+    ///
+    /// # Errors
+    ///
+    /// It does not answer, or speaks another version.
+    pub fn greeted(mut self, path: &Path) -> Result<Link, KeeperError> {
+        let heard = self.channel.receive::<v1::FromKeeper>().map(|(message, _)| message.what);
+        if let Ok(Some(v1::From::Welcome(welcome))) = heard {
+            self.pid = welcome.pid;
+            return Ok(self);
         }
-    }
-
-    fn hello(&self) -> Result<Option<v1::From>, KeeperError> {
-        self.channel.send(&to(v1::To::Hello(v1::Hello { version: VERSION })), &[])?;
-        Ok(self.channel.receive::<v1::FromKeeper>()?.0.what)
+        self.leave_nothing();
+        match heard? {
+            Some(v1::From::Refused(text)) => Err(KeeperError::Refused(text)),
+            _ => Err(KeeperError::NoKeeper(path.to_owned())),
+        }
     }
 
     /// It has not read all that it was sent.
@@ -101,7 +121,25 @@ impl Link {
     ///
     /// It does not answer, or this process may not have so many open files.
     pub fn list(&self) -> Result<Vec<(Key, OwnedFd)>, KeeperError> {
-        self.channel.send(&to(v1::To::List(v1::Nothing {})), &[])?;
+        self.ask()?;
+        self.answer()
+    }
+
+    /// Asks for everything that it holds.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Link::list`].
+    pub fn ask(&self) -> Result<(), KeeperError> {
+        Ok(self.channel.send(&to(v1::To::List(v1::Nothing {})), &[])?)
+    }
+
+    /// What was asked for.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Link::list`].
+    pub fn answer(&self) -> Result<Vec<(Key, OwnedFd)>, KeeperError> {
         let mut held = Vec::new();
         loop {
             let (message, fds, is_cut) = self.channel.receive_some::<v1::FromKeeper>()?;
@@ -132,16 +170,39 @@ impl Link {
         Ok(())
     }
 
-    /// Has these held no more.
+    /// Has these held no more, from before this returns: what is given back to the driver is to be free when the ledger says so.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Link::keep`]; it does not answer.
+    pub fn let_go(&self, keys: &[Key]) -> Result<(), KeeperError> {
+        keys.chunks(KEYS_MAX).try_for_each(|some| {
+            self.say_let_go(some)?;
+            self.hear_let_go()
+        })
+    }
+
+    /// Says so, of a few.
     ///
     /// # Errors
     ///
     /// As of [`Link::keep`].
-    pub fn let_go(&self, keys: &[Key]) -> Result<(), KeeperError> {
-        keys.chunks(KEYS_MAX).try_for_each(|some| {
-            let keys = some.iter().map(|key| key.message()).collect();
-            self.send(v1::To::LetGo(v1::Keys { keys }), &[])
-        })
+    pub fn say_let_go(&self, keys: &[Key]) -> Result<(), KeeperError> {
+        let keys = keys.iter().map(|key| key.message()).collect();
+        self.send(v1::To::LetGo(v1::Keys { keys }), &[])
+    }
+
+    /// Hears that it is done.
+    ///
+    /// # Errors
+    ///
+    /// It does not answer, or says something else.
+    pub fn hear_let_go(&self) -> Result<(), KeeperError> {
+        match self.channel.receive::<v1::FromKeeper>()?.0.what {
+            Some(v1::From::LetGone(_)) => Ok(()),
+            Some(v1::From::Refused(text)) => Err(KeeperError::Refused(text)),
+            _ => Err(KeeperError::Refused("what it was not asked for came".to_owned())),
+        }
     }
 
     fn send(&self, what: v1::To, fds: &[BorrowedFd<'_>]) -> Result<(), KeeperError> {

@@ -11,6 +11,7 @@
 //! ## What is promised
 //!
 //! * What [`Link::keep`] was given is held once it has returned: also where the daemon is killed right then, for a message that the kernel has taken is read before the next daemon is answered.
+//! * What [`Link::let_go`] was given is closed once it has returned: memory that nobody else has is free then.
 //! * One daemon at a time. A second connection takes the place of the first, after everything that came over that has been read. Which daemon may be there is for the lock on the runtime directory to say.
 //! * Only the keeper's own user, and root, may talk to it.
 //!
@@ -138,6 +139,7 @@ mod v1 {
         /// With a descriptor for each.
         #[prost(message, tag = "2")]
         Keep(Keys),
+        /// Answered when they are closed.
         #[prost(message, tag = "3")]
         LetGo(Keys),
         /// Answered with everything that is held.
@@ -165,7 +167,7 @@ mod v1 {
 
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct FromKeeper {
-        #[prost(oneof = "From", tags = "1, 2, 3, 4")]
+        #[prost(oneof = "From", tags = "1, 2, 3, 4, 5")]
         pub(super) what: Option<From>,
     }
 
@@ -180,6 +182,8 @@ mod v1 {
         Refused(String),
         #[prost(message, tag = "4")]
         Ended(Nothing),
+        #[prost(message, tag = "5")]
+        LetGone(Nothing),
     }
 
     #[derive(Clone, Copy, PartialEq, prost::Message)]

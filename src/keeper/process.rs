@@ -34,7 +34,9 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How long a daemon may leave unread what it asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-struct Keeper {
+/// A keeper that is told when to look: [`serve`] has one look all the time.
+#[derive(Debug)]
+pub struct Keeper {
     listener: OwnedFd,
     socket: PathBuf,
     /// Which file that is: another keeper may have put its own there.
@@ -68,7 +70,7 @@ pub fn serve(keeping: &Keeping) -> Result<(), KeeperError> {
     let clock = SystemClock::new();
     let (mut alone_since, mut looked) = (clock.now(), clock.now());
     loop {
-        let then = keeper.wait_and_serve();
+        let then = keeper.wait_and_serve(LOOK);
         if then == Then::End {
             return Ok(());
         }
@@ -113,7 +115,12 @@ fn inode_of(path: &Path) -> Option<u64> {
 }
 
 impl Keeper {
-    fn new(runtime_dir: &Path, is_for_ever: bool) -> Result<Keeper, KeeperError> {
+    /// One that listens in a runtime directory, and ends when it is told to unless whoever has started it ends it.
+    ///
+    /// # Errors
+    ///
+    /// The socket cannot be made.
+    pub fn new(runtime_dir: &Path, is_for_ever: bool) -> Result<Keeper, KeeperError> {
         let socket = runtime_dir.join(SOCKET_NAME);
         let listener = listen(&socket).map_err(KeeperError::system("listen for daemons"))?;
         let inode = inode_of(&socket).unwrap_or(0);
@@ -142,9 +149,27 @@ impl Keeper {
         processes.into_iter().any(|(_, fd)| is_alive(fd))
     }
 
+    /// Serves whoever is there, and waits for nobody.
+    pub fn serve_now(&mut self) {
+        let is_there = |keeper: &Keeper| {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let mut fds = vec![PollFd::new(&keeper.listener, PollFlags::IN)];
+            fds.extend(keeper.daemon.as_ref().map(|daemon| PollFd::new(daemon, PollFlags::IN)));
+            poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+        };
+        while is_there(self) {
+            if self.wait_and_serve(Duration::ZERO) == Then::End {
+                return;
+            }
+        }
+    }
+
     /// Waits a while for somebody, and serves him.
-    fn wait_and_serve(&mut self) -> Then {
-        let patience = Timespec { tv_sec: 1, tv_nsec: 0 };
+    fn wait_and_serve(&mut self, patience: Duration) -> Then {
+        let patience = Timespec {
+            tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: patience.subsec_nanos().into(),
+        };
         let (has_daemon, has_new) = {
             let mut fds = vec![PollFd::new(&self.listener, PollFlags::IN)];
             if let Some(daemon) = &self.daemon {
@@ -187,7 +212,12 @@ impl Keeper {
     /// Serves one message that is there.
     fn take_one(&mut self) -> Then {
         let Some(daemon) = &self.daemon else { return Then::Hang };
-        let (message, fds) = match daemon.receive_now::<v1::ToKeeper>() {
+        let received = match daemon.receive_now::<v1::ToKeeper>() {
+            // A peer that is closed with something unread resets the connection: that is said once, and before what it had sent.
+            Err(ChannelError::Closed) => daemon.receive_now::<v1::ToKeeper>(),
+            received => received,
+        };
+        let (message, fds) = match received {
             Ok(received) => received,
             // Whatever the next message is, this one is lost with what it was to have held: a daemon that breaks the rules is done with.
             Err(_) => return Then::Hang,
@@ -202,7 +232,8 @@ impl Keeper {
         match message.what {
             Some(v1::To::Hello(hello)) if hello.version == VERSION => {
                 let pid = std::process::id();
-                self.say(v1::From::Welcome(v1::Welcome { version: VERSION, pid }))
+                let _ = self.say(v1::From::Welcome(v1::Welcome { version: VERSION, pid }));
+                Then::GoOn
             }
             Some(v1::To::Hello(hello)) => {
                 let text = format!(
@@ -229,6 +260,8 @@ impl Keeper {
                 for key in keys {
                     self.held.remove(&Key::of(key));
                 }
+                // Where nobody is there to hear it, what he has sent behind it is done all the same.
+                let _ = self.say(v1::From::LetGone(v1::Nothing {}));
                 Then::GoOn
             }
             Some(v1::To::List(_)) => self.list(),

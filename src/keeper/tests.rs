@@ -67,8 +67,10 @@ fn what_was_sent_is_held_although_its_daemon_has_gone_at_once() {
     let others = [Key::Process(SessionId(7)), Key::Node(3), Key::Witness, Key::Other(99, 5)];
     let first = running.connect();
     keep(&first, &chunks);
+    first.let_go(&chunks[..200]).unwrap();
+    // What is said without waiting, too, and what comes behind it.
+    first.say_let_go(&chunks[200..400]).unwrap();
     keep(&first, &others);
-    first.let_go(&chunks[..400]).unwrap();
     // Nothing was answered, and nobody is there any more.
     drop(first);
     let second = running.connect();
@@ -79,6 +81,24 @@ fn what_was_sent_is_held_although_its_daemon_has_gone_at_once() {
     second.end().unwrap();
     running.thread.join().unwrap().unwrap();
     assert!(!running.dir.path().join(SOCKET_NAME).exists());
+}
+
+#[test]
+fn what_is_let_go_of_is_closed_when_the_daemon_hears_of_it() {
+    let running = start(Some(PATIENCE));
+    let link = running.connect();
+    for number in 1..=200 {
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let key = Key::Chunk(ChunkId(number));
+        link.keep(&[(key, write.as_fd())]).unwrap();
+        drop(write);
+        link.let_go(&[key]).unwrap();
+        // With every copy of the writing end closed, the reading end is at its end.
+        rustix::io::ioctl_fionbio(&read, true).unwrap();
+        assert_eq!(rustix::io::read(&read, &mut [0_u8; 8]), Ok(0));
+    }
+    link.end().unwrap();
+    running.thread.join().unwrap().unwrap();
 }
 
 #[test]
