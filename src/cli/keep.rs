@@ -2,7 +2,6 @@
 
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -34,12 +33,12 @@ pub(super) fn run(args: &KeepArgs) -> Outcome {
     Environment::read().be_mortal("keeper");
     let daemon = if args.connected {
         let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input").map_err(Failure::Other)?;
-        Some(Arc::new(socket))
+        Some(socket)
     } else {
         None
     };
     let runtime_dir = args.runtime_dir.clone().unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR));
     let keeping = Keeping { runtime_dir, daemon, alone_max: args.until_alone_for };
-    serve(&keeping).map_err(|error| Failure::Other(error.into()))?;
+    serve(keeping).map_err(|error| Failure::Other(error.into()))?;
     DONE
 }

@@ -175,6 +175,11 @@ impl Keeping {
         let _ = self.steward.set(Arc::downgrade(steward));
     }
 
+    /// Every chunk that is to be held.
+    fn chunks(&self) -> Vec<(ChunkId, Arc<OwnedFd>)> {
+        self.steward.get().and_then(Weak::upgrade).map_or_else(Vec::new, |steward| steward.store().exported())
+    }
+
     fn post(&self) -> MutexGuard<'_, Post> {
         self.post.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -270,8 +275,7 @@ impl Keeping {
         let mut post = self.post();
         let filled = link.and_then(|link| {
             // Chunks that come from here on are told to it after the lock; those before are in the store.
-            let chunks = self.steward.get().and_then(Weak::upgrade).map(|steward| steward.store().exported());
-            let chunks = chunks.unwrap_or_default();
+            let chunks = self.chunks();
             let others = post.others.iter().map(|(key, fd)| (*key, fd.as_fd()));
             let all: Vec<(Key, BorrowedFd<'_>)> =
                 others.chain(chunks.iter().map(|(chunk, fd)| (Key::Chunk(*chunk), fd.as_fd()))).collect();
@@ -312,8 +316,7 @@ impl Keeping {
         let ended = match link {
             Holder::Process(link) => link.end(),
             Holder::Manager(manager) => {
-                let chunks = self.steward.get().and_then(Weak::upgrade).map(|steward| steward.store().exported());
-                let chunks = chunks.unwrap_or_default().into_iter().map(|(chunk, _)| Key::Chunk(chunk));
+                let chunks = self.chunks().into_iter().map(|(chunk, _)| Key::Chunk(chunk));
                 manager.let_go(&post.others.keys().copied().chain(chunks).collect::<Vec<_>>())
             }
         };

@@ -220,7 +220,7 @@ impl Daemon {
         let of = &known.of;
         let identity = identity_of(&of.process);
         // Kept, or asked for anew: then it could be another process by now.
-        let kept = kept.filter(|pidfd| peer::identity_by(pidfd.as_fd(), of.process.pid).may_be(identity));
+        let kept = kept.filter(|pidfd| peer::identity_of(pidfd.as_fd(), of.process.pid).may_be(identity));
         let pidfd = kept.or_else(|| {
             peer::process_by_pid(of.process.pid).filter(|(_, found)| *found == identity).map(|(pidfd, _)| pidfd)
         });

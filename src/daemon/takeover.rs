@@ -69,8 +69,19 @@ pub struct Following {
     pub total: Bytes,
 }
 
-/// What of a journal is believed, and the number of its last frame; why not where it is not.
+/// Nothing of a book but its numbers: those at least are not given again.
+fn numbers_of(book: &Book) -> Book {
+    let (sessions, chunks, ranges, versions) = book.last_numbers();
+    let mut numbers = Book::default();
+    // Nothing can be wrong with that.
+    let _ = numbers.apply_all(&[Record::Counted { sessions, chunks, ranges, versions }]);
+    numbers
+}
+
+/// What of a journal is believed, and the number of the last frame that anybody may have heard of.
 fn believed(path: &Path, boot: &Mark, witnessed: u64) -> Result<(Book, u64), JournalError> {
+    // A doubt is no number to go on from.
+    let heard = if witnessed == journal::DOUBT { 0 } else { witnessed };
     let recovered = match journal::read(path, boot) {
         Ok(recovered) => recovered,
         Err(JournalError::System { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -79,34 +90,32 @@ fn believed(path: &Path, boot: &Mark, witnessed: u64) -> Result<(Book, u64), Jou
                     "the journal of the daemon before is gone: its sessions register what they have mapped"
                 );
             }
-            return Ok((Book::default(), witnessed));
+            return Ok((Book::default(), heard));
         }
         Err(error @ JournalError::Version { .. }) => return Err(error),
         Err(error @ JournalError::Foreign { .. }) => {
             tracing::info!(error = %chain(&error), "nothing is taken over");
-            return Ok((Book::default(), witnessed));
+            return Ok((Book::default(), heard));
         }
         Err(error) => {
             tracing::error!(error = %chain(&error), "the journal of the daemon before cannot be read: its sessions register what they have mapped");
-            return Ok((Book::default(), witnessed));
+            return Ok((Book::default(), heard));
         }
     };
     let why = match &recovered.ended {
         Ended::Damaged { why, at } => Some(format!("at byte {at}: {why}")),
+        Ended::Whole | Ended::Torn { .. } if witnessed == journal::DOUBT => {
+            Some("a step could not be written to it".to_owned())
+        }
         Ended::Whole | Ended::Torn { .. } if recovered.last < witnessed => {
             Some(format!("it ends with step {}, and the daemon had written step {witnessed}", recovered.last))
         }
         Ended::Whole | Ended::Torn { .. } => None,
     };
-    let last = recovered.last.max(witnessed);
+    let last = recovered.last.max(heard);
     let Some(why) = why else { return Ok((recovered.book, last)) };
     tracing::error!(path = %path.display(), why, "the journal of the daemon before is damaged, and nothing of it is believed: its sessions register what they have mapped");
-    // Numbers at least are not given again, as far as they are known.
-    let (sessions, chunks, ranges, versions) = recovered.book.last_numbers();
-    let mut book = Book::default();
-    // Nothing can be wrong with that.
-    let _ = book.apply_all(&[Record::Counted { sessions, chunks, ranges, versions }]);
-    Ok((book, last))
+    Ok((numbers_of(&recovered.book), last))
 }
 
 impl Left {
@@ -234,9 +243,7 @@ impl Left {
                 error,
                 "what the daemon before has left cannot be, and nothing of it is believed: its sessions register what they have mapped"
             );
-            let (sessions, chunks, ranges, versions) = self.book.last_numbers();
-            self.book = Book::default();
-            self.apply(&[Record::Counted { sessions, chunks, ranges, versions }]);
+            self.book = numbers_of(&self.book);
             self.drop_unknown();
         }
         self.apply(&[Record::Dealt { ladder: ladder.steps().to_vec() }]);
@@ -275,4 +282,51 @@ fn check(book: &Book, devices: &[Following], ids: &BTreeMap<DeviceUuid, DeviceId
     }
     ledger.begin_with(&steward::facts(book, ids, |_| false)).map_err(|error| chain(&error))?;
     ledger.invariants()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::driver::Driver;
+    use crate::driver::sim::{SimDriver, SimOptions};
+    use crate::journal::{Process, SessionRecord};
+    use crate::ledger::Terms;
+    use crate::memory::Device;
+
+    #[test]
+    fn a_journal_in_doubt_is_not_believed_and_its_numbers_go_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(JOURNAL_NAME);
+        let header = Header { boot: journal::boot_mark(), journal: [1; 16] };
+        let mut journal = Journal::begin(&path, header, Book::default()).unwrap();
+        let opened = Record::Opened(SessionRecord {
+            session: SessionId(7),
+            secret: [1; 16],
+            process: Process::default(),
+            name: String::new(),
+            tenant: String::new(),
+            terms: Terms::new(Bytes::mib(2), 0),
+            guarantee_max: Bytes::ZERO,
+        });
+        journal.append(&[opened]).unwrap();
+        drop(journal);
+        let witness = journal::new_witness().unwrap();
+        rustix::io::pwrite(&witness, &journal::DOUBT.to_le_bytes(), 0).unwrap();
+        let held = vec![(Key::Witness, witness)];
+        let left = Left::find(dir.path(), held).unwrap();
+        let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(8)])));
+        let device = Device::open(driver, DeviceId(0)).unwrap();
+        let following = Following { id: device.id(), uuid: device.uuid(), total: Bytes::mib(8) };
+        let begun = left.begin(&[following], &Ladder::standard(), &Store::new(vec![device])).unwrap();
+        let book = begun.journal.book();
+        assert!(book.sessions().is_empty());
+        assert_eq!(book.last_numbers().0, 7, "no number is given twice");
+        // The next daemon believes this one.
+        drop(begun.journal);
+        let (book, last) = believed(&path, &header.boot, journal::witnessed(&begun.witness).unwrap()).unwrap();
+        assert_eq!((book.last_numbers().0, last), (7, journal::witnessed(&begun.witness).unwrap()));
+        assert_eq!(book.ladder(), Ladder::standard().steps());
+    }
 }

@@ -122,7 +122,10 @@ pub fn new_witness() -> Result<OwnedFd, rustix::io::Errno> {
     rustix::fs::memfd_create("stitchd-witness", rustix::fs::MemfdFlags::CLOEXEC)
 }
 
-/// The number that stands there: a journal that ends before it is not whole. 0 where none was written yet.
+/// What a witness says while the file lacks a step that somebody may have heard of: no journal has so many.
+pub const DOUBT: u64 = u64::MAX;
+
+/// The number that stands there: a journal that ends before it is not whole, and none is where it is [`DOUBT`]. 0 where none was written yet.
 ///
 /// # Errors
 ///
@@ -210,7 +213,7 @@ impl Journal {
     fn doubt(&self) {
         if let Some(witness) = &self.witness {
             // Where not even that can be written it is as if there were none.
-            let _ = rustix::io::pwrite(witness, &u64::MAX.to_le_bytes(), 0);
+            let _ = rustix::io::pwrite(witness, &DOUBT.to_le_bytes(), 0);
         }
     }
 

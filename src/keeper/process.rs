@@ -16,18 +16,15 @@ use crate::mortal::moment;
 use crate::wire::fd_channel::{ChannelError, FdChannel};
 
 /// How a keeper is to serve.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Keeping {
     /// Where its socket is to be.
     pub runtime_dir: PathBuf,
     /// A daemon that is connected already.
-    pub daemon: Option<OwnedFdOnce>,
+    pub daemon: Option<OwnedFd>,
     /// Ends when no daemon has been there for so long, and none of the processes that it holds is alive; stays for ever where there is none.
     pub alone_max: Option<Duration>,
 }
-
-/// A descriptor that is used up.
-pub type OwnedFdOnce = std::sync::Arc<OwnedFd>;
 
 /// How often it looks whether anybody is left.
 const LOOK: Duration = Duration::from_secs(1);
@@ -61,12 +58,9 @@ enum Then {
 /// # Errors
 ///
 /// The socket cannot be made.
-pub fn serve(keeping: &Keeping) -> Result<(), KeeperError> {
+pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
     let mut keeper = Keeper::new(&keeping.runtime_dir, keeping.alone_max.is_none())?;
-    if let Some(daemon) = &keeping.daemon {
-        let socket = daemon.try_clone().map_err(KeeperError::system("take over a connection"))?;
-        keeper.daemon = FdChannel::over(socket, true).with_patience(PATIENCE).ok();
-    }
+    keeper.daemon = keeping.daemon.and_then(|socket| FdChannel::over(socket, true).with_patience(PATIENCE).ok());
     let clock = SystemClock::new();
     let (mut alone_since, mut looked) = (clock.now(), clock.now());
     loop {

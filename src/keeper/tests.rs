@@ -19,7 +19,7 @@ struct Running {
 fn start(alone_max: Option<Duration>) -> Running {
     let dir = tempfile::tempdir().unwrap();
     let keeping = Keeping { runtime_dir: dir.path().to_owned(), daemon: None, alone_max };
-    let thread = std::thread::spawn(move || serve(&keeping));
+    let thread = std::thread::spawn(move || serve(keeping));
     Running { dir, thread }
 }
 

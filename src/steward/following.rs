@@ -61,7 +61,7 @@ impl Steward {
         Ok(steward)
     }
 
-    /// The same, with what the journal is to say of it.
+    /// [`Steward::open`], with what the journal is to say of it.
     pub fn open_as(
         self: &Arc<Self>,
         terms: Terms,
@@ -134,7 +134,7 @@ impl Steward {
         }
     }
 
-    /// The same, with what the journal is to say of it.
+    /// [`Steward::publish`], with what the journal is to say of it.
     pub fn publish_as(
         self: &Arc<Self>,
         session: SessionId,

@@ -101,12 +101,10 @@ impl FdChannel {
     pub fn connect(path: &Path, patience: Duration) -> Result<FdChannel, ChannelError> {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(ChannelError::System)?;
-        for timeout in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&socket, timeout, Some(patience)).map_err(ChannelError::System)?;
-        }
+        let channel = FdChannel::over(socket, true).with_patience(patience)?;
         let address = SocketAddrUnix::new(path).map_err(ChannelError::Connect)?;
-        rustix::net::connect(&socket, &address).map_err(ChannelError::Connect)?;
-        Ok(FdChannel { socket, blocks: true })
+        rustix::net::connect(&channel.socket, &address).map_err(ChannelError::Connect)?;
+        Ok(channel)
     }
 
     /// Two ends of a new connection, both blocking.

@@ -90,11 +90,6 @@ pub fn process_by_pid(pid: i32) -> Option<(OwnedFd, Identity)> {
     Some((pidfd, identity))
 }
 
-/// Who the process of a pidfd is, whose number was `pid`.
-pub fn identity_by(pidfd: BorrowedFd<'_>, pid: i32) -> Identity {
-    identity_of(pidfd, pid)
-}
-
 /// The pod that a process runs in, by the UID that Kubernetes gives it: it stands in the name of its control group.
 pub fn pod_of(pid: i32) -> Option<String> {
     if pid <= 0 {
@@ -144,7 +139,8 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-fn identity_of(pidfd: BorrowedFd<'_>, pid: i32) -> Identity {
+/// Who the process of a pidfd is, whose number was `pid`.
+pub fn identity_of(pidfd: BorrowedFd<'_>, pid: i32) -> Identity {
     let is_pidfs = rustix::fs::fstatfs(pidfd).is_ok_and(|fs| fs.f_type as u64 == PIDFS_MAGIC);
     match rustix::fs::fstat(pidfd) {
         Ok(stat) if is_pidfs => Identity::Pidfs(stat.st_ino),
