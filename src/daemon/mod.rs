@@ -240,7 +240,7 @@ impl Daemon {
         }
         let (mut devices, scrubbers) = with_scrubbers(&driver, devices, config.driver_deadline)?;
         // Before the descriptors of a keeper are here: they are chunks' already.
-        let fds_for_chunks = Daemon::fds_for_chunks(&config);
+        let fds_for_chunks = Daemon::fds_for_chunks(&config, nodes.len() as u64);
         let mut left = match config.keeper {
             KeeperIs::Process | KeeperIs::Manager if is_shared => Some(leave(&config)?),
             KeeperIs::Process | KeeperIs::Manager | KeeperIs::None => None,
@@ -513,10 +513,14 @@ impl Daemon {
         (Daemon::open_fds_max() / 4).clamp(MIN, MAX)
     }
 
-    /// Descriptors that chunks may take: not those of connections, or nobody could connect to a daemon that has leased what it has.
-    fn fds_for_chunks(config: &Config) -> u64 {
+    /// Descriptors that chunks may take: not those of connections, or nobody could connect to a daemon that has leased what it has, nor those with which chunks and
+    /// the devices' nodes are kept. What a service manager has passed on is chunks' already.
+    fn fds_for_chunks(config: &Config, nodes: u64) -> u64 {
+        /// The keeper's socket and process, the journal (and the one that takes its place), and the witness.
+        const KEEPING: u64 = 8;
         let http = config.http.map_or(0, |_| limits::HTTP_CONNECTIONS_MAX as u64);
-        let kept = Daemon::open_fds() + Daemon::fds_for_connections() + http;
+        let open = Daemon::open_fds().saturating_sub(config.manager.names.len() as u64);
+        let kept = open + KEEPING + nodes + Daemon::fds_for_connections() + http;
         Daemon::open_fds_max().saturating_sub(kept)
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::process::{Process, Properties, State};
-use crate::{Called, Quirk, code};
+use crate::{Called, code};
 
 /// A chunk, as one handle has it.
 #[derive(Debug)]
@@ -16,8 +16,6 @@ pub(crate) struct Chunk {
     /// Where the library believes that they are: HIP's import asks the thread's current device and not the descriptor.
     pub(crate) device: usize,
     pub(crate) len: u64,
-    /// The descriptor that some libraries hold for each handle.
-    _extra: Option<OwnedFd>,
 }
 
 impl Process {
@@ -48,13 +46,9 @@ impl Process {
     }
 
     fn keep(&self, state: &mut State, file: File, (home, device): (usize, usize), len: u64) -> Called<u64> {
-        let extra = match self.machine().has(Quirk::FdPerHandle) {
-            true => Some(file.as_fd().try_clone_to_owned().map_err(|_| code::OUT_OF_MEMORY)?),
-            false => None,
-        };
         // Not the numbers that a caller would guess: they look like pointers.
         let handle = 0x7a00_0000_0000 | state.next() << 8;
-        state.handles.insert(handle, Arc::new(Chunk { file, home, device, len, _extra: extra }));
+        state.handles.insert(handle, Arc::new(Chunk { file, home, device, len }));
         Ok(handle)
     }
 

@@ -16,7 +16,7 @@ pub enum Quirk {
     IgnoresAlignment,
     /// A map that fails says that it is done, and unmapping what is not mapped ends the process (HIP of 2024).
     MapLies,
-    /// Every handle holds a descriptor, and where none is left memory is said to have run out (ROCm 7.14, rocm-systems issue 10604).
+    /// Where no descriptor is left for a handle memory is said to have run out (ROCm 7.14, rocm-systems issue 10604). That a handle holds one is so here without it.
     FdPerHandle,
     /// What was mapped keeps its memory until the addresses where it was are given back, whatever is unmapped and released (ROCm before rocm-systems pull 4363).
     MemoryStaysWithAddresses,
