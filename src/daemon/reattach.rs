@@ -4,7 +4,6 @@
 //!
 //! Not for: what is known when a daemon begins ([`super::takeover`]).
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
@@ -17,12 +16,12 @@ use super::Daemon;
 use super::registry::{Entry, Good};
 use super::service::{Service, from_ledger, refused};
 use crate::error::{ErrorKind, chain};
-use crate::ids::{ChunkId, DeviceUuid, RangeId, SessionId};
+use crate::ids::{ChunkId, DeviceUuid, RangeId};
 use crate::journal::{KnownSession, Process};
 use crate::keeper::Key;
 use crate::ledger::EndReason;
 use crate::limits;
-use crate::mortal::moment;
+use crate::steward;
 use crate::units::Bytes;
 use crate::wire::convert;
 use crate::wire::peer::{self, Identity, Peer, UID_UNKNOWN};
@@ -150,71 +149,34 @@ impl Service {
         let _serving =
             serving.map_err(|_| status(ErrorKind::Unavailable, "the session's last connection does not end"))?;
         daemon.registry.drop_tickets_of(entry.id);
-        let held: BTreeSet<ChunkId> = told.chunks.iter().map(|(_, chunk, _)| *chunk).collect();
-        let unknown = daemon.steward.reattach(entry.id, &held).map_err(|error| from_ledger(&error))?;
-        moment();
-        let (renamed, unknown_chunk_ids) = daemon.register(entry.id, &told, &unknown.into_iter().collect());
-        let unknown_range_ids = daemon.leave_others(entry.id, &told.ranges);
-        moment();
+        let at = |(uuid, chunk, len): &(DeviceUuid, ChunkId, Bytes)| {
+            (daemon.device(*uuid).map(|device| device.id), *chunk, *len)
+        };
+        let held = steward::Told {
+            chunks: told.chunks.iter().map(at).collect(),
+            ranges: told.ranges.iter().copied().collect(),
+        };
+        // Who has leased something since it was there has nothing that nobody knows of.
+        let may_register = !entry.has_leased.load(Ordering::Relaxed);
+        let again = daemon.steward.reattach(entry.id, &held, may_register).map_err(|error| from_ledger(&error))?;
+        if !again.uncounted.is_empty() {
+            tracing::warn!(session = %entry.id, chunks = again.uncounted.len(), "a session has memory mapped that is not counted as its own");
+        }
         let ticket = daemon.registry.issue(Good::Link(entry.id), peer.identity, daemon.clock.now());
         let ticket = ticket.map_err(|error| status(ErrorKind::Broken, chain(&error)))?;
-        tracing::info!(session = %entry.id, name = entry.name, pid = entry.pid, chunks = held.len(), registered = renamed.len(), uncounted = unknown_chunk_ids.len(), "session is there again");
+        tracing::info!(session = %entry.id, name = entry.name, pid = entry.pid, chunks = held.chunks.len(), registered = again.renamed.len(), uncounted = again.uncounted.len(), "session is there again");
+        let renamed = |(chunk, now): (ChunkId, ChunkId)| v1::RenamedChunk { chunk_id: chunk.0, now: now.0 };
         Ok(v1::ReattachReply {
             ticket: ticket.to_vec(),
-            renamed,
-            unknown_chunk_ids,
-            unknown_range_ids,
+            renamed: again.renamed.into_iter().map(renamed).collect(),
+            unknown_chunk_ids: again.uncounted.iter().map(|chunk| chunk.0).collect(),
+            unknown_range_ids: again.unknown_ranges.iter().map(|range| range.0).collect(),
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
         })
     }
 }
 
 impl Daemon {
-    /// Counts what nobody knew of, as far as it can be. Says what it is called now, and what is not counted.
-    fn register(
-        &self,
-        session: SessionId,
-        told: &Told,
-        unknown: &BTreeSet<ChunkId>,
-    ) -> (Vec<v1::RenamedChunk>, Vec<u64>) {
-        let (mut renamed, mut uncounted) = (Vec::new(), Vec::new());
-        // Who has leased something since it was there has nothing that nobody knows of.
-        let may_register = self.registry.get(session).is_some_and(|entry| !entry.has_leased.load(Ordering::Relaxed));
-        for (uuid, chunk, len) in told.chunks.iter().filter(|(_, chunk, _)| unknown.contains(chunk)) {
-            if !may_register {
-                uncounted.push(chunk.0);
-                continue;
-            }
-            let registered = self.device(*uuid).map(|device| self.steward.register(session, device.id, *len));
-            match registered {
-                Some(Ok(now)) => renamed.push(v1::RenamedChunk { chunk_id: chunk.0, now: now.0 }),
-                Some(Err(error)) => {
-                    tracing::debug!(%session, error = %chain(&error), "a session has memory mapped that is not counted as its own");
-                    uncounted.push(chunk.0);
-                }
-                None => uncounted.push(chunk.0),
-            }
-        }
-        if !uncounted.is_empty() {
-            tracing::warn!(%session, chunks = uncounted.len(), "a session has memory mapped that is not counted as its own");
-        }
-        (renamed, uncounted)
-    }
-
-    /// A session holds these ranges, and holds no other any more. Says which it does not hold.
-    fn leave_others(&self, session: SessionId, told: &[(RangeId, u32)]) -> Vec<u64> {
-        let told: BTreeMap<RangeId, u32> = told.iter().copied().collect();
-        let known = self.steward.holds_of(session);
-        for (range, times) in &known {
-            for _ in told.get(range).copied().unwrap_or(0)..*times {
-                // It may have gone meanwhile.
-                let _ = self.steward.leave(session, *range);
-            }
-        }
-        let is_known = |range: &&RangeId| known.iter().any(|(of, _)| of == *range);
-        told.keys().filter(|range| !is_known(range)).map(|range| range.0).collect()
-    }
-
     /// A session of the daemon before: its process is watched, and is to be there again.
     pub(super) fn resume_session(self: &Arc<Daemon>, known: &KnownSession, kept: Option<OwnedFd>) {
         let of = &known.of;

@@ -270,11 +270,13 @@ impl Daemon {
     pub(super) fn end_session(&self, session: SessionId, reason: EndReason) -> Option<Bytes> {
         let entry = self.registry.take(session)?;
         self.metrics.note_ended(&self.counters_of(&entry));
+        let ended = self.steward.end(session, reason);
+        // Who waits for its end looks next at what it held.
         entry.ended.send_replace(true);
         if let Some(keeping) = &self.keeping {
             keeping.let_go_of(&[Key::Process(session)]);
         }
-        match self.steward.end(session, reason) {
+        match ended {
             Ok(returned) => {
                 tracing::info!(%session, name = entry.name, ?reason, returned_bytes = returned.get(), "session ended");
                 Some(returned)

@@ -18,7 +18,7 @@ use super::DaemonError;
 use super::registry::random_token;
 use crate::error::chain;
 use crate::ids::{ChunkId, DeviceId, DeviceUuid, RangeId, SessionId};
-use crate::journal::{self, Book, Ended, Header, Journal, JournalError, Mark, Record, Whose};
+use crate::journal::{self, Book, Ended, Header, Journal, JournalError, Mark, Record, Whose, Witnessed};
 use crate::keeper::Key;
 use crate::ladder::Ladder;
 use crate::ledger::{Command, Ledger};
@@ -39,6 +39,8 @@ pub struct Left {
     book: Book,
     /// The number of the last frame that anybody may have heard of.
     last: u64,
+    /// The journal that goes on, if one does.
+    mark: Option<Mark>,
     chunks: BTreeMap<ChunkId, OwnedFd>,
     processes: BTreeMap<SessionId, OwnedFd>,
     /// What the keeper holds and nobody needs any more.
@@ -78,8 +80,9 @@ fn numbers_of(book: &Book) -> Book {
     numbers
 }
 
-/// What of a journal is believed, and the number of the last frame that anybody may have heard of.
-fn believed(path: &Path, boot: &Mark, witnessed: u64) -> Result<(Book, u64), JournalError> {
+/// What of a journal is believed, the number of the last frame that anybody may have heard of, and which journal that is, where it is believed.
+fn believed(path: &Path, boot: &Mark, witnessed: Witnessed) -> Result<(Book, u64, Option<Mark>), JournalError> {
+    let Witnessed { last: witnessed, journal } = witnessed;
     // A doubt is no number to go on from.
     let heard = if witnessed == journal::DOUBT { 0 } else { witnessed };
     let recovered = match journal::read(path, boot) {
@@ -90,16 +93,16 @@ fn believed(path: &Path, boot: &Mark, witnessed: u64) -> Result<(Book, u64), Jou
                     "the journal of the daemon before is gone: its sessions register what they have mapped"
                 );
             }
-            return Ok((Book::default(), heard));
+            return Ok((Book::default(), heard, None));
         }
         Err(error @ JournalError::Version { .. }) => return Err(error),
         Err(error @ JournalError::Foreign { .. }) => {
             tracing::info!(error = %chain(&error), "nothing is taken over");
-            return Ok((Book::default(), heard));
+            return Ok((Book::default(), heard, None));
         }
         Err(error) => {
             tracing::error!(error = %chain(&error), "the journal of the daemon before cannot be read: its sessions register what they have mapped");
-            return Ok((Book::default(), heard));
+            return Ok((Book::default(), heard, None));
         }
     };
     let why = match &recovered.ended {
@@ -107,15 +110,18 @@ fn believed(path: &Path, boot: &Mark, witnessed: u64) -> Result<(Book, u64), Jou
         Ended::Whole | Ended::Torn { .. } if witnessed == journal::DOUBT => {
             Some("a step could not be written to it".to_owned())
         }
+        Ended::Whole | Ended::Torn { .. } if journal.is_some_and(|journal| journal != recovered.header.journal) => {
+            Some("it is another journal than the one that the daemon had written".to_owned())
+        }
         Ended::Whole | Ended::Torn { .. } if recovered.last < witnessed => {
             Some(format!("it ends with step {}, and the daemon had written step {witnessed}", recovered.last))
         }
         Ended::Whole | Ended::Torn { .. } => None,
     };
     let last = recovered.last.max(heard);
-    let Some(why) = why else { return Ok((recovered.book, last)) };
+    let Some(why) = why else { return Ok((recovered.book, last, Some(recovered.header.journal))) };
     tracing::error!(path = %path.display(), why, "the journal of the daemon before is damaged, and nothing of it is believed: its sessions register what they have mapped");
-    Ok((numbers_of(&recovered.book), last))
+    Ok((numbers_of(&recovered.book), last, None))
 }
 
 impl Left {
@@ -137,9 +143,9 @@ impl Left {
                 Key::Node(_) | Key::Other(..) => useless.push(key),
             }
         }
-        let witnessed = witness.as_ref().and_then(|witness| journal::witnessed(witness).ok()).unwrap_or(0);
-        let (book, last) = believed(&path, &boot, witnessed)?;
-        let mut left = Left { path, boot, book, last, chunks, processes, useless };
+        let witnessed = witness.as_ref().and_then(|witness| journal::witnessed(witness).ok()).unwrap_or_default();
+        let (book, last, mark) = believed(&path, &boot, witnessed)?;
+        let mut left = Left { path, boot, book, last, mark, chunks, processes, useless };
         left.clear_up();
         Ok(left)
     }
@@ -244,6 +250,7 @@ impl Left {
                 "what the daemon before has left cannot be, and nothing of it is believed: its sessions register what they have mapped"
             );
             self.book = numbers_of(&self.book);
+            self.mark = None;
             self.drop_unknown();
         }
         self.apply(&[Record::Dealt { ladder: ladder.steps().to_vec() }]);
@@ -261,7 +268,8 @@ impl Left {
                 source: error.into(),
             })
         };
-        let mark = random_token().map_err(broken)?;
+        // One that goes on is the same: an older copy of it is told by its numbers, and of another there is nothing to believe.
+        let mark = self.mark.map_or_else(random_token, Ok).map_err(broken)?;
         let witness = journal::new_witness().map_err(broken)?;
         let kept = witness.try_clone().map_err(|error| {
             DaemonError::Journal(JournalError::System { action: "begin", path: self.path.clone(), source: error })
@@ -325,8 +333,26 @@ mod tests {
         assert_eq!(book.last_numbers().0, 7, "no number is given twice");
         // The next daemon believes this one.
         drop(begun.journal);
-        let (book, last) = believed(&path, &header.boot, journal::witnessed(&begun.witness).unwrap()).unwrap();
-        assert_eq!((book.last_numbers().0, last), (7, journal::witnessed(&begun.witness).unwrap()));
+        let witnessed = journal::witnessed(&begun.witness).unwrap();
+        let (book, last, mark) = believed(&path, &header.boot, witnessed).unwrap();
+        assert_eq!((book.last_numbers().0, last, mark), (7, witnessed.last, witnessed.journal));
+        assert_ne!(mark, Some(header.journal), "what goes on from nothing is another journal");
         assert_eq!(book.ladder(), Ladder::standard().steps());
+    }
+
+    #[test]
+    fn a_journal_of_larger_numbers_is_not_believed_where_the_witness_is_anothers() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(JOURNAL_NAME);
+        let header = Header { boot: journal::boot_mark(), journal: [1; 16] };
+        drop(Journal::begin_at(&path, header, Book::default(), 486).unwrap());
+        let of = |journal: Mark, last: u64| Witnessed { last, journal: Some(journal) };
+        let seen = |witnessed| believed(&path, &header.boot, witnessed).unwrap().2;
+        // The one that was written since is gone; this is from before both daemon and keeper had died.
+        assert_eq!(seen(of([2; 16], 1)), None);
+        assert_eq!(seen(of([1; 16], 488)), None);
+        assert_eq!(seen(of([1; 16], 487)), Some([1; 16]));
+        // A witness of an earlier build has a number only.
+        assert_eq!(seen(Witnessed { last: 487, journal: None }), Some([1; 16]));
     }
 }

@@ -113,7 +113,7 @@ pub struct Journal {
     witness: Option<OwnedFd>,
 }
 
-/// Makes a place for the number of a journal's last frame, which somebody else keeps: without a name in any file system.
+/// Makes a place for the number of a journal's last frame and for the journal's mark, which somebody else keeps: without a name in any file system.
 ///
 /// # Errors
 ///
@@ -125,15 +125,28 @@ pub fn new_witness() -> Result<OwnedFd, rustix::io::Errno> {
 /// What a witness says while the file lacks a step that somebody may have heard of: no journal has so many.
 pub const DOUBT: u64 = u64::MAX;
 
-/// The number that stands there: a journal that ends before it is not whole, and none is where it is [`DOUBT`]. 0 where none was written yet.
+const WITNESS_LEN: usize = 24;
+
+/// What a witness says.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Witnessed {
+    /// The number of the last frame: a journal that ends before it is not whole, and none is where this is [`DOUBT`]. 0 where nothing was written yet.
+    pub last: u64,
+    /// Of which journal: another's numbers mean nothing here.
+    pub journal: Option<Mark>,
+}
+
+/// Looks at a witness: the number, eight bytes, and the mark of the journal.
 ///
 /// # Errors
 ///
 /// The system's.
-pub fn witnessed(witness: &OwnedFd) -> Result<u64, rustix::io::Errno> {
-    let mut number = [0; 8];
-    let read = rustix::io::pread(witness, &mut number, 0)?;
-    Ok(if read == number.len() { u64::from_le_bytes(number) } else { 0 })
+pub fn witnessed(witness: &OwnedFd) -> Result<Witnessed, rustix::io::Errno> {
+    let mut bytes = [0; WITNESS_LEN];
+    let read = rustix::io::pread(witness, &mut bytes, 0)?;
+    let [number, mark] = [bytes.get(..8), bytes.get(8..).filter(|_| read == WITNESS_LEN)];
+    let last = number.filter(|_| read >= 8).and_then(|number| number.try_into().ok()).map_or(0, u64::from_le_bytes);
+    Ok(Witnessed { last, journal: mark.and_then(|mark| mark.try_into().ok()) })
 }
 
 impl Journal {
@@ -157,7 +170,7 @@ impl Journal {
         Ok(Journal { path, header, file, book, next, len, written_anew_len: len, is_torn: false, witness: None })
     }
 
-    /// The same, which has the number of its last frame written to `witness` before anybody hears of the step. A journal that ends before that is known not to be whole.
+    /// The same, which has the number of its last frame, and its own mark, written to `witness` before anybody hears of the step. A journal that ends before that is known not to be whole.
     ///
     /// # Errors
     ///
@@ -170,7 +183,10 @@ impl Journal {
 
     fn witness(&self) -> Result<(), JournalError> {
         let Some(witness) = &self.witness else { return Ok(()) };
-        let written = rustix::io::pwrite(witness, &(self.next - 1).to_le_bytes(), 0);
+        let mut bytes = [0; WITNESS_LEN];
+        bytes[..8].copy_from_slice(&(self.next - 1).to_le_bytes());
+        bytes[8..].copy_from_slice(&self.header.journal);
+        let written = rustix::io::pwrite(witness, &bytes, 0);
         let system = |errno: rustix::io::Errno| JournalError::System {
             action: "have a witness of",
             path: self.path.clone(),

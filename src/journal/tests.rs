@@ -358,7 +358,7 @@ fn a_witness_knows_of_each_step_that_somebody_may_have_heard_of() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let witness = new_witness().unwrap();
-    assert_eq!(witnessed(&witness).unwrap(), 0);
+    assert_eq!(witnessed(&witness).unwrap().last, 0);
     let journal = Journal::begin_at(&path, HEADER, Book::default(), 700).unwrap();
     let mut journal = journal.with_witness(witness.try_clone().unwrap()).unwrap();
     let mut cut = Vec::new();
@@ -366,22 +366,23 @@ fn a_witness_knows_of_each_step_that_somebody_may_have_heard_of() {
         journal.append(&[session(number)]).unwrap();
         let read = read(&path, &HEADER.boot).unwrap();
         assert_eq!((read.last, read.frames), (701 + number, 1 + number));
-        assert_eq!(witnessed(&witness).unwrap(), read.last);
+        assert_eq!(witnessed(&witness).unwrap().last, read.last);
         // Its numbers go on where it is written anew.
         if number == 10 {
             cut = std::fs::read(&path).unwrap();
             journal.write_anew().unwrap();
-            assert_eq!(witnessed(&witness).unwrap(), super::read(&path, &HEADER.boot).unwrap().last);
+            assert_eq!(witnessed(&witness).unwrap().last, super::read(&path, &HEADER.boot).unwrap().last);
             journal.append(&[Record::Ended { session: SessionId(10) }, session(100)]).unwrap();
             journal.append(&[Record::Ended { session: SessionId(100) }, session(99)]).unwrap();
             journal.append(&[Record::Ended { session: SessionId(99) }]).unwrap();
             break;
         }
     }
+    assert_eq!(witnessed(&witness).unwrap().journal, Some(HEADER.journal));
     // An older file in its place is whole by itself, and ends before what was heard of.
     let older = of(&cut).unwrap();
     assert_eq!(older.ended, Ended::Whole);
-    assert!(older.last < witnessed(&witness).unwrap());
+    assert!(older.last < witnessed(&witness).unwrap().last);
 }
 
 #[test]
@@ -404,10 +405,10 @@ fn a_step_that_could_not_be_written_is_known_to_be_missing_until_the_journal_was
     // Whole by itself: and somebody may have heard of session 2.
     let whole = read(&path, &HEADER.boot).unwrap();
     assert_eq!((whole.ended, whole.book.sessions().len()), (Ended::Whole, 1));
-    assert!(whole.last < witnessed(&witness).unwrap());
+    assert!(whole.last < witnessed(&witness).unwrap().last);
     journal.append(&[session(3)]).unwrap();
     let read = read(&path, &HEADER.boot).unwrap();
-    assert_eq!((read.book.sessions().len(), read.last), (3, witnessed(&witness).unwrap()));
+    assert_eq!((read.book.sessions().len(), read.last), (3, witnessed(&witness).unwrap().last));
 }
 
 #[test]

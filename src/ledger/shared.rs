@@ -180,7 +180,9 @@ impl Ledger {
         effects: &mut Vec<Effect>,
     ) -> Result<(), LedgerError> {
         let known = self.sessions.get(&session).ok_or(LedgerError::NoSession(session))?;
-        let wanted = self.shared.ranges.get(&range).filter(|wanted| !wanted.is_withdrawn);
+        // Who holds a withdrawn one may hold it again: nobody comes to it.
+        let may = |wanted: &&Range| !wanted.is_withdrawn || wanted.holders.contains_key(&session);
+        let wanted = self.shared.ranges.get(&range).filter(may);
         let wanted = wanted.ok_or(LedgerError::NoRange(range))?;
         let (device, bytes) = (wanted.device, wanted.bytes);
         if !known.is_attached {

@@ -4,25 +4,21 @@
 //!
 //! Not for: finding the next daemon (the control thread does).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::giving::Question;
+use super::holdings::Holdings;
 use super::link::Link;
 use super::{Guaranteed, SessionError};
 use crate::clock::Clock;
-use crate::driver::Handle;
-use crate::error::chain;
-use crate::ids::{ChunkId, DeviceUuid, RangeId, SessionId};
-use crate::limits;
-use crate::units::Bytes;
+use crate::ids::{DeviceUuid, SessionId};
 use crate::wire::convert::Token;
-use crate::wire::v1;
 
 /// A daemon that says no because it ends is gone soon: within that the session has noticed.
 const NOTICED: Duration = Duration::from_secs(1);
@@ -40,11 +36,7 @@ pub(super) struct Line {
     is_attached: AtomicBool,
     /// No daemon will know this session again.
     is_given_up: AtomicBool,
-    holdings: Mutex<Vec<Weak<Holding>>>,
-    /// Its holds of shared ranges.
-    ranges: Mutex<Vec<Weak<RangeHold>>>,
-    /// Numbers chunks whose own number is another's here.
-    next_chunk: AtomicU64,
+    pub(super) holdings: Holdings,
     /// Somebody found that the connection is over.
     pub(super) broken: tokio::sync::Notify,
     /// What it is guaranteed, by device.
@@ -97,65 +89,6 @@ impl Drop for User<'_> {
     }
 }
 
-/// The chunks of one source.
-#[derive(Debug)]
-pub(super) struct Holding {
-    pub(super) device: DeviceUuid,
-    /// Chunks whose release could not be sent: the daemon counts them, and they are nowhere here. Locked before `held`.
-    pub(super) unsent: Mutex<Vec<ChunkId>>,
-    /// Everything that was acquired and not released, by the number that it came with.
-    pub(super) held: Mutex<BTreeMap<ChunkId, Leased>>,
-}
-
-/// A hold of a shared range.
-#[derive(Debug)]
-pub(super) struct RangeHold {
-    pub(super) range: RangeId,
-    /// False once a daemon has said that it knows of no such hold: then there is nothing to let go of, and the number may be another range's.
-    pub(super) is_known: AtomicBool,
-    /// The connection over which it came.
-    pub(super) epoch: u64,
-}
-
-/// A chunk that is leased.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Leased {
-    pub(super) handle: Handle,
-    pub(super) len: Bytes,
-    /// What the daemon calls it now; nothing while it sleeps, or where the daemon does not count it.
-    pub(super) now: Option<ChunkId>,
-    /// The daemon does not count it, and it does not sleep.
-    pub(super) is_uncounted: bool,
-}
-
-impl Leased {
-    pub(super) fn is_asleep(&self) -> bool {
-        self.now.is_none() && !self.is_uncounted
-    }
-}
-
-impl Holding {
-    pub(super) fn held(&self) -> MutexGuard<'_, BTreeMap<ChunkId, Leased>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn unsent(&self) -> MutexGuard<'_, Vec<ChunkId>> {
-        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells the daemon what could not be told before: that chunks are given back.
-    pub(super) fn send_unsent(&self, link: &Link) {
-        let mut unsent = self.unsent();
-        if unsent.is_empty() {
-            return;
-        }
-        match link.release(unsent.clone()) {
-            Ok(()) => unsent.clear(),
-            Err(error) => tracing::debug!(error = %chain(&error), "chunks could not be given back yet"),
-        }
-    }
-}
-
 impl Line {
     pub(super) fn new(
         link: Link,
@@ -171,9 +104,7 @@ impl Line {
             session: AtomicU64::new(session.0),
             is_attached: AtomicBool::new(true),
             is_given_up: AtomicBool::new(false),
-            holdings: Mutex::default(),
-            ranges: Mutex::default(),
-            next_chunk: AtomicU64::new(1 << 63),
+            holdings: Holdings::default(),
             broken: tokio::sync::Notify::new(),
             guaranteed: Mutex::default(),
             chunk_socket,
@@ -238,11 +169,6 @@ impl Line {
         }
     }
 
-    /// A number for a chunk that no daemon gives.
-    pub(super) fn next_chunk(&self) -> ChunkId {
-        ChunkId(self.next_chunk.fetch_add(1, Ordering::Relaxed))
-    }
-
     /// Waits until there is another connection than `epoch`, `patience` at most. False where there is none: nor will there be soon where the daemon has not gone.
     pub(super) fn wait_for_next(&self, epoch: u64, patience: Duration) -> bool {
         let since = self.clock.now();
@@ -287,7 +213,7 @@ impl Line {
     pub(super) fn open(&self, next: Option<(Link, SessionId)>) {
         if let Some((link, session)) = next {
             // Before anybody leases: what is free again could come as what it was called before.
-            self.holdings().iter().for_each(|holding| holding.send_unsent(&link));
+            self.holdings.all().iter().for_each(|holding| holding.send_unsent(|ids| link.release(ids)));
             self.session.store(session.0, Ordering::Relaxed);
             let mut gate = self.gate();
             (gate.link, gate.epoch, gate.away_since) = (Arc::new(link), gate.epoch + 1, None);
@@ -301,100 +227,6 @@ impl Line {
     /// Connects to the chunk socket of the next daemon.
     pub(super) fn link_to(&self, ticket: Token) -> Result<Link, SessionError> {
         Ok(Link::open(&self.chunk_socket, ticket, self.patience, Some(self.page.as_fd()))?.0)
-    }
-
-    /// A source of this device begins: what it holds is the session's.
-    pub(super) fn hold(&self, device: DeviceUuid) -> Arc<Holding> {
-        let holding = Arc::new(Holding { device, unsent: Mutex::default(), held: Mutex::default() });
-        let mut holdings = self.holdings.lock().unwrap_or_else(PoisonError::into_inner);
-        holdings.retain(|known| known.strong_count() > 0);
-        holdings.push(Arc::downgrade(&holding));
-        holding
-    }
-
-    fn holdings(&self) -> Vec<Arc<Holding>> {
-        let holdings = self.holdings.lock().unwrap_or_else(PoisonError::into_inner);
-        holdings.iter().filter_map(Weak::upgrade).collect()
-    }
-
-    /// The session holds a range once more.
-    pub(super) fn hold_range(&self, range: RangeId) -> Arc<RangeHold> {
-        let hold = Arc::new(RangeHold { range, is_known: AtomicBool::new(true), epoch: self.epoch() });
-        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-        ranges.retain(|known| known.strong_count() > 0);
-        ranges.push(Arc::downgrade(&hold));
-        hold
-    }
-
-    /// Its holds that a daemon knows of.
-    fn range_holds(&self) -> Vec<Arc<RangeHold>> {
-        let ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = ranges.iter().filter_map(Weak::upgrade);
-        all.filter(|hold| hold.is_known.load(Ordering::Relaxed)).collect()
-    }
-
-    /// What the session says that it holds, in messages that are not too long. What it has let go of without being able to say so is not in it, and is known with that.
-    pub(super) fn tell(&self) -> Vec<v1::ReattachRequest> {
-        let mut chunks = Vec::new();
-        for holding in self.holdings() {
-            let mut unsent = holding.unsent();
-            let held = holding.held();
-            chunks.extend(held.values().filter_map(|leased| Some((holding.device, leased.now?, leased.len))));
-            unsent.clear();
-        }
-        let mut times: BTreeMap<RangeId, u32> = BTreeMap::new();
-        self.range_holds().iter().for_each(|hold| *times.entry(hold.range).or_default() += 1);
-        let ranges: Vec<_> = times.into_iter().collect();
-        let mut messages = Vec::new();
-        for some in chunks.chunks(limits::REATTACH_CHUNKS_MAX) {
-            let mut held: BTreeMap<DeviceUuid, Vec<v1::ChunkInfo>> = BTreeMap::new();
-            for (device, chunk, len) in some {
-                held.entry(*device).or_default().push(v1::ChunkInfo { chunk_id: chunk.0, len_bytes: len.get() });
-            }
-            let held =
-                held.into_iter().map(|(device, chunks)| v1::HeldChunks { device_uuid: device.0.to_vec(), chunks });
-            messages.push(v1::ReattachRequest { held: held.collect(), ..v1::ReattachRequest::default() });
-        }
-        for some in ranges.chunks(limits::REATTACH_CHUNKS_MAX) {
-            let ranges = some.iter().map(|(range, times)| v1::HeldRange { range_id: range.0, times: *times });
-            messages.push(v1::ReattachRequest { ranges: ranges.collect(), ..v1::ReattachRequest::default() });
-        }
-        if messages.is_empty() {
-            messages.push(v1::ReattachRequest::default());
-        }
-        let last = messages.len() - 1;
-        for (number, message) in messages.iter_mut().enumerate() {
-            (message.is_first, message.has_more) = (number == 0, number < last);
-        }
-        messages
-    }
-
-    /// What the daemon has said to that: chunks have other names now, or none.
-    pub(super) fn hear(&self, reply: &v1::ReattachReply) {
-        let unknown_ranges: Vec<RangeId> = reply.unknown_range_ids.iter().copied().map(RangeId).collect();
-        for hold in self.range_holds().iter().filter(|hold| unknown_ranges.contains(&hold.range)) {
-            hold.is_known.store(false, Ordering::Relaxed);
-        }
-        let renamed: BTreeMap<ChunkId, ChunkId> =
-            reply.renamed.iter().map(|renamed| (ChunkId(renamed.chunk_id), ChunkId(renamed.now))).collect();
-        let unknown: BTreeSet<ChunkId> = reply.unknown_chunk_ids.iter().copied().map(ChunkId).collect();
-        if renamed.is_empty() && unknown.is_empty() {
-            return;
-        }
-        for holding in self.holdings() {
-            // What was let go of since it was named has another name by now, too.
-            let mut unsent = holding.unsent();
-            unsent.retain(|now| !unknown.contains(now));
-            unsent.iter_mut().for_each(|now| *now = renamed.get(now).copied().unwrap_or(*now));
-            for leased in holding.held().values_mut() {
-                let Some(now) = leased.now else { continue };
-                if let Some(name) = renamed.get(&now) {
-                    leased.now = Some(*name);
-                } else if unknown.contains(&now) {
-                    (leased.now, leased.is_uncounted) = (None, true);
-                }
-            }
-        }
     }
 
     /// Answers a question of the daemon's.

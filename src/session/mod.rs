@@ -15,6 +15,7 @@ mod control;
 pub mod exit;
 pub mod fork;
 pub mod giving;
+pub mod holdings;
 mod line;
 mod link;
 pub mod locate;

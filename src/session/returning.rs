@@ -117,7 +117,7 @@ impl<E: Into<SessionError>> From<E> for Why {
 
 /// Says what is held, to a daemon that knows the session or does from now on.
 async fn say(config: &SessionConfig, line: &Line, channel: Channel, me: &mut Me) -> Result<Link, Why> {
-    let told = line.tell();
+    let told = line.holdings.tell();
     let reply = match reattach(channel.clone(), *me, &told).await? {
         Some(reply) => reply,
         None => {
@@ -129,7 +129,7 @@ async fn say(config: &SessionConfig, line: &Line, channel: Channel, me: &mut Me)
         }
     };
     // Before anything else can fail: the next time it is named as the daemon calls it.
-    line.hear(&reply);
+    line.holdings.hear(&reply);
     let ticket = convert::token("ticket", &reply.ticket).map_err(SessionError::from)?;
     Ok(line.link_to(ticket)?)
 }

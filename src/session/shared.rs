@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::line::RangeHold;
+use super::holdings::RangeHold;
 use super::source::DaemonSource;
 use super::{Session, SessionError, claim, fork, source};
 use crate::driver::{Access, Driver as _};
@@ -145,7 +145,7 @@ struct Held {
 impl Held {
     fn new(session: &Arc<Session>, info: Option<v1::SharedRange>) -> Result<Held, SessionError> {
         let info = info.ok_or_else(|| malformed("range", "missing"))?;
-        let hold = session.line.hold_range(RangeId(info.range_id));
+        let hold = session.line.holdings.hold_range(RangeId(info.range_id), session.line.epoch());
         Ok(Held { session: Arc::clone(session), info, hold, is_ours: false, is_mapped: false })
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use super::line::{Holding, Leased};
+use super::holdings::{Holding, Leased};
 use super::link::{Leased as LeasedAnew, Link};
 use super::{Session, SessionError, fork};
 use crate::error::{ErrorKind, chain};
@@ -60,7 +60,7 @@ impl DaemonSource {
         uuid: DeviceUuid,
         set: Option<usize>,
     ) -> DaemonSource {
-        let holding = session.line.hold(uuid);
+        let holding = session.line.holdings.hold(uuid);
         DaemonSource { session, device, uuid, set, holding }
     }
 
@@ -110,7 +110,7 @@ impl DaemonSource {
             let left = until.saturating_sub(clock.now());
             let (epoch, outcome) = match self.session.line.enter() {
                 Some(link) if self.session.line.is_attached() => {
-                    self.holding.send_unsent(&link);
+                    self.holding.send_unsent(|ids| link.release(ids));
                     (link.epoch(), ask(&link, left))
                 }
                 inside => {
@@ -155,7 +155,7 @@ impl DaemonSource {
         // A daemon that could not know which numbers were given gives some again: here each is one chunk's.
         let (leased, now): (Vec<LeasedAnew>, Vec<ChunkId>) = {
             let held = self.held();
-            let here = |id: ChunkId| if held.contains_key(&id) { self.session.line.next_chunk() } else { id };
+            let here = |id: ChunkId| if held.contains_key(&id) { self.session.line.holdings.next_chunk() } else { id };
             leased.into_iter().map(|(id, len, fd)| ((here(id), len, fd), id)).unzip()
         };
         // When this has failed what was imported is let go of and every descriptor is closed: only then the daemon may hear of it.
@@ -189,7 +189,7 @@ impl DaemonSource {
             bytes
         };
         if let Some(link) = self.session.line.enter() {
-            self.holding.send_unsent(&link);
+            self.holding.send_unsent(|ids| link.release(ids));
         }
         Ok(bytes)
     }
@@ -296,19 +296,11 @@ impl ChunkSource for DaemonSource {
     fn release(&self, chunks: Vec<Arc<Chunk>>) {
         // Inside, where that is possible: what is held is told to the next daemon either with these or after they were released.
         let link = self.session.line.enter();
-        {
-            let mut unsent = self.holding.unsent();
-            // Of those that sleep the daemon has heard already.
-            let ids: Vec<_> = {
-                let mut held = self.held();
-                chunks.iter().filter_map(|chunk| held.remove(&chunk.id())?.now).collect()
-            };
-            // Handles first: the daemon may give the memory to somebody else the moment it hears of it.
-            drop(chunks);
-            unsent.extend(ids);
-        }
+        let ids: Vec<_> = chunks.iter().map(|chunk| chunk.id()).collect();
+        // Handles first: the daemon may give the memory to somebody else the moment it hears of it.
+        self.holding.give_back(ids, || drop(chunks));
         if let (Some(link), Ok(())) = (link, self.check()) {
-            self.holding.send_unsent(&link);
+            self.holding.send_unsent(|ids| link.release(ids));
         }
     }
 

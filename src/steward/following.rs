@@ -1,8 +1,8 @@
-//! A steward that follows another, and what it writes down for the one that follows it; its sessions, when they are there again.
+//! A steward that follows another, and what it writes down for the one that follows it.
 //!
-//! Not for: what is in the journal ([`super::chronicle`]).
+//! Not for: what is in the journal ([`super::chronicle`]); sessions that are there again ([`super::reattach`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::chronicle::{Chronicle, facts};
@@ -12,7 +12,6 @@ use crate::ids::{ChunkId, DeviceId, DeviceUuid, RangeId, SessionId};
 use crate::journal::{Journal, PublishedRange, Record, SessionRecord};
 use crate::ledger::{Command, FactsError, LedgerError, Terms};
 use crate::store::{Store, StoreError};
-use crate::units::Bytes;
 
 /// Why a steward cannot begin with what another has left.
 #[derive(Debug, thiserror::Error)]
@@ -23,17 +22,6 @@ pub enum FollowError {
     /// What is known cannot be.
     #[error("what a former daemon has left cannot be")]
     Facts(#[from] FactsError),
-}
-
-/// Why something is not registered.
-#[derive(Debug, thiserror::Error)]
-pub enum RegisterError {
-    /// The ledger says no.
-    #[error(transparent)]
-    Ledger(#[from] LedgerError),
-    /// The store has it already, or no such device.
-    #[error(transparent)]
-    Store(#[from] StoreError),
 }
 
 impl Steward {
@@ -73,43 +61,6 @@ impl Steward {
         let own = of(session).map(Record::Opened);
         core.step_noted(Command::Open { session, terms }, own, &mut Todo::default())?;
         Ok(session)
-    }
-
-    /// The session's connection is there again, and this is all that its process has: what else it had is released. Says which of `held` are not its own.
-    pub fn reattach(
-        self: &Arc<Self>,
-        session: SessionId,
-        held: &BTreeSet<ChunkId>,
-    ) -> Result<Vec<ChunkId>, LedgerError> {
-        let mut todo = Todo::default();
-        let unknown = {
-            let mut core = self.lock();
-            core.step(Command::Reattach { session }, &mut todo)?;
-            let leased: BTreeSet<ChunkId> = core.ledger.leased_by(session).into_iter().collect();
-            let chunks: Vec<ChunkId> = leased.difference(held).copied().collect();
-            core.step(Command::Release { session, chunks }, &mut todo)?;
-            held.difference(&leased).copied().collect()
-        };
-        self.follow(todo);
-        Ok(unknown)
-    }
-
-    /// A session has mapped memory that nobody here knows of: from here on it is a chunk that it has leased, of this name, and of which only it has a descriptor or a handle.
-    pub fn register(
-        self: &Arc<Self>,
-        session: SessionId,
-        device: DeviceId,
-        len: Bytes,
-    ) -> Result<ChunkId, RegisterError> {
-        let mut todo = Todo::default();
-        {
-            let mut core = self.lock();
-            core.step(Command::Register { session, device, len }, &mut todo)?;
-            let (chunk, len) = todo.registered.take().expect("what is registered has a name");
-            // With the lock: nobody is to be told to destroy it before it is there.
-            self.store.adopt(chunk, device, len, None)?;
-            Ok(chunk)
-        }
     }
 
     /// How often the session holds each range.

@@ -13,6 +13,7 @@
 
 mod chronicle;
 mod following;
+mod reattach;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
@@ -34,7 +35,8 @@ use crate::sync::{Mutex, MutexGuard};
 use crate::units::Bytes;
 pub use chronicle::facts;
 use chronicle::{Cause, Chronicle};
-pub use following::{FollowError, RegisterError};
+pub use following::FollowError;
+pub use reattach::{Again, Told};
 
 /// Runs a piece of work, now or soon, on this thread or another.
 pub type Spawn = Box<dyn Fn(Box<dyn FnOnce() + Send>) + Send + Sync>;

@@ -1,6 +1,6 @@
 //! Deterministic simulation: daemons that follow one another, their keeper and their clients in one thread, with a virtual clock and a world that delays, loses and kills, from a seed.
 //!
-//! The steward, the ledger, the store, the journal with its file, the taking over and the keeper with its socket are those of the product; what is the daemon's and the client's around them (who sends what when, and what is forgotten by whom) is written here, by the rules of `daemon/reattach.rs` and `session/line.rs`. Nothing is timed, no other thread runs: a seed is a history.
+//! The steward, the ledger, the store, the journal with its file, the taking over and the keeper with its socket are those of the product, and so is what a client holds, says of it and makes of the answer; who sends what when is written here, by the rules of `daemon/reattach.rs` and `session/line.rs`. Nothing is timed, no other thread runs: a seed is a history.
 //!
 //! What always holds is looked at after every step: no memory is with two clients, by the inode that they have mapped; none that a client has mapped is leased to it twice. In the end, when all is delivered, daemon and clients say the same of what each has.
 //!
@@ -11,6 +11,8 @@
     reason = "a test that cannot go on fails where it is, and says what it was about"
 )]
 
+mod client;
+mod daemon;
 mod world;
 
 use std::process::ExitCode;
@@ -65,7 +67,14 @@ fn main() -> ExitCode {
     println!("{} seeds of {} steps: {sum:?}", args.seeds, args.steps);
     if args.plant.is_none() {
         assert!(
-            sum.kills > 0 && sum.takeovers > 0 && sum.grants > 0 && sum.registered > 0,
+            sum.kills > 0
+                && sum.takeovers > 0
+                && sum.grants > 0
+                && sum.registered > 0
+                && sum.torn > 0
+                && sum.published > 0
+                && sum.attached > 0
+                && sum.guaranteed > 0,
             "a history in which nothing happens shows nothing"
         );
         // Each mistake that is built in is found by some of the same seeds.

@@ -1,32 +1,28 @@
 //! The world: what there is, what may happen next, and what must hold.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use stitchd::clock::Clock;
 use stitchd::daemon::takeover::{Begun, Following, JOURNAL_NAME, Left};
-use stitchd::driver::Driver;
-use stitchd::driver::sim::{SimDriver, SimOptions};
-use stitchd::ids::{ChunkId, DeviceId, DeviceUuid, SessionId};
-use stitchd::journal::{Process, SessionRecord};
+use stitchd::ids::{ChunkId, DeviceUuid, RangeId, SessionId};
+use stitchd::journal::witnessed;
 use stitchd::keeper::process::Keeper;
 use stitchd::keeper::{Key, Link, SOCKET_NAME};
 use stitchd::ladder::{Ladder, Part};
-use stitchd::ledger::{EndReason, Holder, Terms};
-use stitchd::memory::Device;
+use stitchd::ledger::EndReason;
 use stitchd::rng::Rng;
-use stitchd::steward::{Answer, Ask, Steward};
+use stitchd::steward::Steward;
 use stitchd::store::{Keep, Store};
 use stitchd::units::Bytes;
 
-const DEVICE: DeviceId = DeviceId(0);
-const DEVICE_MIB: u64 = 64;
+use crate::client::{Client, State, ToClient, ToDaemon};
+use crate::daemon::{DEVICE, DEVICE_MIB, Daemon, Keeping, Outbox, Shared, Work, device, let_go, serve_now};
+
 const CLIENTS: usize = 4;
-/// What a client may have.
-const LIMIT: Bytes = Bytes::mib(32);
 
 /// A mistake that is built in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,11 +37,22 @@ pub(crate) enum Plant {
     KeepsLate,
     /// A chunk that nobody can hand on is named by its old number.
     OldNames,
+    /// What is granted is told before it is in the journal.
+    TellsEarly,
+    /// A client leaves out its shared ranges when it says what it holds.
+    ForgetsRanges,
 }
 
 impl Plant {
-    pub(crate) const ALL: [Plant; 5] =
-        [Plant::Forgets, Plant::Keeps, Plant::Believes, Plant::KeepsLate, Plant::OldNames];
+    pub(crate) const ALL: [Plant; 7] = [
+        Plant::Forgets,
+        Plant::Keeps,
+        Plant::Believes,
+        Plant::KeepsLate,
+        Plant::OldNames,
+        Plant::TellsEarly,
+        Plant::ForgetsRanges,
+    ];
 
     pub(crate) fn of(number: u64) -> Plant {
         Plant::ALL[number as usize % Plant::ALL.len()]
@@ -61,9 +68,13 @@ pub(crate) struct Counts {
     pub(crate) kills: u64,
     pub(crate) keeper_kills: u64,
     pub(crate) damaged: u64,
+    pub(crate) torn: u64,
     pub(crate) takeovers: u64,
     pub(crate) reattached: u64,
     pub(crate) registered: u64,
+    pub(crate) published: u64,
+    pub(crate) attached: u64,
+    pub(crate) guaranteed: u64,
     pub(crate) deaths: u64,
     pub(crate) lost_messages: u64,
 }
@@ -76,9 +87,13 @@ impl Counts {
         self.kills += more.kills;
         self.keeper_kills += more.keeper_kills;
         self.damaged += more.damaged;
+        self.torn += more.torn;
         self.takeovers += more.takeovers;
         self.reattached += more.reattached;
         self.registered += more.registered;
+        self.published += more.published;
+        self.attached += more.attached;
+        self.guaranteed += more.guaranteed;
         self.deaths += more.deaths;
         self.lost_messages += more.lost_messages;
     }
@@ -91,142 +106,6 @@ struct VirtualClock(AtomicU64);
 impl Clock for VirtualClock {
     fn now(&self) -> Duration {
         Duration::from_millis(self.0.load(Ordering::Relaxed))
-    }
-}
-
-/// Chunks with their descriptors.
-type Kept = Vec<(ChunkId, Arc<OwnedFd>)>;
-
-/// The keeper, which runs when somebody waits for it.
-type Shared = Arc<Mutex<Option<Keeper>>>;
-
-fn serve_now(keeper: &Shared) {
-    if let Some(keeper) = &mut *keeper.lock().unwrap() {
-        keeper.serve_now();
-    }
-}
-
-/// The daemon's end of the keeper, as `daemon/keeping.rs` has it.
-#[derive(Debug, Default)]
-struct Keeping {
-    link: Mutex<Option<Link>>,
-    keeper: Shared,
-    /// What is told late, where that is the mistake.
-    late: Mutex<Option<Kept>>,
-}
-
-impl Keeping {
-    fn tell(&self, what: impl FnOnce(&Link) -> bool) {
-        let mut link = self.link.lock().unwrap();
-        if !link.as_ref().is_none_or(what) {
-            *link = None;
-        }
-    }
-}
-
-impl Keep for Keeping {
-    fn keep(&self, chunks: &[(ChunkId, Arc<OwnedFd>)]) {
-        if let Some(late) = &mut *self.late.lock().unwrap() {
-            late.extend(chunks.iter().cloned());
-            return;
-        }
-        let fds: Vec<_> = chunks.iter().map(|(chunk, fd)| (Key::Chunk(*chunk), fd.as_fd())).collect();
-        self.tell(|link| link.keep(&fds).is_ok());
-    }
-
-    fn let_go(&self, chunks: &[ChunkId]) {
-        let keys: Vec<Key> = chunks.iter().map(|chunk| Key::Chunk(*chunk)).collect();
-        self.tell(|link| let_go(link, &self.keeper, &keys));
-    }
-}
-
-fn let_go(link: &Link, keeper: &Shared, keys: &[Key]) -> bool {
-    keys.chunks(1_000).all(|some| {
-        let is_said = link.say_let_go(some).is_ok();
-        serve_now(keeper);
-        is_said && link.hear_let_go().is_ok()
-    })
-}
-
-type Work = Arc<Mutex<Vec<Box<dyn FnOnce() + Send>>>>;
-type Outbox = Arc<Mutex<Vec<(usize, ToClient)>>>;
-
-/// A daemon.
-struct Daemon {
-    steward: Arc<Steward>,
-    keeping: Arc<Keeping>,
-    /// What is to be done on other threads.
-    work: Work,
-    /// What is to be sent, and was not yet: lost with the daemon.
-    outbox: Outbox,
-    sessions: BTreeMap<SessionId, (usize, [u8; 16])>,
-    /// Sessions that have leased something from this daemon.
-    has_leased: Arc<Mutex<BTreeSet<SessionId>>>,
-    witness: Option<OwnedFd>,
-}
-
-#[derive(Debug)]
-enum ToDaemon {
-    Open,
-    Acquire { session: SessionId, mib: u64 },
-    Release { session: SessionId, chunks: Vec<ChunkId> },
-    Reattach { session: SessionId, secret: [u8; 16], held: Vec<(ChunkId, Bytes)> },
-}
-
-#[derive(Debug)]
-enum ToClient {
-    Opened { session: SessionId, secret: [u8; 16] },
-    Granted { chunks: Vec<(ChunkId, Bytes, u64)> },
-    Refused,
-    Reattached { renamed: BTreeMap<ChunkId, ChunkId>, unknown: BTreeSet<ChunkId> },
-    Unknown,
-}
-
-/// A chunk that a client has mapped.
-#[derive(Clone, Copy, Debug)]
-struct Mapped {
-    now: Option<ChunkId>,
-    len: Bytes,
-    inode: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    /// It has no session.
-    New,
-    /// Waits for an answer to what opens or reattaches it.
-    Asks,
-    Attached,
-    /// The daemon is gone.
-    Away,
-}
-
-#[derive(Debug)]
-struct Client {
-    me: Option<(SessionId, [u8; 16])>,
-    state: State,
-    held: BTreeMap<u64, Mapped>,
-    next: u64,
-    /// It waits for memory.
-    is_asking: bool,
-    /// The daemon that it was connected to is gone: it notices when it has read all that came.
-    is_cut: bool,
-    up: VecDeque<ToDaemon>,
-    down: VecDeque<ToClient>,
-}
-
-impl Client {
-    fn new() -> Client {
-        Client {
-            me: None,
-            state: State::New,
-            held: BTreeMap::new(),
-            next: 0,
-            is_asking: false,
-            is_cut: false,
-            up: VecDeque::new(),
-            down: VecDeque::new(),
-        }
     }
 }
 
@@ -243,19 +122,16 @@ pub(crate) struct World {
     /// Chunks that nobody can hand on, and that is known.
     bare: BTreeSet<ChunkId>,
     clients: Vec<Client>,
+    uuid: DeviceUuid,
     /// An older copy of the journal.
     older: Option<Vec<u8>>,
     secrets: u64,
     pub(crate) counts: Counts,
 }
 
-fn inode(fd: &OwnedFd) -> u64 {
-    rustix::fs::fstat(fd).unwrap().st_ino
-}
-
 impl World {
     pub(crate) fn new(seed: u64, plant: Option<Plant>) -> World {
-        let dir = tempfile::tempdir().unwrap();
+        let (dir, uuid) = (tempfile::tempdir().unwrap(), device().uuid());
         let mut world = World {
             rng: Rng::new(seed),
             plant,
@@ -265,7 +141,8 @@ impl World {
             daemon: None,
             is_kept: true,
             bare: BTreeSet::new(),
-            clients: (0..CLIENTS).map(|_| Client::new()).collect(),
+            clients: (0..CLIENTS).map(|_| Client::new(uuid)).collect(),
+            uuid,
             older: None,
             secrets: 0,
             counts: Counts::default(),
@@ -316,9 +193,7 @@ impl World {
             held.retain(|(key, _)| *key != Key::Witness);
         }
         let left = Left::find(self.dir.path(), held).unwrap();
-        let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(DEVICE_MIB)])));
-        let device = Device::open(Arc::clone(&driver), DEVICE).unwrap();
-        let uuid: DeviceUuid = device.uuid();
+        let (device, uuid) = (device(), self.uuid);
         let keeping = Arc::new(Keeping { keeper: Arc::clone(&self.keeper), ..Keeping::default() });
         if self.has(Plant::KeepsLate) {
             *keeping.late.lock().unwrap() = Some(Vec::new());
@@ -355,8 +230,9 @@ impl World {
             }
         }
         let (outbox, has_leased) = (Outbox::default(), Arc::default());
-        let witness = Some(witness);
-        self.daemon = Some(Daemon { steward, keeping, work, outbox, sessions, has_leased, witness });
+        let (plant, registered) = (self.plant, Vec::new());
+        self.daemon =
+            Some(Daemon { steward, keeping, work, outbox, sessions, has_leased, registered, witness, uuid, plant });
     }
 
     /// The daemon is gone at once: with what it had not sent, and what was on its way to it. What it had sent is still read.
@@ -369,8 +245,9 @@ impl World {
         *daemon.keeping.link.lock().unwrap() = None;
         drop(daemon);
         for client in &mut self.clients {
-            self.counts.lost_messages += client.up.len() as u64;
-            client.up.clear();
+            self.counts.lost_messages += (client.link_up.len() + client.calls.len()) as u64;
+            client.link_up.clear();
+            client.calls.clear();
             client.is_cut = true;
         }
     }
@@ -390,7 +267,7 @@ impl World {
         let daemon = self.daemon.as_ref().unwrap();
         let chunks = daemon.steward.store().exported();
         let mut all: Vec<_> = chunks.iter().map(|(chunk, fd)| (Key::Chunk(*chunk), fd.as_fd())).collect();
-        all.extend(daemon.witness.as_ref().map(|witness| (Key::Witness, witness.as_fd())));
+        all.push((Key::Witness, daemon.witness.as_fd()));
         link.keep(&all).unwrap();
         self.is_kept = true;
         *daemon.keeping.link.lock().unwrap() = Some(link);
@@ -401,161 +278,93 @@ impl World {
         self.dir.path().join(JOURNAL_NAME)
     }
 
-    /// Somebody puts an older copy of the journal in its place, or takes it away, while no daemon looks.
+    /// While no daemon looks the journal is taken away, replaced by an older copy, cut somewhere, or a bit of it turned.
     fn damage(&mut self) {
-        if self.daemon.is_some() {
+        let Ok(mut journal) = std::fs::read(self.journal()) else { return };
+        if self.daemon.is_some() || journal.is_empty() {
             return;
         }
         self.counts.damaged += 1;
-        match self.older.take() {
-            Some(older) if self.rng.below(2) == 0 => std::fs::write(self.journal(), older).unwrap(),
-            _ => drop(std::fs::remove_file(self.journal())),
+        let at = self.rng.index(journal.len());
+        match self.rng.below(4) {
+            0 => return std::fs::remove_file(self.journal()).unwrap(),
+            1 => journal = self.older.take().unwrap_or_default(),
+            2 => journal.truncate(at),
+            _ => journal[at] ^= 1 << self.rng.below(8),
         }
+        std::fs::write(self.journal(), journal).unwrap();
     }
 
-    // === What a daemon does with a message
+    /// The daemon dies while it writes down what it does now: the rest is not in the journal, and what would have come after that does not come.
+    fn tear(&mut self, whose: usize) {
+        let Some(daemon) = &self.daemon else { return };
+        let before = std::fs::read(self.journal()).unwrap();
+        let last = witnessed(&daemon.witness).unwrap().last;
+        daemon.keeping.is_dying.store(true, Ordering::Relaxed);
+        match self.rng.below(3) {
+            0 => self.tick(),
+            1 => self.work(),
+            _ => self.deliver_up(whose),
+        }
+        if self.has(Plant::TellsEarly) {
+            self.send();
+        }
+        let after = std::fs::read(self.journal()).unwrap();
+        let witness = self.daemon.as_ref().unwrap().witness.try_clone().unwrap();
+        self.kill_daemon();
+        // One that was written anew is there as a whole or not at all.
+        if after.len() == before.len() || !after.starts_with(&before) {
+            return;
+        }
+        self.counts.torn += 1;
+        let cut = before.len() + self.rng.index(after.len() - before.len());
+        std::fs::write(self.journal(), &after[..cut]).unwrap();
+        // Each frame says first how long it is, without its sixteen bytes of header.
+        let (mut at, mut whole) = (before.len(), 0);
+        while let Some(len) = after[..cut].get(at..at + 4) {
+            at += 16 + u32::from_le_bytes(len.try_into().unwrap()) as usize;
+            whole += u64::from(at <= cut);
+        }
+        // Of the last whole one the witness has heard, or not yet.
+        let heard = last + whole - if whole > 0 { self.rng.below(2) } else { 0 };
+        rustix::io::pwrite(&witness, &heard.to_le_bytes(), 0).unwrap();
+    }
+
+    // === Messages
 
     fn serve(&mut self, whose: usize, message: ToDaemon) {
-        let has_keeps = self.has(Plant::Keeps);
-        let has_old_names = self.has(Plant::OldNames);
-        let Some(daemon) = &mut self.daemon else { return };
-        let outbox = Arc::clone(&daemon.outbox);
-        let say = move |what| outbox.lock().unwrap().push((whose, what));
-        match message {
-            ToDaemon::Open => {
-                self.secrets += 1;
-                let mut secret = [0; 16];
-                secret[..8].copy_from_slice(&self.secrets.to_le_bytes());
-                let terms = Terms::new(LIMIT, 0);
-                let record = |session| {
-                    Some(SessionRecord {
-                        session,
-                        secret,
-                        process: Process { pid: whose as i32, pidfs: 0, start: 1 },
-                        name: String::new(),
-                        tenant: String::new(),
-                        terms,
-                        guarantee_max: Bytes::ZERO,
-                    })
-                };
-                let session = daemon.steward.open_as(terms, record).unwrap();
-                daemon.sessions.insert(session, (whose, secret));
-                say(ToClient::Opened { session, secret });
-            }
-            ToDaemon::Acquire { session, mib } => {
-                let parts = vec![Part { len: Bytes::mib(2), count: mib / 2 }];
-                let (holder, plan) = (Holder::Session(session), None);
-                let ask = Ask { holder, device: DEVICE, parts, plan, wait_ms: 50 };
-                let (steward, answers) = (Arc::downgrade(&daemon.steward), say.clone());
-                let has_leased = Arc::clone(&daemon.has_leased);
-                let asked = daemon.steward.acquire(ask, move |answer| match (answer, steward.upgrade()) {
-                    (Answer::Granted(chunks), Some(steward)) => {
-                        has_leased.lock().unwrap().insert(session);
-                        let with_inode =
-                            |(chunk, len): (ChunkId, Bytes)| (chunk, len, inode(&steward.descriptor(chunk).unwrap()));
-                        answers(ToClient::Granted { chunks: chunks.into_iter().map(with_inode).collect() });
-                    }
-                    _ => answers(ToClient::Refused),
-                });
-                if asked.is_err() {
-                    say(ToClient::Refused);
-                }
-            }
-            ToDaemon::Release { session, chunks } => {
-                let _ = daemon.steward.release(session, chunks);
-            }
-            ToDaemon::Reattach { session, secret, held } => {
-                if daemon.sessions.get(&session) != Some(&(whose, secret)) {
-                    return say(ToClient::Unknown);
-                }
-                let names: BTreeSet<ChunkId> = held.iter().map(|(chunk, _)| *chunk).collect();
-                let unknown: BTreeSet<ChunkId> = if has_keeps {
-                    let all = names.clone();
-                    let mine = daemon.steward.reattach(session, &all);
-                    drop(mine);
-                    BTreeSet::new()
-                } else {
-                    daemon.steward.reattach(session, &names).unwrap().into_iter().collect()
-                };
-                let may_register = !daemon.has_leased.lock().unwrap().contains(&session);
-                let (mut renamed, mut uncounted) = (BTreeMap::new(), BTreeSet::new());
-                for (chunk, len) in held.iter().filter(|(chunk, _)| unknown.contains(chunk)) {
-                    let registered = may_register.then(|| daemon.steward.register(session, DEVICE, *len));
-                    match registered {
-                        Some(Ok(now)) => {
-                            self.counts.registered += 1;
-                            self.bare.insert(now);
-                            renamed.insert(*chunk, if has_old_names { *chunk } else { now });
-                        }
-                        _ => drop(uncounted.insert(*chunk)),
-                    }
-                }
-                self.counts.reattached += 1;
-                say(ToClient::Reattached { renamed, unknown: uncounted });
-            }
+        self.secrets += 1;
+        let mut secret = [0; 16];
+        secret[..8].copy_from_slice(&self.secrets.to_le_bytes());
+        if let Some(daemon) = &mut self.daemon {
+            daemon.serve(whose, message, secret, &mut self.counts);
+            self.bare.extend(daemon.registered.drain(..));
         }
     }
 
-    // === What a client does with a message
+    /// What must never be otherwise: memory that comes is nobody's.
+    fn check(&self, whose: usize, message: &ToClient) {
+        let holds = |other: &Client, inode: u64| other.inodes().contains(&inode);
+        let inodes = match message {
+            ToClient::Granted { chunks } => chunks.iter().map(|(_, _, inode)| *inode).collect(),
+            ToClient::Attached { inode, .. } => vec![*inode],
+            _ => return,
+        };
+        for inode in inodes {
+            for (other, client) in self.clients.iter().enumerate() {
+                // What was to be published is mapped nowhere, whoever it was has heard of it or not.
+                let is_published = matches!(message, ToClient::Attached { .. });
+                let is_on_its_way = is_published && client.inode_of_publishing() == Some(inode);
+                let is_shared = !is_published && client.ranges.iter().any(|range| range.inode == inode);
+                let has_it = holds(client, inode) && !is_on_its_way || is_shared;
+                assert!(!has_it, "{message:?} comes to client {whose} while client {other} has it mapped");
+            }
+        }
+    }
 
     fn hear(&mut self, whose: usize, message: ToClient) {
-        let is_there = self.daemon.is_some();
-        match message {
-            ToClient::Granted { chunks } => {
-                self.counts.grants += 1;
-                for (now, len, inode) in chunks {
-                    // The one thing that must never be otherwise.
-                    for (other, client) in self.clients.iter().enumerate() {
-                        let has_it = client.held.values().any(|mapped| mapped.inode == inode);
-                        assert!(!has_it, "{now} is granted to client {whose} while client {other} has it mapped");
-                    }
-                    let client = &mut self.clients[whose];
-                    client.next += 1;
-                    client.held.insert(client.next, Mapped { now: Some(now), len, inode });
-                }
-                self.clients[whose].is_asking = false;
-            }
-            ToClient::Refused => {
-                self.counts.refused += 1;
-                self.clients[whose].is_asking = false;
-            }
-            ToClient::Opened { session, secret } => {
-                let client = &mut self.clients[whose];
-                client.me = Some((session, secret));
-                // One that has something says so to a daemon that did not know it.
-                client.state = State::Away;
-                if client.held.is_empty() && is_there {
-                    client.state = State::Attached;
-                }
-            }
-            ToClient::Reattached { renamed, unknown } => {
-                let client = &mut self.clients[whose];
-                for mapped in client.held.values_mut() {
-                    let Some(now) = mapped.now else { continue };
-                    if let Some(name) = renamed.get(&now) {
-                        mapped.now = Some(*name);
-                    } else if unknown.contains(&now) {
-                        mapped.now = None;
-                    }
-                }
-                client.state = State::Attached;
-            }
-            ToClient::Unknown => {
-                let client = &mut self.clients[whose];
-                client.state = State::Asks;
-                client.me = None;
-                client.up.push_back(ToDaemon::Open);
-            }
-        }
-    }
-
-    /// The daemon's end of the connection is closed, and all that it had sent is read.
-    fn note_gone(&mut self, whose: usize) {
-        let client = &mut self.clients[whose];
-        (client.is_asking, client.is_cut) = (false, false);
-        // What it has said since nobody hears.
-        client.up.clear();
-        client.state = if client.me.is_some() { State::Away } else { State::New };
+        self.check(whose, &message);
+        self.clients[whose].hear(message, &mut self.counts);
     }
 
     // === What happens
@@ -579,7 +388,8 @@ impl World {
             }
             40..60 => self.mend(),
             60..64 => self.die(whose),
-            64..70 => self.older = std::fs::read(self.journal()).ok().or(self.older.take()),
+            64..66 => self.tear(whose),
+            66..70 => self.older = std::fs::read(self.journal()).ok().or(self.older.take()),
             70..200 => self.tick(),
             200..400 => self.work(),
             400..500 => self.send(),
@@ -625,71 +435,58 @@ impl World {
     fn send(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         for (whose, what) in daemon.outbox.lock().unwrap().drain(..) {
+            let client = &mut self.clients[whose];
             // To a connection that is gone nothing can be sent.
-            if !self.clients[whose].is_cut {
-                self.clients[whose].down.push_back(what);
+            match what {
+                _ if client.is_cut => {}
+                what @ (ToClient::Granted { .. } | ToClient::Refused) => client.link_down.push_back(what),
+                what => client.answers.push(what),
             }
         }
     }
 
+    /// Something that a client has said arrives: over its link in order, calls as they come.
     fn deliver_up(&mut self, whose: usize) {
-        if self.daemon.is_some()
-            && !self.clients[whose].is_cut
-            && let Some(message) = self.clients[whose].up.pop_front()
-        {
+        let is_call = self.rng.below(2) == 0;
+        let client = &mut self.clients[whose];
+        if self.daemon.is_none() || client.is_cut {
+            return;
+        }
+        let message = match is_call && !client.calls.is_empty() {
+            true => Some(client.calls.swap_remove(self.rng.index(client.calls.len()))),
+            false => client.link_up.pop_front(),
+        };
+        if let Some(message) = message {
             self.serve(whose, message);
         }
     }
 
     fn deliver_down(&mut self, whose: usize) {
-        match self.clients[whose].down.pop_front() {
+        let is_answer = self.rng.below(2) == 0;
+        let client = &mut self.clients[whose];
+        if is_answer && !client.answers.is_empty() {
+            let answer = client.answers.swap_remove(self.rng.index(client.answers.len()));
+            return self.hear(whose, answer);
+        }
+        match client.link_down.pop_front() {
             Some(message) => self.hear(whose, message),
-            None if self.clients[whose].is_cut => self.note_gone(whose),
+            // Answers that have not been read by then are lost: the connection has broken.
+            None if client.is_cut => client.note_gone(),
             None => {}
         }
     }
 
     /// A client does something by itself.
     fn act(&mut self, whose: usize) {
-        let forgets = self.has(Plant::Forgets);
-        let (what, mib, chance) = (self.rng.below(3), 2 * (1 + self.rng.below(4)), self.rng.below(2));
-        let pick = self.rng.next_u64();
-        let client = &mut self.clients[whose];
-        match (client.state, client.me) {
-            (State::New, _) if !client.is_cut => {
-                client.state = State::Asks;
-                client.up.push_back(ToDaemon::Open);
-            }
-            // Whatever the one before had sent is read first.
-            (State::Away, Some((session, secret))) if client.down.is_empty() && self.daemon.is_some() => {
-                let mut held: Vec<_> =
-                    client.held.values().filter_map(|mapped| Some((mapped.now?, mapped.len))).collect();
-                if forgets {
-                    held.pop();
-                }
-                client.state = State::Asks;
-                client.up.push_back(ToDaemon::Reattach { session, secret, held });
-            }
-            (State::Attached, Some((session, _))) if what == 0 && !client.is_asking => {
-                client.is_asking = true;
-                client.up.push_back(ToDaemon::Acquire { session, mib });
-            }
-            (State::Attached, Some((session, _))) if what == 1 && chance == 0 && !client.held.is_empty() => {
-                // Handles first; then the daemon hears of it.
-                let keys: Vec<u64> = client.held.keys().copied().collect();
-                let gone = client.held.remove(&keys[(pick % keys.len() as u64) as usize]).unwrap();
-                if let Some(now) = gone.now {
-                    client.up.push_back(ToDaemon::Release { session, chunks: vec![now] });
-                }
-            }
-            _ => {}
+        if self.clients[whose].state != State::Away || self.daemon.is_some() {
+            self.clients[whose].act(&mut self.rng, self.plant);
         }
     }
 
     /// A client's process dies: what it has mapped is unmapped, and the daemon hears of it, or the next one does.
     fn die(&mut self, whose: usize) {
         self.counts.deaths += 1;
-        let was = std::mem::replace(&mut self.clients[whose], Client::new());
+        let was = std::mem::replace(&mut self.clients[whose], Client::new(self.uuid));
         if let (Some(daemon), Some((session, secret))) = (&mut self.daemon, was.me)
             && daemon.sessions.get(&session) == Some(&(whose, secret))
         {
@@ -716,23 +513,21 @@ impl World {
         self.mend();
         for _ in 0..200 {
             for whose in 0..CLIENTS {
-                while !self.clients[whose].down.is_empty()
-                    || !self.clients[whose].up.is_empty()
-                    || self.clients[whose].is_cut
-                {
+                while !self.clients[whose].is_quiet() || self.clients[whose].is_cut {
                     self.deliver_down(whose);
                     self.deliver_up(whose);
                 }
+                self.clients[whose].give_up_publishing();
                 // Those that were away come back.
                 if matches!(self.clients[whose].state, State::Away) {
                     self.act(whose);
                 }
                 // What was lost with a daemon is asked for again.
-                if self.clients[whose].state == State::Asks && self.clients[whose].up.is_empty() {
+                if self.clients[whose].state == State::Asks && self.clients[whose].is_quiet() {
                     let is_open =
                         self.daemon.as_ref().unwrap().outbox.lock().unwrap().iter().any(|(of, _)| *of == whose);
                     if !is_open {
-                        self.note_gone(whose);
+                        self.clients[whose].note_gone();
                     }
                 }
             }
@@ -748,22 +543,51 @@ impl World {
     }
 
     fn audit(&self) {
-        let daemon = self.daemon.as_ref().unwrap();
+        let steward = &self.daemon.as_ref().unwrap().steward;
         let mut leased = Bytes::ZERO;
+        let mut holds: BTreeMap<RangeId, BTreeSet<SessionId>> = BTreeMap::new();
         for (whose, client) in self.clients.iter().enumerate() {
-            let held: Bytes = client.held.values().filter(|mapped| mapped.now.is_some()).map(|mapped| mapped.len).sum();
             let Some((session, _)) = client.me else { continue };
             if client.state != State::Attached {
                 continue;
             }
-            let view = daemon.steward.session(session).unwrap();
-            assert_eq!(view.held_bytes(), held, "client {whose} and the daemon say otherwise");
+            let mut ranges = client.known_ranges();
+            self.audit_ranges(whose, steward, session, &ranges);
+            ranges.dedup();
+            for (range, _) in &ranges {
+                holds.entry(*range).or_default().insert(session);
+            }
+            let held = client.held_bytes();
+            let of_ranges: Bytes = ranges.iter().map(|(_, len)| *len).sum();
+            let view = steward.session(session).unwrap();
+            assert_eq!(view.held_bytes(), held + of_ranges, "client {whose} and the daemon say otherwise");
             leased += held;
+            let guaranteed: Bytes = view.guarantees.iter().map(|(_, bytes)| *bytes).sum();
+            assert!(
+                client.guaranteed.is_none_or(|told| told == guaranteed),
+                "client {whose} was told of {:?} that it is guaranteed, and is {guaranteed}",
+                client.guaranteed
+            );
         }
-        let others = daemon.steward.sessions();
-        let others: Bytes = others.iter().map(|view| view.held_bytes()).sum();
-        assert_eq!(others, leased, "somebody who is not there has something");
-        let device = daemon.steward.device(DEVICE).unwrap();
+        for view in steward.ranges() {
+            let known = holds.remove(&view.range).unwrap_or_default();
+            assert_eq!(view.holders.into_iter().collect::<BTreeSet<_>>(), known, "who holds {}", view.range);
+        }
+        assert!(holds.is_empty(), "ranges that are held and are not there: {holds:?}");
+        let others = steward.sessions();
+        let others: Bytes = others.iter().flat_map(|view| view.held.iter().map(|(_, held)| *held)).sum();
+        let shared: Bytes =
+            steward.sessions().iter().flat_map(|view| view.shared.iter().map(|(_, shared)| *shared)).sum();
+        assert_eq!(others - shared, leased, "somebody who is not there has something");
+        let device = steward.device(DEVICE).unwrap();
         assert_eq!(device.bytes.leased, leased);
+    }
+
+    /// As often as it says, and no other.
+    fn audit_ranges(&self, whose: usize, steward: &Steward, session: SessionId, told: &[(RangeId, Bytes)]) {
+        let mut times: BTreeMap<RangeId, u32> = BTreeMap::new();
+        told.iter().for_each(|(range, _)| *times.entry(*range).or_default() += 1);
+        let known: BTreeMap<RangeId, u32> = steward.holds_of(session).into_iter().collect();
+        assert_eq!(known, times, "the daemon and client {whose} of its ranges");
     }
 }

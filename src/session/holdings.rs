@@ -1,0 +1,209 @@
+//! What a session holds: chunks, by their source, and shared ranges. What it says of them to a daemon that follows another, and what it makes of the answer.
+//!
+//! Not for: how that gets there and back ([`super::line`], [`super::returning`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::SessionError;
+use crate::driver::Handle;
+use crate::error::chain;
+use crate::ids::{ChunkId, DeviceUuid, RangeId};
+use crate::limits;
+use crate::units::Bytes;
+use crate::wire::v1;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Holdings {
+    chunks: Mutex<Vec<Weak<Holding>>>,
+    ranges: Mutex<Vec<Weak<RangeHold>>>,
+    /// Numbers chunks whose own number is another's here.
+    next_chunk: AtomicU64,
+}
+
+impl Default for Holdings {
+    fn default() -> Holdings {
+        Holdings { chunks: Mutex::default(), ranges: Mutex::default(), next_chunk: AtomicU64::new(1 << 63) }
+    }
+}
+
+/// The chunks of one source.
+#[derive(Debug)]
+pub struct Holding {
+    /// Where its chunks lie.
+    pub device: DeviceUuid,
+    /// Chunks whose release could not be sent: the daemon counts them, and they are nowhere here. Locked before `held`.
+    pub unsent: Mutex<Vec<ChunkId>>,
+    /// Everything that was acquired and not released, by the number that it came with.
+    pub held: Mutex<BTreeMap<ChunkId, Leased>>,
+}
+
+/// A hold of a shared range.
+#[derive(Debug)]
+pub struct RangeHold {
+    /// The daemon's number.
+    pub range: RangeId,
+    /// False once a daemon has said that it knows of no such hold: then there is nothing to let go of, and the number may be another range's.
+    pub is_known: AtomicBool,
+    /// The connection over which it came.
+    pub epoch: u64,
+}
+
+/// A chunk that is leased.
+#[derive(Clone, Copy, Debug)]
+pub struct Leased {
+    /// The driver's, in this process.
+    pub handle: Handle,
+    /// Of a ladder's step.
+    pub len: Bytes,
+    /// What the daemon calls it now; nothing while it sleeps, or where the daemon does not count it.
+    pub now: Option<ChunkId>,
+    /// The daemon does not count it, and it does not sleep.
+    pub is_uncounted: bool,
+}
+
+impl Leased {
+    /// Its contents are elsewhere, and the daemon has the memory.
+    pub fn is_asleep(&self) -> bool {
+        self.now.is_none() && !self.is_uncounted
+    }
+}
+
+impl Holding {
+    /// See the field.
+    pub fn held(&self) -> MutexGuard<'_, BTreeMap<ChunkId, Leased>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See the field.
+    pub fn unsent(&self) -> MutexGuard<'_, Vec<ChunkId>> {
+        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives chunks back, which the daemon is to hear of: `drop_handles` is done before anybody can tell it. Of those that sleep it has heard already.
+    pub fn give_back(&self, ids: impl IntoIterator<Item = ChunkId>, drop_handles: impl FnOnce()) {
+        let mut unsent = self.unsent();
+        let now: Vec<_> = {
+            let mut held = self.held();
+            ids.into_iter().filter_map(|id| held.remove(&id)?.now).collect()
+        };
+        drop_handles();
+        unsent.extend(now);
+    }
+
+    /// Tells the daemon what could not be told before: that chunks are given back.
+    pub fn send_unsent(&self, send: impl FnOnce(Vec<ChunkId>) -> Result<(), SessionError>) {
+        let mut unsent = self.unsent();
+        if unsent.is_empty() {
+            return;
+        }
+        match send(unsent.clone()) {
+            Ok(()) => unsent.clear(),
+            Err(error) => tracing::debug!(error = %chain(&error), "chunks could not be given back yet"),
+        }
+    }
+}
+
+impl Holdings {
+    /// A number for a chunk that no daemon gives.
+    pub fn next_chunk(&self) -> ChunkId {
+        ChunkId(self.next_chunk.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A source of this device begins: what it holds is the session's.
+    pub fn hold(&self, device: DeviceUuid) -> Arc<Holding> {
+        let holding = Arc::new(Holding { device, unsent: Mutex::default(), held: Mutex::default() });
+        let mut holdings = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        holdings.retain(|known| known.strong_count() > 0);
+        holdings.push(Arc::downgrade(&holding));
+        holding
+    }
+
+    /// Everything that has chunks.
+    pub fn all(&self) -> Vec<Arc<Holding>> {
+        let holdings = self.chunks.lock().unwrap_or_else(PoisonError::into_inner);
+        holdings.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The session holds a range once more: so it has heard over connection `epoch`.
+    pub fn hold_range(&self, range: RangeId, epoch: u64) -> Arc<RangeHold> {
+        let hold = Arc::new(RangeHold { range, is_known: AtomicBool::new(true), epoch });
+        let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        ranges.retain(|known| known.strong_count() > 0);
+        ranges.push(Arc::downgrade(&hold));
+        hold
+    }
+
+    /// Its holds that a daemon knows of.
+    fn range_holds(&self) -> Vec<Arc<RangeHold>> {
+        let ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = ranges.iter().filter_map(Weak::upgrade);
+        all.filter(|hold| hold.is_known.load(Ordering::Relaxed)).collect()
+    }
+
+    /// What the session says that it holds, in messages that are not too long. What it has let go of without being able to say so is not in it, and is known with that.
+    pub fn tell(&self) -> Vec<v1::ReattachRequest> {
+        let mut chunks = Vec::new();
+        for holding in self.all() {
+            let mut unsent = holding.unsent();
+            let held = holding.held();
+            chunks.extend(held.values().filter_map(|leased| Some((holding.device, leased.now?, leased.len))));
+            unsent.clear();
+        }
+        let mut times: BTreeMap<RangeId, u32> = BTreeMap::new();
+        self.range_holds().iter().for_each(|hold| *times.entry(hold.range).or_default() += 1);
+        let ranges: Vec<_> = times.into_iter().collect();
+        let mut messages = Vec::new();
+        for some in chunks.chunks(limits::REATTACH_CHUNKS_MAX) {
+            let mut held: BTreeMap<DeviceUuid, Vec<v1::ChunkInfo>> = BTreeMap::new();
+            for (device, chunk, len) in some {
+                held.entry(*device).or_default().push(v1::ChunkInfo { chunk_id: chunk.0, len_bytes: len.get() });
+            }
+            let held =
+                held.into_iter().map(|(device, chunks)| v1::HeldChunks { device_uuid: device.0.to_vec(), chunks });
+            messages.push(v1::ReattachRequest { held: held.collect(), ..v1::ReattachRequest::default() });
+        }
+        for some in ranges.chunks(limits::REATTACH_CHUNKS_MAX) {
+            let ranges = some.iter().map(|(range, times)| v1::HeldRange { range_id: range.0, times: *times });
+            messages.push(v1::ReattachRequest { ranges: ranges.collect(), ..v1::ReattachRequest::default() });
+        }
+        if messages.is_empty() {
+            messages.push(v1::ReattachRequest::default());
+        }
+        let last = messages.len() - 1;
+        for (number, message) in messages.iter_mut().enumerate() {
+            (message.is_first, message.has_more) = (number == 0, number < last);
+        }
+        messages
+    }
+
+    /// What the daemon has said to that: chunks have other names now, or none.
+    pub fn hear(&self, reply: &v1::ReattachReply) {
+        let unknown_ranges: Vec<RangeId> = reply.unknown_range_ids.iter().copied().map(RangeId).collect();
+        for hold in self.range_holds().iter().filter(|hold| unknown_ranges.contains(&hold.range)) {
+            hold.is_known.store(false, Ordering::Relaxed);
+        }
+        let renamed: BTreeMap<ChunkId, ChunkId> =
+            reply.renamed.iter().map(|renamed| (ChunkId(renamed.chunk_id), ChunkId(renamed.now))).collect();
+        let unknown: BTreeSet<ChunkId> = reply.unknown_chunk_ids.iter().copied().map(ChunkId).collect();
+        if renamed.is_empty() && unknown.is_empty() {
+            return;
+        }
+        for holding in self.all() {
+            // What was let go of since it was named has another name by now, too.
+            let mut unsent = holding.unsent();
+            unsent.retain(|now| !unknown.contains(now));
+            unsent.iter_mut().for_each(|now| *now = renamed.get(now).copied().unwrap_or(*now));
+            for leased in holding.held().values_mut() {
+                let Some(now) = leased.now else { continue };
+                if let Some(name) = renamed.get(&now) {
+                    leased.now = Some(*name);
+                } else if unknown.contains(&now) {
+                    (leased.now, leased.is_uncounted) = (None, true);
+                }
+            }
+        }
+    }
+}
