@@ -74,6 +74,8 @@ pub const REATTACH_CHUNKS_MAX: usize = 128;
 pub const REATTACH_TOLD_MAX: usize = CHUNKS_MAX / 4;
 /// The same of all sessions that have not said all.
 pub const REATTACH_TOLD_BY_ALL_MAX: usize = CHUNKS_MAX / 2;
+/// The same of the sessions of one process, or as many as there can be chunks.
+pub const REATTACH_TOLD_BY_PROCESS_MAX: usize = REATTACH_TOLD_BY_ALL_MAX / 16;
 /// Chunks named in one release message.
 pub const RELEASE_CHUNKS_MAX: usize = 4096;
 /// Bytes of one gRPC message that holds a plan; a plan of 300,000 requests takes about 12 MiB.

@@ -309,7 +309,7 @@ fn every_metric_and_configuration_key_is_documented() {
         keys.extend(device.as_table().unwrap().keys().map(|key| format!("device.{key}")));
     }
     // Not set by default, and so not printed.
-    keys.extend(["session_limit", "guarantee_max", "plans", "socket_group"].map(str::to_owned));
+    keys.extend(["session_limit", "guarantee_max", "plans", "socket_group", "state_dir"].map(str::to_owned));
     let of_tenant = ["name", "uids", "pods", "limit", "guarantee", "guarantee_max", "lend", "priority"];
     keys.extend(of_tenant.map(|key| format!("tenant.{key}")));
     keys.remove("device");

@@ -14,12 +14,15 @@ use crate::units::parse_time;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "A daemon starts one by itself where none is there. Started by hand, or in a pod of its own, it outlives whatever ends the daemon with its children.\n\nExamples:\n  stitchd keep --runtime-dir /run/stitchd\n  stitchd keep --runtime-dir /run/stitchd --until-alone-for 10m"
+    after_help = "A daemon starts one by itself where none is there. Started by hand, or in a pod of its own, it outlives whatever ends the daemon with its children.\n\nExamples:\n  stitchd keep\n  stitchd keep --state-dir /run/stitchd-state --until-alone-for 10m"
 )]
 pub(super) struct KeepArgs {
-    /// Where the daemon's sockets are [default: /run/stitchd]
+    /// Where the daemon's sockets are, and the keeper's too where no other directory is given [default: /run/stitchd]
     #[arg(long, value_name = "DIR", env = "STITCHD_RUNTIME_DIR")]
     runtime_dir: Option<PathBuf>,
+    /// The daemon's --state-dir, where it has one
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
     /// End when no daemon, and none of the processes that had a session, has been there for so long [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     until_alone_for: Option<Duration>,
@@ -37,8 +40,9 @@ pub(super) fn run(args: &KeepArgs) -> Outcome {
     } else {
         None
     };
-    let runtime_dir = args.runtime_dir.clone().unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR));
-    let keeping = Keeping { runtime_dir, daemon, alone_max: args.until_alone_for };
+    let state_dir = args.state_dir.clone().or(args.runtime_dir.clone());
+    let state_dir = state_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR));
+    let keeping = Keeping { state_dir, daemon, alone_max: args.until_alone_for };
     serve(keeping).map_err(|error| Failure::Other(error.into()))?;
     DONE
 }

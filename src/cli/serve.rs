@@ -10,9 +10,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
 use super::{DONE, Failure, Outcome, print_json};
+use crate::clock::{Clock as _, SystemClock};
 use crate::daemon::config::{Config, Flags, KeeperIs};
 use crate::daemon::{Daemon, DaemonError, Listeners};
-use crate::keeper::manager::Passed;
+use crate::error::chain;
+use crate::keeper::manager::{self, Passed};
 use crate::session::locate::{Environment, SOCKET_NAME};
 use crate::session::opening;
 
@@ -33,6 +35,9 @@ pub(super) struct ServeArgs {
     /// Where the sockets and the lock are [default: /run/stitchd]
     #[arg(long, value_name = "DIR", env = "STITCHD_RUNTIME_DIR")]
     runtime_dir: Option<PathBuf>,
+    /// Where the journal and the keeper's socket are: clients need nothing of it, and what they mount should not have it [default: with the sockets]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
     /// Serve /metrics, /livez and /readyz here
     #[arg(long, value_name = "ADDR")]
     http: Option<String>,
@@ -66,15 +71,19 @@ enum LogFormat {
 }
 
 pub(super) fn run(args: &ServeArgs) -> Outcome {
+    let clock = SystemClock::new();
     let flags = Flags {
         driver: args.driver.clone(),
         runtime_dir: args.runtime_dir.clone(),
+        state_dir: args.state_dir.clone(),
         http: args.http.clone(),
         devices: args.devices.clone(),
     };
     let mut config = Config::load(args.config.as_deref(), &flags)?;
     let environment = Environment::read();
     config.manager = Passed { socket: environment.notify_socket, names: environment.passed_names };
+    // Before anything is started, which would hold them too.
+    manager::close_on_exec(&config.manager);
     if args.until_stdin_ends {
         // Nobody follows it.
         config.keeper = KeeperIs::None;
@@ -91,7 +100,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("stitchd").build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
-    let served = runtime.block_on(serve(config, args));
+    let served = runtime.block_on(serve(config, args, clock));
     // What is still being done for sessions nobody waits for; a call that hangs in the driver would keep this process from ending.
     runtime.shutdown_timeout(GRACE);
     served?;
@@ -101,6 +110,8 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
 fn start_log(args: &ServeArgs) -> Result<(), Failure> {
     let filter = EnvFilter::try_new(&args.log).map_err(|error| Failure::Usage(format!("--log: {error}")))?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Where the log cannot be written (its disk is full, say) nothing can be said of that either: saying it would panic.
+    let log = log.log_internal_errors(false);
     let started = match args.log_format {
         LogFormat::Text => log.with_ansi(false).try_init(),
         LogFormat::Json => log.json().try_init(),
@@ -118,14 +129,17 @@ pub(super) fn raise_descriptor_limit() {
     }
 }
 
-async fn serve(config: Config, args: &ServeArgs) -> Result<(), Failure> {
+async fn serve(config: Config, args: &ServeArgs, clock: SystemClock) -> Result<(), Failure> {
     // The lock first: a second daemon must not touch a device.
     let listeners = Listeners::open(&config).await.map_err(DaemonError::from)?;
     let (name, totals, library) = (config.driver, config.pretended_totals(), Environment::read().library);
     let limit = config.driver_deadline * OPENING_CALLS;
+    let opening = clock.now();
     let driver = opening::in_time(name.as_str(), limit, move || crate::driver::open(name, &totals, &library))?;
+    // A driver may take seconds for that, and nobody here can do anything about it: it is told apart.
+    let driver_ms = (clock.now() - opening).as_secs_f64() * 1e3;
     let http = listeners.http_address();
-    let socket = config.runtime_dir.join(SOCKET_NAME);
+    let (socket, manager) = (config.runtime_dir.join(SOCKET_NAME), config.manager.clone());
     let daemon = Daemon::build(config, driver)?;
     // Before anybody hears that it serves: who hears it may tell it to end.
     match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
@@ -142,11 +156,23 @@ async fn serve(config: Config, args: &ServeArgs) -> Result<(), Failure> {
     if let Some(address) = http {
         tracing::info!(%address, "HTTP");
     }
+    if let Err(error) = manager::say_ready(&manager) {
+        tracing::warn!(error = %chain(&error), "the service manager cannot be told that this daemon serves");
+    }
+    let start_ms = clock.now().as_secs_f64() * 1e3;
+    tracing::info!(
+        driver = name.as_str(),
+        driver_ms,
+        start_ms,
+        "serves: so long since the start of this process, the opening of the driver included"
+    );
     if args.json {
         print_json(&json!({
             "socket": socket,
             "http": http.map(|address| address.to_string()),
             "pid": std::process::id(),
+            "driver_ms": driver_ms,
+            "start_ms": start_ms,
         }));
     } else {
         outln!("serving at {}", socket.display());

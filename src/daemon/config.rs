@@ -3,6 +3,7 @@
 //! ```toml
 //! driver = "auto"                 # auto, cuda, hip, host, sim
 //! runtime_dir = "/run/stitchd"    # sockets and lock
+//! state_dir = "/run/stitchd"      # the journal and the keeper's socket: in no container but the daemon's own
 //! http = "127.0.0.1:9464"         # /metrics, /livez, /readyz; off when absent
 //! ladder = "auto"                 # or sizes of chunks, ["2MiB", "32MiB", "256MiB"], or "measured"
 //! drain = "2s"
@@ -60,6 +61,8 @@ pub struct Config {
     pub driver: DriverName,
     /// Where the sockets and the lock are.
     pub runtime_dir: PathBuf,
+    /// Where the journal and the keeper's socket are ([`Config::state_dir`]), where they are not with the others.
+    pub state_dir: Option<PathBuf>,
     /// Where metrics and health are served over HTTP.
     pub http: Option<SocketAddr>,
     /// The devices to own; all that the driver has when empty.
@@ -195,6 +198,7 @@ pub enum ConfigError {
 struct File {
     driver: Option<String>,
     runtime_dir: Option<PathBuf>,
+    state_dir: Option<PathBuf>,
     http: Option<String>,
     ladder: Option<FileLadder>,
     session_limit: Option<String>,
@@ -324,6 +328,8 @@ pub struct Flags {
     pub driver: Option<String>,
     /// `--runtime-dir`
     pub runtime_dir: Option<PathBuf>,
+    /// Where the journal and the keeper's socket are.
+    pub state_dir: Option<PathBuf>,
     /// `--http`
     pub http: Option<String>,
     /// `--device`, any number of times
@@ -391,11 +397,14 @@ impl Config {
         let keeper = keeper.ok_or_else(|| value("keeper", "it is one of process, systemd and none"))?;
         let borrowed = borrowed.ok_or_else(|| value("borrowed", "it is one of refuse, wait and end"))?;
         let runtime_dir = flags.runtime_dir.clone().or(file.runtime_dir);
+        let runtime_dir = runtime_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR));
+        let state_dir = flags.state_dir.clone().or(file.state_dir);
         let ladder = file.ladder.as_ref().map_or_else(|| Ok((Ladder::standard(), LadderIs::Auto)), FileLadder::read);
         let (ladder, ladder_is) = ladder?;
         Ok(Config {
             driver: driver.parse().map_err(|error| value("driver", error))?,
-            runtime_dir: runtime_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR)),
+            state_dir,
+            runtime_dir,
             http: http.map(|text| parse_address(text)).transpose()?,
             devices,
             ladder,
@@ -445,6 +454,7 @@ impl Config {
         File {
             driver: Some(name.to_owned()),
             runtime_dir: Some(self.runtime_dir.clone()),
+            state_dir: self.state_dir.clone(),
             http: self.http.map(|address| address.to_string()),
             ladder: Some(match self.ladder_is {
                 LadderIs::Measured => FileLadder::Word(MEASURED.to_owned()),
@@ -498,6 +508,11 @@ impl Config {
     /// Where plans are stored.
     pub(super) fn plan_dir(&self) -> PathBuf {
         self.plans.clone().unwrap_or_else(|| self.runtime_dir.join("plans"))
+    }
+
+    /// Where the journal and the keeper's socket are.
+    pub fn state_dir(&self) -> &Path {
+        self.state_dir.as_deref().unwrap_or(&self.runtime_dir)
     }
 }
 

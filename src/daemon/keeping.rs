@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -17,17 +18,25 @@ use crate::clock::{Clock as _, SystemClock};
 use crate::error::chain;
 use crate::ids::ChunkId;
 use crate::keeper::manager::{self, Manager, Passed};
-use crate::keeper::{KeeperError, Key, Link};
+use crate::keeper::{KeeperError, Key, Link, SOCKET_NAME};
 use crate::mortal::moment;
 use crate::steward::Steward;
 use crate::store::Keep;
+use crate::wire::fd_channel::ChannelError;
 
 /// After a keeper could not be started so long none is.
 const PAUSE: Duration = Duration::from_secs(1);
+/// A process that has closed its connection has ended then, or soon.
+const ENDING: Duration = Duration::from_millis(20);
+/// How often it is looked whether the next daemon would find the keeper.
+const LOOK: Duration = Duration::from_secs(1);
 /// One that reads nothing for so long is none: what was let go of stays held, and counts.
 const BEHIND_MAX: Duration = Duration::from_secs(2);
 /// How long the one that is there may take for its first answer: what only it holds is worth that.
 const FIRST_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is held, as it is given out.
+pub(super) type Descriptors = Vec<(Key, OwnedFd)>;
 
 /// Who holds it.
 #[derive(Debug)]
@@ -54,7 +63,7 @@ impl Holder {
     }
 
     /// Everything that it holds, where it can be asked.
-    fn list(&self) -> Result<Vec<(Key, OwnedFd)>, KeeperError> {
+    fn list(&self) -> Result<Descriptors, KeeperError> {
         match self {
             Holder::Process(link) => link.list(),
             Holder::Manager(_) => Ok(Vec::new()),
@@ -97,7 +106,7 @@ const MANAGER: u32 = 1;
 /// Who holds what is to outlive this process.
 #[derive(Debug)]
 pub(super) struct Keeping {
-    runtime_dir: PathBuf,
+    state_dir: PathBuf,
     /// What the service manager says, where it is to hold.
     manager: Option<Passed>,
     /// How long a keeper that this daemon starts stays when nobody is left.
@@ -109,6 +118,7 @@ pub(super) struct Keeping {
     pid: AtomicU32,
     /// How often one was started in the place of one that had gone.
     restarts: AtomicU64,
+    since: SystemClock,
 }
 
 #[derive(Debug, Default)]
@@ -120,40 +130,65 @@ struct Post {
     failed: Option<SystemClock>,
     /// A clock that began when it was first seen not to read.
     behind: Option<SystemClock>,
+    /// A clock that began with the link.
+    linked: Option<SystemClock>,
+    /// Which file the socket is by which it is found.
+    socket: Option<u64>,
+    /// When that was looked at last.
+    looked: Duration,
+}
+
+/// The keeper that is there, with what it holds. One that ends while it is asked is none a moment later.
+fn find(state_dir: &Path) -> Result<Option<(Link, Descriptors)>, KeeperError> {
+    const TIMES: u32 = 5;
+    let mut left = TIMES;
+    loop {
+        let found = Link::connect(state_dir, FIRST_PATIENCE).and_then(|link| {
+            let with = |link: Link| link.list().map(|held| (link, held));
+            link.map(with).transpose()
+        });
+        left -= 1;
+        match found {
+            Err(KeeperError::Channel(ChannelError::Closed)) if left > 0 => std::thread::sleep(ENDING),
+            found => return found,
+        }
+    }
 }
 
 impl Keeping {
     /// The keeper of a runtime directory, with what it holds: one that is there, else a new one. Where there is neither the daemon serves without, and tries again.
+    ///
+    /// # Errors
+    ///
+    /// One is there, and cannot be asked for what it holds: that is worth more than a start.
     pub(super) fn begin(
-        runtime_dir: &Path,
+        state_dir: &Path,
         linger: Duration,
         manager: Option<Passed>,
-    ) -> (Arc<Keeping>, Vec<(Key, OwnedFd)>) {
+    ) -> Result<(Arc<Keeping>, Descriptors), KeeperError> {
         let keeping = Keeping {
-            runtime_dir: runtime_dir.to_owned(),
+            state_dir: state_dir.to_owned(),
             manager,
             linger,
             post: Mutex::default(),
             steward: OnceLock::new(),
             pid: AtomicU32::new(0),
             restarts: AtomicU64::new(0),
+            since: SystemClock::new(),
         };
         let passed = keeping.manager.as_ref().map(manager::take);
-        let found = match passed {
-            Some(held) => keeping.start().map(|manager| Some((manager, held))),
-            None => Link::connect(runtime_dir, FIRST_PATIENCE).and_then(|link| {
-                let Some(link) = link else { return Ok(None) };
-                let held = link.list()?;
-                Ok(Some((Holder::Process(link), held)))
-            }),
-        };
-        let (link, held) = match found {
-            Ok(Some((link, held))) => (Ok(link), held),
-            Ok(None) => (keeping.start(), Vec::new()),
-            Err(error) => {
-                tracing::error!(error = %chain(&error), "the keeper that is there cannot be used: what only it holds is lost when it ends, and another takes its place");
-                (keeping.start(), Vec::new())
-            }
+        let (link, held) = match passed {
+            Some(held) => (keeping.start(), held),
+            None => match find(state_dir) {
+                Ok(Some((link, held))) => (Ok(Holder::Process(link)), held),
+                Ok(None) => (keeping.start(), Vec::new()),
+                // It holds nothing of ours.
+                Err(error @ KeeperError::NoKeeper(_)) => {
+                    tracing::error!(error = %chain(&error), "a keeper of this daemon's takes its place");
+                    (keeping.start(), Vec::new())
+                }
+                Err(error) => return Err(error),
+            },
         };
         match link {
             Ok(link) => {
@@ -166,7 +201,7 @@ impl Keeping {
             }
             Err(error) => keeping.note_failed(&mut keeping.post(), &error),
         }
-        (Arc::new(keeping), held)
+        Ok((Arc::new(keeping), held))
     }
 
     /// Whose chunks are kept.
@@ -189,16 +224,33 @@ impl Keeping {
             return Manager::connect(passed).map(Holder::Manager);
         }
         let mut program = this_file_again();
-        program.arg("keep").arg("--runtime-dir").arg(&self.runtime_dir).arg("--until-alone-for");
+        program.arg("keep").arg("--state-dir").arg(&self.state_dir).arg("--until-alone-for");
         program.arg(format!("{}ms", self.linger.as_millis())).arg("--connected");
         // A signal that a terminal sends to the daemon is not for it.
         program.process_group(0);
-        Link::start(program, &self.runtime_dir).map(Holder::Process)
+        Link::start(program, &self.state_dir).map(Holder::Process)
     }
 
     fn take(&self, post: &mut Post, link: Holder) {
         self.pid.store(link.pid(), Ordering::Relaxed);
         (post.link, post.failed, post.behind) = (Some(link), None, None);
+        (post.linked, post.socket) = (Some(SystemClock::new()), self.socket());
+    }
+
+    /// Which file the keeper's socket is.
+    fn socket(&self) -> Option<u64> {
+        let path = self.state_dir.join(SOCKET_NAME);
+        std::fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
+    }
+
+    /// The next daemon would not find this keeper: its socket is gone, or another's is there. The one that it would find is filled, and then this one is let go.
+    fn is_hidden(&self, post: &mut Post) -> bool {
+        let now = self.since.now();
+        if self.manager.is_some() || now.saturating_sub(post.looked) < LOOK {
+            return false;
+        }
+        post.looked = now;
+        post.link.is_some() && self.socket() != post.socket
     }
 
     fn note_failed(&self, post: &mut Post, error: &KeeperError) {
@@ -214,6 +266,10 @@ impl Keeping {
         let Some(link) = post.link.take() else { return };
         self.pid.store(0, Ordering::Relaxed);
         post.behind = None;
+        // One that ends as soon as it has begun is not begun again at once.
+        if post.linked.take().is_some_and(|since| since.now() < PAUSE) {
+            post.failed = Some(SystemClock::new());
+        }
         let what = if link.is_behind() { "it does not read what it is sent" } else { "it has ended" };
         let why = link.last_words().or_else(|| error.map(|error| chain(error)));
         tracing::error!(
@@ -261,14 +317,21 @@ impl Keeping {
                 (true, Some(_)) => {}
             }
             let is_early = post.failed.as_ref().is_some_and(|since| since.now() < PAUSE);
-            if post.link.is_some() || is_early {
+            let is_hidden = self.is_hidden(&mut post);
+            if is_early || post.link.is_some() && !is_hidden {
                 return;
+            }
+            if is_hidden {
+                tracing::warn!(
+                    pid = self.pid().unwrap_or(0),
+                    "the keeper's socket is gone, or another keeper's: the one that the next daemon finds is told everything"
+                );
             }
         }
         // Without the lock: whoever creates chunks meanwhile does not wait for it. One that is there by itself comes first.
         let found = match self.manager {
             Some(_) => None,
-            None => Link::connect(&self.runtime_dir, BEHIND_MAX).ok().flatten(),
+            None => Link::connect(&self.state_dir, BEHIND_MAX).ok().flatten(),
         };
         let link = found.map_or_else(|| self.start(), |link| Ok(Holder::Process(link)));
         moment();
@@ -304,6 +367,10 @@ impl Keeping {
                     "another keeper holds what is to outlive this process"
                 );
                 self.take(&mut post, link);
+            }
+            // The one that nobody finds is better than none.
+            Err(error) if post.link.is_some() => {
+                tracing::error!(error = %chain(&error), "the keeper that the next daemon would find cannot be used; it is tried again");
             }
             Err(error) => self.note_failed(&mut post, &error),
         }

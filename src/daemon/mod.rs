@@ -62,7 +62,7 @@ use crate::driver::{Driver, DriverError};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{DeviceId, DeviceUuid, SessionId};
 use crate::journal::{Book, JournalError};
-use crate::keeper::Key;
+use crate::keeper::{self, KeeperError, Key, Link, manager};
 use crate::ladder::{Ladder, LadderError, Part};
 use crate::ledger::{AccountView, FactsError};
 use crate::limits;
@@ -166,6 +166,11 @@ pub enum DaemonError {
     /// The devices' granularity is no size that a chunk can have.
     #[error("chunks must be multiples of the devices' granularity")]
     Ladder(#[from] LadderError),
+    /// A keeper is there, and cannot be asked for what it holds.
+    #[error(
+        "the keeper that is there cannot be used, and what it holds is worth more than a start: start again when it can be, or end it (`stitchd keep`) to go on without"
+    )]
+    Keeper(#[source] KeeperError),
     /// The journal that the daemon before has left cannot be gone on with.
     #[error("cannot take over from the daemon before")]
     Journal(#[from] JournalError),
@@ -201,6 +206,7 @@ impl DaemonError {
             DaemonError::Uncleared { .. } => ErrorKind::Broken,
             DaemonError::TooFewFiles { .. } => ErrorKind::Invalid,
             DaemonError::Ladder(_) => ErrorKind::Unsupported,
+            DaemonError::Keeper(error) => error.kind(),
             DaemonError::Journal(error) => error.kind(),
             DaemonError::Follow(_) => ErrorKind::Broken,
             DaemonError::Plans(_) => ErrorKind::Invalid,
@@ -241,10 +247,17 @@ impl Daemon {
         let (mut devices, scrubbers) = with_scrubbers(&driver, devices, config.driver_deadline)?;
         // Before the descriptors of a keeper are here: they are chunks' already.
         let fds_for_chunks = Daemon::fds_for_chunks(&config, nodes.len() as u64);
+        if config.keeper != KeeperIs::Manager {
+            // What it holds of a daemon that was configured so is nothing to this one, and would stay for ever.
+            manager::give_up(&config.manager).map_err(DaemonError::Keeper)?;
+        }
         let mut left = match config.keeper {
             KeeperIs::Process | KeeperIs::Manager if is_shared => Some(leave(&config)?),
             KeeperIs::Process | KeeperIs::Manager | KeeperIs::None => None,
         };
+        if config.keeper != KeeperIs::Process && is_shared {
+            end_keeper(&config);
+        }
         if let Some((_, left)) = &mut left {
             for device in &mut devices {
                 // What is there is there, whatever the configuration says by now.
@@ -534,9 +547,32 @@ struct Resumed {
 /// Finds or starts the keeper, and what was left with it.
 fn leave(config: &Config) -> Result<(Arc<Keeping>, Left), DaemonError> {
     let manager = (config.keeper == KeeperIs::Manager).then(|| config.manager.clone());
-    let (keeping, held) = Keeping::begin(&config.runtime_dir, config.keeper_linger, manager);
-    let left = Left::find(&config.runtime_dir, held)?;
+    keeper::prepare(config.state_dir()).map_err(DaemonError::Keeper)?;
+    let begun = Keeping::begin(config.state_dir(), config.keeper_linger, manager);
+    let (keeping, held) = begun.map_err(DaemonError::Keeper)?;
+    let left = Left::find(config.state_dir(), held)?;
     Ok((keeping, left))
+}
+
+/// Ends the keeper of a daemon that was configured to have one. Where nobody keeps at all the journal goes too: one day it would be believed.
+fn end_keeper(config: &Config) {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let ended = match Link::connect(config.state_dir(), PATIENCE) {
+        Ok(Some(link)) => link.end(),
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = ended {
+        tracing::warn!(error = %chain(&error), "the keeper of a former daemon cannot be ended: what it holds stays taken");
+    }
+    if config.keeper == KeeperIs::None {
+        let removed = std::fs::remove_file(config.state_dir().join(takeover::JOURNAL_NAME));
+        if let Err(error) = removed
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, "the journal of a former daemon stays, and is wrong by now");
+        }
+    }
 }
 
 /// A steward that goes on from what was left.

@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -31,6 +31,8 @@ use crate::wire::v1;
 
 /// How long the last connection may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a session may take to say what it holds, where others have no room to.
+const TELLING_MAX: Duration = Duration::from_secs(10);
 /// How long a session may take to be there again that has nothing.
 const AWAY_MAX: Duration = Duration::from_secs(2);
 /// The same of one whose process the kernel cannot watch.
@@ -41,6 +43,8 @@ const UNWATCHED_AWAY_MAX: Duration = Duration::from_secs(30);
 pub(super) struct Told {
     chunks: Vec<(DeviceUuid, ChunkId, Bytes)>,
     ranges: Vec<(RangeId, u32)>,
+    /// When the first of it was said.
+    since: Duration,
     /// Where what is said here is counted, of all sessions.
     of_all: Option<Arc<AtomicUsize>>,
 }
@@ -101,11 +105,44 @@ impl Entry {
         link
     }
 
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Chunks that it has said it holds, and has not said all.
+    pub(super) fn told_count(&self) -> usize {
+        self.told().chunks.len()
+    }
+
+    /// Forgets what it has begun to say before `since`, and has not said all.
+    pub(super) fn forget_told_before(&self, since: Duration) {
+        let mut told = self.told();
+        if told.since < since {
+            *told = Told::default();
+        }
+    }
+
+    /// An attempt that is later than this was heard: what this says was true before that.
+    fn check_attempt(&self, attempt: u64) -> Result<(), Status> {
+        if self.attempt.load(Ordering::Relaxed) > attempt {
+            return Err(status(ErrorKind::Unavailable, "the session has been there again since this was said"));
+        }
+        Ok(())
+    }
+
     /// Adds what a message says; nothing where more is to come.
-    fn take_told(&self, message: &v1::ReattachRequest, of_all: &Arc<AtomicUsize>) -> Result<Option<Told>, Status> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+    fn take_told(
+        &self,
+        message: &v1::ReattachRequest,
+        of_all: &Arc<AtomicUsize>,
+        now: Duration,
+    ) -> Result<Option<Told>, Status> {
+        let mut told = self.told();
+        self.check_attempt(message.attempt)?;
+        self.attempt.store(message.attempt, Ordering::Relaxed);
         if message.is_first {
             *told = Told::default();
+            told.since = now;
         }
         let chunks: usize = message.held.iter().map(|held| held.chunks.len()).sum();
         if chunks > limits::REATTACH_CHUNKS_MAX || message.ranges.len() > limits::REATTACH_CHUNKS_MAX {
@@ -141,13 +178,16 @@ impl Service {
         peer: &Peer,
         message: v1::ReattachRequest,
     ) -> Result<v1::ReattachReply, Status> {
-        let Some(told) = entry.take_told(&message, &self.0.told)? else { return Ok(v1::ReattachReply::default()) };
         let daemon = &self.0;
+        daemon.check_told(entry)?;
+        let told = entry.take_told(&message, &daemon.told, daemon.clock.now())?;
+        let Some(told) = told else { return Ok(v1::ReattachReply::default()) };
         // Whoever serves the connection before is over first, with what was on its way.
         entry.next_link();
         let serving = tokio::time::timeout(PATIENCE, entry.serving.lock()).await;
         let _serving =
             serving.map_err(|_| status(ErrorKind::Unavailable, "the session's last connection does not end"))?;
+        entry.check_attempt(message.attempt)?;
         daemon.registry.drop_tickets_of(entry.id);
         let at = |(uuid, chunk, len): &(DeviceUuid, ChunkId, Bytes)| {
             (daemon.device(*uuid).map(|device| device.id), *chunk, *len)
@@ -177,6 +217,22 @@ impl Service {
 }
 
 impl Daemon {
+    /// Makes room for one more message of what a session holds: what others have begun to say long ago is forgotten. Nobody needs more than there are chunks.
+    fn check_told(&self, entry: &Entry) -> Result<(), Status> {
+        if self.told.load(Ordering::Relaxed) + limits::REATTACH_CHUNKS_MAX > limits::REATTACH_TOLD_BY_ALL_MAX {
+            self.registry.forget_told_before(self.clock.now().saturating_sub(TELLING_MAX));
+        }
+        let store = self.steward.store();
+        let chunks_max: u64 = store.devices().iter().map(|device| store.chunks_max(device.id())).sum();
+        let most = usize::try_from(chunks_max).unwrap_or(usize::MAX).max(limits::REATTACH_TOLD_BY_PROCESS_MAX);
+        if entry.identity != Identity::Unknown && self.registry.told_by(entry.identity) > most {
+            entry.forget_told_before(Duration::MAX);
+            let text = "the sessions of this process say at once that they hold more chunks than there can be";
+            return Err(status(ErrorKind::Exhausted, text));
+        }
+        Ok(())
+    }
+
     /// A session of the daemon before: its process is watched, and is to be there again.
     pub(super) fn resume_session(self: &Arc<Daemon>, known: &KnownSession, kept: Option<OwnedFd>) {
         let of = &known.of;
@@ -203,6 +259,7 @@ impl Daemon {
             links: tokio::sync::watch::Sender::new(0),
             serving: tokio::sync::Mutex::default(),
             told: std::sync::Mutex::default(),
+            attempt: AtomicU64::new(0),
             has_leased: AtomicBool::new(false),
             opened: self.clock.now(),
             acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
@@ -232,10 +289,21 @@ impl Daemon {
         let most = if entry.has_pidfd { AWAY_MAX } else { UNWATCHED_AWAY_MAX };
         let come = tokio::time::timeout(most, links.wait_for(|links| *links > 0)).await;
         if come.is_ok_and(|seen| seen.is_ok()) {
+            if !entry.has_pidfd {
+                self.watch_unwatched(&entry).await;
+            }
             return;
         }
         let has_nothing = self.steward.session(entry.id).is_none_or(|view| view.held_bytes().is_zero());
         if !entry.has_pidfd || has_nothing {
+            self.end_session(entry.id, EndReason::Died);
+        }
+    }
+
+    /// A session whose process the kernel cannot watch has said that it is there again, and is over where its connection does not come: nothing else would tell.
+    async fn watch_unwatched(&self, entry: &Entry) {
+        tokio::time::sleep(UNWATCHED_AWAY_MAX).await;
+        if entry.serving.try_lock().is_ok() {
             self.end_session(entry.id, EndReason::Died);
         }
     }

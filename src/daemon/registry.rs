@@ -54,6 +54,8 @@ pub(super) struct Entry {
     pub(super) serving: tokio::sync::Mutex<()>,
     /// What it has said so far that it holds.
     pub(super) told: Mutex<Told>,
+    /// Which of its attempts to be there again is the last that was heard.
+    pub(super) attempt: AtomicU64,
     /// It has leased something from this daemon: what it holds is known.
     pub(super) has_leased: AtomicBool,
     pub(super) opened: Duration,
@@ -176,6 +178,16 @@ impl Registry {
     /// Sessions of one process.
     pub(super) fn count_of(&self, identity: Identity) -> usize {
         self.sessions.iter().filter(|entry| entry.identity == identity).count()
+    }
+
+    /// Chunks that the sessions of a process have said they hold, and have not said all.
+    pub(super) fn told_by(&self, identity: Identity) -> usize {
+        self.sessions.iter().filter(|entry| entry.identity == identity).map(|entry| entry.told_count()).sum()
+    }
+
+    /// Forgets what sessions have begun to say before `since`, and have not said all.
+    pub(super) fn forget_told_before(&self, since: Duration) {
+        self.sessions.iter().for_each(|entry| entry.forget_told_before(since));
     }
 
     pub(super) fn add(&self, entry: Arc<Entry>) {
@@ -364,6 +376,7 @@ mod tests {
             links: watch::Sender::new(0),
             serving: tokio::sync::Mutex::default(),
             told: Mutex::default(),
+            attempt: AtomicU64::new(0),
             has_leased: AtomicBool::new(false),
             opened: NOW,
             acquires: Semaphore::new(1),

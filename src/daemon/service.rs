@@ -371,6 +371,7 @@ impl Sessions for Service {
             links: tokio::sync::watch::Sender::new(0),
             serving: tokio::sync::Mutex::default(),
             told: std::sync::Mutex::default(),
+            attempt: AtomicU64::new(0),
             has_leased: AtomicBool::new(false),
             opened: daemon.clock.now(),
             acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),

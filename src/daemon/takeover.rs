@@ -100,6 +100,12 @@ fn believed(path: &Path, boot: &Mark, witnessed: Witnessed) -> Result<(Book, u64
             tracing::info!(error = %chain(&error), "nothing is taken over");
             return Ok((Book::default(), heard, None));
         }
+        // Nothing is known of it: neither that it is damaged nor that it is not. What it says is worth more than a start.
+        Err(JournalError::System { source, action, path })
+            if source.kind() != std::io::ErrorKind::PermissionDenied && source.raw_os_error() != Some(libc::ELOOP) =>
+        {
+            return Err(JournalError::System { action, path, source });
+        }
         Err(error) => {
             tracing::error!(error = %chain(&error), "the journal of the daemon before cannot be read: its sessions register what they have mapped");
             return Ok((Book::default(), heard, None));
@@ -129,9 +135,15 @@ impl Left {
     ///
     /// # Errors
     ///
-    /// A journal of a newer version.
+    /// A journal of a newer version, or one that could not be read just now.
     pub fn find(runtime_dir: &Path, held: Vec<(Key, OwnedFd)>) -> Result<Left, JournalError> {
-        let (path, boot) = (runtime_dir.join(JOURNAL_NAME), journal::boot_mark());
+        let path = runtime_dir.join(JOURNAL_NAME);
+        let system = |source| JournalError::System {
+            action: "learn of which start of the machine is",
+            path: path.clone(),
+            source,
+        };
+        let boot = journal::boot_mark().map_err(system)?;
         let (mut chunks, mut processes, mut useless) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
         let mut witness = None;
         for (key, fd) in held {
@@ -307,7 +319,7 @@ mod tests {
     fn a_journal_in_doubt_is_not_believed_and_its_numbers_go_on() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(JOURNAL_NAME);
-        let header = Header { boot: journal::boot_mark(), journal: [1; 16] };
+        let header = Header { boot: journal::boot_mark().unwrap(), journal: [1; 16] };
         let mut journal = Journal::begin(&path, header, Book::default()).unwrap();
         let opened = Record::Opened(SessionRecord {
             session: SessionId(7),
@@ -344,7 +356,7 @@ mod tests {
     fn a_journal_of_larger_numbers_is_not_believed_where_the_witness_is_anothers() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(JOURNAL_NAME);
-        let header = Header { boot: journal::boot_mark(), journal: [1; 16] };
+        let header = Header { boot: journal::boot_mark().unwrap(), journal: [1; 16] };
         drop(Journal::begin_at(&path, header, Book::default(), 486).unwrap());
         let of = |journal: Mark, last: u64| Witnessed { last, journal: Some(journal) };
         let seen = |witnessed| believed(&path, &header.boot, witnessed).unwrap().2;

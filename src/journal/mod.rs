@@ -32,10 +32,17 @@ use crate::mortal::moment;
 pub type Mark = [u8; 16];
 
 /// Which start of the machine this is, by the kernel's word: nothing where it says none, and then one start cannot be told from another.
-pub fn boot_mark() -> Mark {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+///
+/// # Errors
+///
+/// The kernel's word cannot be heard just now.
+pub fn boot_mark() -> std::io::Result<Mark> {
+    let text = match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        text => text?,
+    };
     let digits: String = text.trim().chars().filter(|c| *c != '-').collect();
-    u128::from_str_radix(&digits, 16).map_or([0; 16], u128::to_be_bytes)
+    Ok(u128::from_str_radix(&digits, 16).map_or([0; 16], u128::to_be_bytes))
 }
 
 /// What is wrong with a journal.
@@ -257,6 +264,15 @@ impl Journal {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(system(error)),
             _ => Ok(()),
         }
+    }
+
+    /// A step could not be written: tries again, with all that there is.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Journal::write_anew`].
+    pub fn mend(&mut self) -> Result<(), JournalError> {
+        if self.is_torn { self.write_anew() } else { Ok(()) }
     }
 
     /// Most of it tells of what is no more.

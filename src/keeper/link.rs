@@ -35,8 +35,8 @@ impl Link {
     /// # Errors
     ///
     /// One is there, and does not answer or speaks another version.
-    pub fn connect(runtime_dir: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
-        Link::call(runtime_dir, patience)?.map(|link| link.greeted(&runtime_dir.join(SOCKET_NAME))).transpose()
+    pub fn connect(state_dir: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
+        Link::call(state_dir, patience)?.map(|link| link.greeted(&state_dir.join(SOCKET_NAME))).transpose()
     }
 
     /// The same, which has said hello and not heard anything yet.
@@ -44,8 +44,8 @@ impl Link {
     /// # Errors
     ///
     /// As of [`Link::connect`].
-    pub fn call(runtime_dir: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
-        let path = runtime_dir.join(SOCKET_NAME);
+    pub fn call(state_dir: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
+        let path = state_dir.join(SOCKET_NAME);
         match FdChannel::connect(&path, patience) {
             // Whoever listens there gets every descriptor.
             Ok(channel) if !is_one_of_us(channel.as_fd()) => Err(KeeperError::NoKeeper(path)),
@@ -78,13 +78,13 @@ impl Link {
     /// # Errors
     ///
     /// It does not start, or does not say that it is there.
-    pub fn start(mut program: Command, runtime_dir: &Path) -> Result<Link, KeeperError> {
+    pub fn start(mut program: Command, state_dir: &Path) -> Result<Link, KeeperError> {
         let (ours, theirs) = FdChannel::pair()?;
         let ours = ours.with_patience(PATIENCE)?;
         program.stdin(Stdio::from(theirs.into_socket())).stdout(Stdio::null()).stderr(Stdio::null());
         let child = program.spawn().map_err(KeeperError::system("start a keeper"))?;
         drop(program);
-        Link::over(ours, Some(child))?.greeted(&runtime_dir.join(SOCKET_NAME))
+        Link::over(ours, Some(child))?.greeted(&state_dir.join(SOCKET_NAME))
     }
 
     /// The same, once it has answered.

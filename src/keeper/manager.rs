@@ -2,15 +2,17 @@
 //!
 //! A name is what a descriptor is held as; each is sent by itself, as a message has one name for all that it carries. The store is a datagram socket without answers: what the kernel has taken is the manager's, in the order in which it was sent. It must be told not to look at the descriptors (`FDPOLL=0`), or a pidfd would go when its process does.
 //!
-//! The service needs `Type=notify` or `NotifyAccess=main`, and `FileDescriptorStoreMax=` of as many descriptors as there are chunks and sessions: what is beyond that systemd closes, with a word in its log and none to us.
+//! The service needs `Type=notify` or `NotifyAccess=main`, and `FileDescriptorStoreMax=` of as many descriptors as there are chunks and sessions: what is beyond that systemd closes, with a word in its log and none to us. With `Type=notify` it waits for [`say_ready`].
 
 #![expect(unsafe_code, reason = "takes descriptors that its parent has passed by number")]
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -39,10 +41,45 @@ const FIRST: i32 = 3;
 const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// All names of what is passed together are one string of a program's environment, which Linux lets be 128 KiB long: with a longer one the manager could not start the next daemon (execve(2), MAX_ARG_STRLEN).
+const NAMES_LEN_MAX: usize = 120 << 10;
+
 /// The store of a service manager.
 #[derive(Debug)]
 pub struct Manager {
     socket: OwnedFd,
+    held: Mutex<Held>,
+}
+
+/// What is in the store, by its own count.
+#[derive(Debug, Default)]
+struct Held {
+    keys: BTreeSet<Key>,
+    /// Bytes of their names, with what stands between them.
+    names_len: usize,
+    is_full_said: bool,
+}
+
+impl Held {
+    /// False where there is no room for its name.
+    fn add(&mut self, key: Key) -> bool {
+        let len = name_of(key).len() + 1;
+        if self.keys.contains(&key) {
+            return true;
+        }
+        // What a daemon cannot go on without has room in any case.
+        if matches!(key, Key::Chunk(_)) && self.names_len + len > NAMES_LEN_MAX {
+            return false;
+        }
+        self.names_len += len;
+        self.keys.insert(key)
+    }
+
+    fn remove(&mut self, key: Key) {
+        if self.keys.remove(&key) {
+            self.names_len -= name_of(key).len() + 1;
+        }
+    }
 }
 
 /// What a descriptor is called in the store.
@@ -73,6 +110,30 @@ fn key_of(name: &str) -> Option<Key> {
     }
 }
 
+/// What this process starts is not to have what was passed to it. To be called before anything is started, and before [`take`].
+pub fn close_on_exec(passed: &Passed) {
+    for (number, _) in (FIRST..).zip(&passed.names) {
+        // SAFETY:
+        // * whoever started this process says that this number is an open descriptor, and nothing here closes it meanwhile;
+        // * if that is a lie the call is refused, or closes on exec what another part of this process has opened, which it does by itself.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        // Not open.
+        let _ = rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC);
+    }
+}
+
+/// Says that this process serves, where whoever started it waits for that (sd_notify(3), `READY=1`).
+///
+/// # Errors
+///
+/// It cannot be reached.
+pub fn say_ready(passed: &Passed) -> Result<(), KeeperError> {
+    match passed.socket {
+        Some(_) => Manager::connect(passed)?.send("READY=1", &[]),
+        None => Ok(()),
+    }
+}
+
 /// Takes what was passed to this process. What has no name of ours is closed. To be called once, before anything else opens files.
 pub fn take(passed: &Passed) -> Vec<(Key, OwnedFd)> {
     let mut taken = Vec::new();
@@ -91,6 +152,16 @@ pub fn take(passed: &Passed) -> Vec<(Key, OwnedFd)> {
         }
     }
     taken
+}
+
+/// Closes what was passed to this process, and has the manager hold it no more: somebody else keeps.
+///
+/// # Errors
+///
+/// The manager cannot be reached.
+pub fn give_up(passed: &Passed) -> Result<(), KeeperError> {
+    let keys: Vec<Key> = take(passed).into_iter().map(|(key, _)| key).collect();
+    if keys.is_empty() { Ok(()) } else { Manager::connect(passed)?.let_go(&keys) }
 }
 
 impl Manager {
@@ -120,10 +191,18 @@ impl Manager {
         };
         let socket =
             connect().map_err(|errno| errno.into()).map_err(KeeperError::system("reach the service manager"))?;
-        Ok(Manager { socket })
+        let mut held = Held::default();
+        for key in passed.names.iter().filter_map(|name| key_of(name)) {
+            held.add(key);
+        }
+        Ok(Manager { socket, held: Mutex::new(held) })
     }
 
-    /// Has these held, from before this returns.
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has these held, from before this returns, but for chunks that it has no room for: of those only their holders have something when this process dies.
     ///
     /// # Errors
     ///
@@ -133,6 +212,9 @@ impl Manager {
             // There is one of each name: what has the same name goes first.
             if *key == Key::Witness {
                 self.let_go(&[*key])?;
+            }
+            if !self.add(*key) {
+                return Ok(());
             }
             self.send(&format!("FDSTORE=1\nFDPOLL=0\nFDNAME={}", name_of(*key)), &[*fd])
         })
@@ -144,7 +226,23 @@ impl Manager {
     ///
     /// As of [`Manager::keep`].
     pub fn let_go(&self, keys: &[Key]) -> Result<(), KeeperError> {
+        {
+            let mut held = self.held();
+            keys.iter().for_each(|key| held.remove(*key));
+        }
         keys.iter().try_for_each(|key| self.send(&format!("FDSTOREREMOVE=1\nFDNAME={}", name_of(*key)), &[]))
+    }
+
+    fn add(&self, key: Key) -> bool {
+        let mut held = self.held();
+        let has_room = held.add(key);
+        if !has_room && !std::mem::replace(&mut held.is_full_said, true) {
+            tracing::warn!(
+                held = held.keys.len(),
+                "the service manager's store has no room for more names: what else there is, is lost to the next daemon but for who has it mapped (use a keeper that is a process, or larger chunks)"
+            );
+        }
+        has_room
     }
 
     fn send(&self, text: &str, fds: &[BorrowedFd<'_>]) -> Result<(), KeeperError> {
@@ -194,6 +292,15 @@ mod tests {
             // systemd takes names of printable characters without colons.
             assert!(name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') && name.len() < 255);
         }
+        // A store has room for so many chunks, and for all else beside them.
+        let mut held = Held::default();
+        let most = (1..).take_while(|chunk| held.add(Key::Chunk(ChunkId(*chunk)))).count();
+        assert!((10_000..20_000).contains(&most) && held.add(Key::Witness) && held.add(Key::Chunk(ChunkId(1))));
+        assert!(!held.add(Key::Chunk(ChunkId(u64::MAX))));
+        held.remove(Key::Chunk(ChunkId(9_999)));
+        held.remove(Key::Chunk(ChunkId(9_998)));
+        held.remove(Key::Chunk(ChunkId(9_997)));
+        assert!(held.add(Key::Chunk(ChunkId(99_999))));
         for other in ["", "c", "cx", "stored", "w1", "k1", "é"] {
             assert_eq!(key_of(other), None, "{other}");
         }

@@ -1,6 +1,6 @@
 //! The keeper: a small process that holds descriptors, so that what they are of outlives the daemon: chunks, the processes of sessions, the devices' nodes, the witness of the journal.
 //!
-//! It knows nothing of what they are. It is exec'ed by a daemon, or started by whoever wants it to outlive more than that (a pod of its own); a daemon that follows finds it by its socket in the runtime directory, gets copies of everything, and goes on telling it what to hold.
+//! It knows nothing of what they are. It is exec'ed by a daemon, or started by whoever wants it to outlive more than that (a pod of its own); a daemon that follows finds it by its socket in the state directory, gets copies of everything, and goes on telling it what to hold.
 //!
 //! | file | what |
 //! |---|---|
@@ -24,13 +24,15 @@ pub mod manager;
 pub mod process;
 
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
 
 use prost::Message;
 
 use crate::error::ErrorKind;
 use crate::ids::{ChunkId, SessionId};
 use crate::wire::fd_channel::ChannelError;
+use crate::wire::peer::{credentials, sees_our_users};
 
 pub use link::Link;
 
@@ -203,10 +205,21 @@ fn from(what: v1::From) -> v1::FromKeeper {
     v1::FromKeeper { what: Some(what) }
 }
 
-/// The process at the other end is of this user, or root: whoever listened there, or connected.
+/// The process at the other end is of this user, or root: whoever listened there, or connected. Root of another user namespace is not root, as far as that can be seen; where
+/// processes do not see each other (containers) it is the directory that keeps others out.
 fn is_one_of_us(socket: BorrowedFd<'_>) -> bool {
-    let ours = rustix::process::geteuid();
-    rustix::net::sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == ours || peer.uid.is_root())
+    let ours = rustix::process::geteuid().as_raw();
+    credentials(socket).is_some_and(|(pid, uid)| (uid == ours || uid == 0) && sees_our_users(pid) != Some(false))
+}
+
+/// Makes the directory of the keeper's socket and of the journal where there is none: for its owner alone.
+///
+/// # Errors
+///
+/// The system's.
+pub fn prepare(state_dir: &Path) -> Result<(), KeeperError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir);
+    made.map_err(KeeperError::system("make the directory of the keeper's socket and of the journal"))
 }
 
 /// A message of keys fits.

@@ -19,7 +19,7 @@ use crate::wire::fd_channel::{ChannelError, FdChannel};
 #[derive(Debug)]
 pub struct Keeping {
     /// Where its socket is to be.
-    pub runtime_dir: PathBuf,
+    pub state_dir: PathBuf,
     /// A daemon that is connected already.
     pub daemon: Option<OwnedFd>,
     /// Ends when no daemon has been there for so long, and none of the processes that it holds is alive; stays for ever where there is none.
@@ -59,7 +59,7 @@ enum Then {
 ///
 /// The socket cannot be made.
 pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
-    let mut keeper = Keeper::new(&keeping.runtime_dir, keeping.alone_max.is_none())?;
+    let mut keeper = Keeper::new(&keeping.state_dir, keeping.alone_max.is_none())?;
     keeper.daemon = keeping.daemon.and_then(|socket| FdChannel::over(socket, true).with_patience(PATIENCE).ok());
     let clock = SystemClock::new();
     let (mut alone_since, mut looked) = (clock.now(), clock.now());
@@ -114,8 +114,9 @@ impl Keeper {
     /// # Errors
     ///
     /// The socket cannot be made.
-    pub fn new(runtime_dir: &Path, is_for_ever: bool) -> Result<Keeper, KeeperError> {
-        let socket = runtime_dir.join(SOCKET_NAME);
+    pub fn new(state_dir: &Path, is_for_ever: bool) -> Result<Keeper, KeeperError> {
+        super::prepare(state_dir)?;
+        let socket = state_dir.join(SOCKET_NAME);
         let listener = listen(&socket).map_err(KeeperError::system("listen for daemons"))?;
         let inode = inode_of(&socket).unwrap_or(0);
         Ok(Keeper { listener, socket, inode, daemon: None, is_for_ever, held: BTreeMap::new() })

@@ -18,7 +18,7 @@ struct Running {
 
 fn start(alone_max: Option<Duration>) -> Running {
     let dir = tempfile::tempdir().unwrap();
-    let keeping = Keeping { runtime_dir: dir.path().to_owned(), daemon: None, alone_max };
+    let keeping = Keeping { state_dir: dir.path().to_owned(), daemon: None, alone_max };
     let thread = std::thread::spawn(move || serve(keeping));
     Running { dir, thread }
 }

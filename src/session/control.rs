@@ -15,6 +15,7 @@ use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::giving::{Givers, Question};
+use super::holdings::RangeHold;
 use super::line::Line;
 use super::quiet_stream::QuietStream;
 use super::returning::{self, Returned};
@@ -22,7 +23,7 @@ use super::{RemoteDevice, SessionConfig, SessionError};
 use crate::clock::{Clock as _, SystemClock};
 use crate::driver::layers::metered::Metered;
 use crate::error::root;
-use crate::ids::{DeviceUuid, PlanId, RangeId, SessionId};
+use crate::ids::{DeviceUuid, PlanId, SessionId};
 use crate::ladder::Ladder;
 use crate::limits;
 use crate::runtime::{Counters, Room};
@@ -92,7 +93,7 @@ enum Command {
     Admit(DeviceUuid, Bytes, Duration, Answer<()>),
     Publish(v1::PublishRequest, Answer<v1::PublishReply>),
     Attach(v1::AttachRequest, Answer<v1::AttachReply>),
-    Detach(RangeId, Answer<()>),
+    Detach(Arc<RangeHold>, Answer<()>),
 }
 
 impl Control {
@@ -166,8 +167,8 @@ impl Control {
     }
 
     /// Has the session hold a shared range once less.
-    pub(super) fn detach(&self, range: RangeId) -> Result<(), SessionError> {
-        self.ask(|answer| Command::Detach(range, answer))
+    pub(super) fn detach(&self, hold: &Arc<RangeHold>) -> Result<(), SessionError> {
+        self.ask(|answer| Command::Detach(Arc::clone(hold), answer))
     }
 
     fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, SessionError> {
@@ -264,6 +265,7 @@ impl Worker {
     async fn come_back(&mut self, me: &mut Me) -> Option<Channel> {
         let (mut pause, mut backlog, mut was_late) = (returning::PAUSE_MIN, Backlog::new(), false);
         let mut looks = tokio::time::interval(LOOK);
+        let renamings = self.line()?.holdings.renamings();
         loop {
             // A session that is not whole yet has nothing that could be taken along.
             let line = self.line()?;
@@ -282,8 +284,15 @@ impl Worker {
                 Returned::Here(channel) => {
                     tracing::debug!(session = %me.0, "a daemon is there again");
                     for (since, command) in backlog {
+                        let is_stale = match &command {
+                            // The daemon was not told of it: it is none.
+                            Command::Detach(hold, _) => !line.holdings.was_told(hold),
+                            // It names chunks as another daemon did.
+                            Command::Publish(..) => line.holdings.renamings() != renamings,
+                            _ => false,
+                        };
                         // Whoever has asked waits twice as long at least.
-                        if since.now() < self.config.patience {
+                        if !is_stale && since.now() < self.config.patience {
                             drop(tokio::spawn(carry_out(command, channel.clone(), *me, self.config.patience)));
                         }
                     }
@@ -497,7 +506,8 @@ async fn carry_out(command: Command, channel: Channel, (session, secret): (Sessi
                 let _ = in_time(patience, RangesClient::new(channel).detach(wanted)).await;
             }
         }
-        Command::Detach(range, answer) => {
+        Command::Detach(hold, answer) => {
+            let range = hold.range;
             let wanted = v1::DetachRequest { session_id: session.0, secret: secret.to_vec(), range_id: range.0 };
             let _ = answer.send(in_time(patience, RangesClient::new(channel).detach(wanted)).await.map(drop));
         }

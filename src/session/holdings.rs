@@ -21,11 +21,21 @@ pub struct Holdings {
     ranges: Mutex<Vec<Weak<RangeHold>>>,
     /// Numbers chunks whose own number is another's here.
     next_chunk: AtomicU64,
+    /// How often it was said what is held.
+    tellings: AtomicU64,
+    /// How often chunks have got other names.
+    renamings: AtomicU64,
 }
 
 impl Default for Holdings {
     fn default() -> Holdings {
-        Holdings { chunks: Mutex::default(), ranges: Mutex::default(), next_chunk: AtomicU64::new(1 << 63) }
+        Holdings {
+            chunks: Mutex::default(),
+            ranges: Mutex::default(),
+            next_chunk: AtomicU64::new(1 << 63),
+            tellings: AtomicU64::new(0),
+            renamings: AtomicU64::new(0),
+        }
     }
 }
 
@@ -49,6 +59,8 @@ pub struct RangeHold {
     pub is_known: AtomicBool,
     /// The connection over which it came.
     pub epoch: u64,
+    /// The last telling that it was part of.
+    told: AtomicU64,
 }
 
 /// A chunk that is leased.
@@ -94,14 +106,18 @@ impl Holding {
     }
 
     /// Tells the daemon what could not be told before: that chunks are given back.
-    pub fn send_unsent(&self, send: impl FnOnce(Vec<ChunkId>) -> Result<(), SessionError>) {
+    pub fn send_unsent(&self, mut send: impl FnMut(Vec<ChunkId>) -> Result<(), SessionError>) {
         let mut unsent = self.unsent();
-        if unsent.is_empty() {
-            return;
-        }
-        match send(unsent.clone()) {
-            Ok(()) => unsent.clear(),
-            Err(error) => tracing::debug!(error = %chain(&error), "chunks could not be given back yet"),
+        while !unsent.is_empty() {
+            let some = unsent.len().min(limits::RELEASE_CHUNKS_MAX);
+            // What has been said once is not said again: it may be another's by then.
+            match send(unsent[..some].to_vec()) {
+                Ok(()) => drop(unsent.drain(..some)),
+                Err(error) => {
+                    tracing::debug!(error = %chain(&error), "chunks could not be given back yet");
+                    return;
+                }
+            }
         }
     }
 }
@@ -129,7 +145,7 @@ impl Holdings {
 
     /// The session holds a range once more: so it has heard over connection `epoch`.
     pub fn hold_range(&self, range: RangeId, epoch: u64) -> Arc<RangeHold> {
-        let hold = Arc::new(RangeHold { range, is_known: AtomicBool::new(true), epoch });
+        let hold = Arc::new(RangeHold { range, is_known: AtomicBool::new(true), epoch, told: AtomicU64::new(0) });
         let mut ranges = self.ranges.lock().unwrap_or_else(PoisonError::into_inner);
         ranges.retain(|known| known.strong_count() > 0);
         ranges.push(Arc::downgrade(&hold));
@@ -153,7 +169,11 @@ impl Holdings {
             unsent.clear();
         }
         let mut times: BTreeMap<RangeId, u32> = BTreeMap::new();
-        self.range_holds().iter().for_each(|hold| *times.entry(hold.range).or_default() += 1);
+        let attempt = self.tellings.fetch_add(1, Ordering::Relaxed) + 1;
+        for hold in self.range_holds() {
+            hold.told.store(attempt, Ordering::Relaxed);
+            *times.entry(hold.range).or_default() += 1;
+        }
         let ranges: Vec<_> = times.into_iter().collect();
         let mut messages = Vec::new();
         for some in chunks.chunks(limits::REATTACH_CHUNKS_MAX) {
@@ -174,9 +194,19 @@ impl Holdings {
         }
         let last = messages.len() - 1;
         for (number, message) in messages.iter_mut().enumerate() {
-            (message.is_first, message.has_more) = (number == 0, number < last);
+            (message.is_first, message.has_more, message.attempt) = (number == 0, number < last, attempt);
         }
         messages
+    }
+
+    /// The daemon that was told last was told of this hold, too.
+    pub fn was_told(&self, hold: &RangeHold) -> bool {
+        hold.told.load(Ordering::Relaxed) == self.tellings.load(Ordering::Relaxed)
+    }
+
+    /// How often chunks have got other names: what was named before may be another by now.
+    pub fn renamings(&self) -> u64 {
+        self.renamings.load(Ordering::Relaxed)
     }
 
     /// What the daemon has said to that: chunks have other names now, or none.
@@ -191,6 +221,7 @@ impl Holdings {
         if renamed.is_empty() && unknown.is_empty() {
             return;
         }
+        self.renamings.fetch_add(1, Ordering::Relaxed);
         for holding in self.all() {
             // What was let go of since it was named has another name by now, too.
             let mut unsent = holding.unsent();

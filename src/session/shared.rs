@@ -192,12 +192,12 @@ impl Drop for Held {
 
 impl Session {
     /// Holds a range no more. A daemon that is away hears it when the session is there again, by not being told of it.
-    fn detach(&self, hold: &RangeHold) {
+    fn detach(&self, hold: &Arc<RangeHold>) {
         if fork::is_child() || !hold.is_known.swap(false, Ordering::Relaxed) || !self.line.is_attached() {
             return;
         }
         let range = hold.range;
-        if let Err(error) = self.control.detach(range) {
+        if let Err(error) = self.control.detach(hold) {
             tracing::debug!(%range, error = %chain(&error), "a shared range could not be let go of; it is when this process ends");
         }
     }

@@ -19,6 +19,8 @@ pub(super) struct Chronicle {
     uuids: BTreeMap<DeviceId, DeviceUuid>,
     /// The last step could not be written.
     is_failing: bool,
+    /// When it was tried last to write it all the same.
+    tried_ms: u64,
 }
 
 /// What of a command is a fact by itself, beside what its effects are.
@@ -54,9 +56,12 @@ impl Cause {
     }
 }
 
+/// So long between two attempts.
+const MEND_MS: u64 = 500;
+
 impl Chronicle {
     pub(super) fn new(journal: Journal, uuids: BTreeMap<DeviceId, DeviceUuid>) -> Chronicle {
-        Chronicle { journal: Some(journal), uuids, is_failing: false }
+        Chronicle { journal: Some(journal), uuids, is_failing: false, tried_ms: 0 }
     }
 
     /// What the journal says, where there is one.
@@ -84,6 +89,22 @@ impl Chronicle {
     pub(super) fn add(&mut self, record: Record) {
         if let Some(journal) = &mut self.journal {
             let written = journal.append(&[record]);
+            self.note_written(written);
+        }
+    }
+
+    /// Where a step could not be written: tries again, now and then. Nobody may lease anything for hours, and there may be room by now.
+    pub(super) fn mend(&mut self, now_ms: u64) {
+        if self.is_failing && now_ms.saturating_sub(self.tried_ms) >= MEND_MS {
+            self.tried_ms = now_ms;
+            self.mend_now();
+        }
+    }
+
+    /// The same, at once: somebody follows.
+    pub(super) fn mend_now(&mut self) {
+        if let (true, Some(journal)) = (self.is_failing, &mut self.journal) {
+            let written = journal.mend();
             self.note_written(written);
         }
     }

@@ -75,7 +75,9 @@ impl Steward {
 
     /// The journal says from here on what it says now: what this process does to what it holds while it ends is not for those who follow.
     pub fn stop_journal(&self) {
-        drop(self.lock().chronicle.take());
+        if let Some(mut chronicle) = self.lock().chronicle.take() {
+            chronicle.mend_now();
+        }
     }
 
     /// Nobody is to follow: the journal goes.

@@ -690,7 +690,11 @@ impl Steward {
 
     /// Time has passed: requests time out, and the driver is asked what others hold.
     pub fn tick(self: &Arc<Self>) {
-        self.step(Command::Tick { now_ms: self.now_ms() }).expect("time is always taken");
+        let now_ms = self.now_ms();
+        self.step(Command::Tick { now_ms }).expect("time is always taken");
+        if let Some(chronicle) = &mut self.lock().chronicle {
+            chronicle.mend(now_ms);
+        }
         for device in self.store.devices() {
             self.observe(device.id());
             self.retry(device.id());

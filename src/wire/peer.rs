@@ -28,9 +28,16 @@ pub const UID_OVERFLOW: u32 = 65_534;
 
 /// A process sees the same users as this one, and is in the same pod, or in none as this one is.
 pub fn is_beside_us(pid: i32) -> bool {
+    sees_our_users(pid) == Some(true) && pod_of(pid) == pod_of(std::process::id().cast_signed())
+}
+
+/// A process is in the same user namespace as this one. Nothing where that cannot be seen: it is in another pid namespace, or gone.
+pub fn sees_our_users(pid: i32) -> Option<bool> {
     let users = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user")).ok();
-    let theirs = users(&pid.to_string());
-    pid > 0 && theirs.is_some() && theirs == users("self") && pod_of(pid) == pod_of(std::process::id().cast_signed())
+    if pid <= 0 {
+        return None;
+    }
+    Some(users(&pid.to_string())? == users("self")?)
 }
 
 /// Nobody's number: what the kernel shows for users of other namespaces, too, is 65534 at most.
@@ -69,9 +76,7 @@ const PIDFS_MAGIC: u64 = 0x5049_4446;
 impl Peer {
     /// Asks the kernel who connected `socket`.
     pub fn of(socket: BorrowedFd<'_>) -> Peer {
-        let credentials = rustix::net::sockopt::socket_peercred(socket);
-        let (pid, uid) =
-            credentials.map_or((0, UID_UNKNOWN), |peer| (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw()));
+        let (pid, uid) = credentials(socket).unwrap_or((0, UID_UNKNOWN));
         let pidfd = peer_pidfd(socket);
         let identity = match &pidfd {
             Ok(Some(pidfd)) => identity_of(pidfd.as_fd(), pid),
@@ -110,6 +115,19 @@ fn pod_in(cgroups: &str) -> Option<String> {
         is_uid.then_some(uid)
     };
     parts.filter_map(uid).next()
+}
+
+/// The process and the user at the other end. A process of a pid namespace that this one does not see has the number 0: what rustix asks with has no such number.
+pub fn credentials(socket: BorrowedFd<'_>) -> Option<(i32, u32)> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY:
+    // * `socket` is open while it is borrowed;
+    // * the option's value is one `ucred`, and `peer` and `len` are ours and as large as they say.
+    let answer = unsafe {
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut len)
+    };
+    (answer == 0 && len as usize == size_of::<libc::ucred>()).then_some((peer.pid, peer.uid))
 }
 
 /// `None` where the kernel does not know the question.

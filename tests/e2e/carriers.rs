@@ -7,12 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
+use stitchd::driver::LibraryPlace;
+use stitchd::driver::gpu::GpuKind;
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
 use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::{Session, SessionConfig};
 use stitchd::units::Bytes;
 
+use crate::standin::Machine;
 use crate::support::{TestDaemon, eventually, hear, needs_host, stitchd};
 
 const MIB: u64 = 1 << 20;
@@ -41,6 +44,8 @@ def read():
             store.remove(known)
             os.close(known[1])
     for fd in fds: os.close(fd)
+    # As Type=notify has it.
+    if said.get('READY') == '1': print('serves', pid, len(store), flush=True)
 def start():
     out = os.pipe()
     pid = os.fork()
@@ -61,8 +66,7 @@ while True:
     ready, _, _ = select.select([sock, out, sys.stdin], [], [])
     if sock in ready: read()
     elif out in ready:
-        if os.read(out, 65536): print('serves', pid, len(store), flush=True)
-        else:
+        if not os.read(out, 65536):
             # It has ended: whatever it had said was said.
             os.close(out)
             os.waitpid(pid, 0)
@@ -86,23 +90,31 @@ struct Managed {
 
 impl Managed {
     fn start() -> Managed {
+        Managed::start_with(|command| {
+            command.args(["--driver", "host", "--device=0=64MiB"]);
+        })
+    }
+
+    /// With these arguments too.
+    fn start_with(more: impl FnOnce(&mut Command)) -> Managed {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("stitchd.toml");
         std::fs::write(&config, "keeper = \"systemd\"\n").unwrap();
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
-        let mut manager = Command::new("python3")
+        let mut command = Command::new("python3");
+        command
             .args(["-c", MANAGER])
             .arg(dir.path().join("notify"))
             .arg(env!("CARGO_BIN_EXE_stitchd"))
-            .args(["serve", "--json", "--driver", "host", "--device=0=64MiB", "--log", "debug", "--config"])
+            .args(["serve", "--json", "--log", "debug", "--config"])
             .arg(&config)
             .arg("--runtime-dir")
             .arg(dir.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+            .stderr(log);
+        more(&mut command);
+        let mut manager = command.spawn().unwrap();
         let lines = BufReader::new(manager.stdout.take().unwrap()).lines();
         Managed { manager, lines, dir }
     }
@@ -229,4 +241,86 @@ fn a_keeper_that_somebody_else_has_started_is_used_and_outlives_the_daemon_and_i
     keeper.kill().unwrap();
     keeper.wait().unwrap();
     assert_eq!(ended, None, "it stays");
+}
+
+#[test]
+fn what_a_service_manager_passes_is_for_the_daemon_alone() {
+    let machine = Machine::new(GpuKind::Cuda, "devices = 134217728\ndirty = 1");
+    let library = LibraryPlace::at(machine.library());
+    let place = machine.library().to_owned();
+    let mut managed = Managed::start_with(|command| {
+        command.args(["--driver", "cuda"]).env("STITCHD_DRIVER_LIBRARY", place);
+    });
+    let (pid, _) = managed.serves();
+    let socket = managed.dir.path().join("stitchd.sock");
+    let session = Session::connect(&SessionConfig { library, ..SessionConfig::new(socket.clone(), "stays") }).unwrap();
+    let one = runtime(&session);
+    let kept = one.alloc(&Request::of(Bytes::mib(100))).unwrap();
+    kill(pid);
+    let (_, passed) = managed.serves();
+    assert!(passed > 40, "{passed} descriptors");
+    eventually("that it is there again", || session.is_attached().then_some(()));
+    one.free(kept, StreamId(0)).unwrap();
+    one.trim(Bytes::mib(256));
+    drop((one, session));
+    eventually("that all was given back", || (managed.status()["devices"][0]["leased_bytes"] == 0).then_some(()));
+    // Whoever clears memory was started by the second daemon, and has none of it.
+    assert!(stitchd().args(["trim", "--socket"]).arg(&socket).output().unwrap().status.success());
+    eventually("that no chunk is left", || (machine.chunk_files() == 0).then_some(()));
+    assert_eq!(managed.status()["devices"][0]["foreign_bytes"], 0);
+}
+
+#[test]
+fn a_keeper_in_a_pod_of_its_own_outlives_the_pod_of_the_daemon() {
+    // A pid namespace ends as a pod does: all at once. The users are the same, as of pods that run as the same user on one node.
+    let unshare = |what: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", "--kill-child"]).args(what);
+        command.stdin(Stdio::null());
+        command
+    };
+    if !unshare(&["true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+        println!("SKIP: this process may not make pid namespaces (unshare --pid)");
+        return;
+    }
+    if needs_host("the daemon is started by hand") {
+        return;
+    }
+    let (sockets, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let [sockets_dir, state_dir] = [&sockets, &state].map(|dir| dir.path().to_str().unwrap());
+    let program = env!("CARGO_BIN_EXE_stitchd");
+    let mut keeper = unshare(&[program, "keep", "--state-dir", state_dir]).spawn().unwrap();
+    eventually("its socket", || state.path().join("keeper.sock").exists().then_some(()));
+    let serve = || {
+        let what =
+            ["serve", "--driver", "host", "--device=0=64MiB", "--runtime-dir", sockets_dir, "--state-dir", state_dir];
+        let mut daemon = unshare(&[&[program], &what[..]].concat()).stdout(Stdio::piped()).spawn().unwrap();
+        hear(&mut BufReader::new(daemon.stdout.take().unwrap()).lines());
+        daemon
+    };
+    let mut first = serve();
+    let socket = sockets.path().join("stitchd.sock");
+    let session = Session::connect(&SessionConfig::new(socket, "trainer")).unwrap();
+    let one = runtime(&session);
+    let kept = one.alloc(&Request::of(Bytes::mib(20))).unwrap();
+    one.device().driver().write(kept, &vec![0x5a; 20 << 20]).unwrap();
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let mut second = serve();
+    eventually("that it is there again", || session.is_attached().then_some(()));
+    let device = &status(sockets.path())["devices"][0];
+    assert_eq!((device["leased_bytes"].as_u64(), device["quarantined_bytes"].as_u64()), (Some(20 * MIB), Some(0)));
+    // Also what only the keeper can hand on: somebody else gets what is given back.
+    let mut found = vec![0; 20 << 20];
+    one.device().driver().read(kept, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == 0x5a));
+    one.free(kept, StreamId(0)).unwrap();
+    one.trim(Bytes::mib(64));
+    eventually("its memory back", || {
+        (status(sockets.path())["devices"][0]["available_bytes"] == 64 * MIB).then_some(())
+    });
+    for child in [&mut second, &mut keeper] {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

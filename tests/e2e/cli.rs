@@ -136,3 +136,24 @@ fn whoever_has_seen_enough_may_close_the_pipe() {
         assert!(output.status.success(), "{}", crate::support::stderr(&output));
     }
 }
+
+#[test]
+fn the_manifests_say_what_the_program_understands() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kubernetes/daemonset.yaml");
+    let manifest = std::fs::read_to_string(path).unwrap();
+    let flags_of = |command: &str| {
+        let from = manifest.split_once(&format!("command: [stitchd, {command}]")).unwrap().1;
+        let lines = from.lines().map(str::trim).skip_while(|line| *line != "args:").skip(1);
+        lines.map_while(|line| line.strip_prefix("- --").map(|flag| format!("--{flag}"))).collect::<Vec<_>>()
+    };
+    let serve = flags_of("serve");
+    let mut args: Vec<&str> = vec!["serve", "--print-config"];
+    args.extend(serve.iter().map(String::as_str));
+    let output = run(&args);
+    let config = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(config.contains("state_dir = \"/run/stitchd-state\"") && config.contains("0.0.0.0:9464"), "{config}");
+    // The keeper finds the daemon, and clients find neither the one nor the journal.
+    assert_eq!(flags_of("keep"), ["--state-dir=/run/stitchd-state"]);
+    assert!(String::from_utf8(run(&["keep", "--help"]).stdout).unwrap().contains("--state-dir <DIR>"));
+}

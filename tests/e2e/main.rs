@@ -20,6 +20,7 @@ mod gpu_script;
 mod hoarders;
 mod hostile;
 mod isolation;
+mod keepers;
 mod lease;
 mod life;
 mod looks;

@@ -103,6 +103,10 @@ impl Grpc {
         self.call(async |channel| RangesClient::new(channel).publish(request).await)
     }
 
+    pub(crate) fn reattach(&self, request: v1::ReattachRequest) -> Result<v1::ReattachReply, Status> {
+        self.call(async |channel| SessionsClient::new(channel).reattach(request).await)
+    }
+
     pub(crate) fn attach(&self, session: &v1::OpenReply, name: &str) -> Result<v1::AttachReply, Status> {
         let (session_id, secret) = (session.session_id, session.secret.clone());
         let request = v1::AttachRequest { session_id, secret, name: name.into(), ..v1::AttachRequest::default() };

@@ -447,7 +447,7 @@ fn killed_at_any_moment_under_load_a_daemon_and_its_keeper_lose_nothing_and_gran
     let kills = variable("STITCHD_TAKEOVER_KILLS").map_or(24, |kills| kills.to_string_lossy().parse().unwrap());
     let mut daemon = TestDaemon::start(64);
     daemon.expect_complaint("the keeper is gone");
-    daemon.expect_complaint("the keeper that is there cannot be used");
+    daemon.expect_complaint("takes its place");
     let is_over = Arc::new(AtomicBool::new(false));
     let workers: Vec<Worker> = (1..=4).map(|number| work(&daemon, number, &is_over)).collect();
     let mut rng = Rng::new(11);
@@ -569,7 +569,7 @@ print('heard', len(c.recv(65536)), flush=True)
     assert_eq!(crate::support::hear(&mut lines), "heard 0");
     planted.wait().unwrap();
     let mut daemon = daemon;
-    daemon.expect_complaint("the keeper that is there cannot be used");
+    daemon.expect_complaint("takes its place");
 }
 
 #[test]

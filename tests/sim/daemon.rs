@@ -128,7 +128,7 @@ impl Daemon {
             ToDaemon::Release { session, chunks } => {
                 // One that names what is not its own has lost its session meanwhile.
                 let released = self.steward.release(session, chunks);
-                assert!(released.is_ok() || self.sessions.get(&session).is_none(), "{released:?}");
+                assert!(released.is_ok() || !self.sessions.contains_key(&session), "{released:?}");
             }
             ToDaemon::Reattach { me, told } => say(self.reattach(whose, me, &told, counts)),
             ToDaemon::Publish { session, chunk } => say(self.publish(session, chunk)),

@@ -1,0 +1,292 @@
+//! Keepers in trouble, and who must not reach them: what they hold is not lost, and nobody else gets it.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use stitchd::clock::{Clock as _, SystemClock};
+use stitchd::ids::StreamId;
+use stitchd::pool::Request;
+use stitchd::runtime::RuntimeConfig;
+use stitchd::session::Session;
+use stitchd::session::shared::{Publishing, SharedRange};
+use stitchd::units::Bytes;
+use stitchd::wire::v1;
+
+use crate::raw::{Grpc, acquire, link, want};
+use crate::support::{TestDaemon, eventually, needs_host, stitchd};
+
+const MIB: u64 = 1 << 20;
+const DEVICE: &str = "--device=0=256MiB";
+
+/// A range that outlives its publisher.
+fn publish(session: &Arc<Session>, mib: u64) -> SharedRange {
+    let draft = session.draft(0, Bytes::mib(mib)).unwrap();
+    let linger = Duration::from_secs(600);
+    let how = Publishing { name: "weights".into(), content: Bytes::mib(mib), linger, ..Publishing::default() };
+    draft.publish(&how).unwrap()
+}
+
+/// A daemon with a range that only it and its keeper have, of 32 MiB.
+fn with_range(dir: tempfile::TempDir) -> TestDaemon {
+    let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    let session = daemon.session("publisher");
+    drop((publish(&session, 32), session));
+    eventually("its session is over", || (daemon.status()["sessions"] == 0).then_some(()));
+    keeper(&daemon);
+    daemon
+}
+
+fn keeper(daemon: &TestDaemon) -> i64 {
+    eventually("a keeper", || daemon.status()["keeper"]["pid"].as_i64().filter(|pid| *pid > 0))
+}
+
+/// A keeper that is there by itself.
+fn keep(dir: &Path) -> Child {
+    let mut command = stitchd();
+    command.args(["keep", "--runtime-dir"]).arg(dir).stdin(Stdio::null()).stdout(Stdio::null());
+    let child = command.spawn().unwrap();
+    eventually("its socket", || dir.join("keeper.sock").exists().then_some(()));
+    child
+}
+
+fn end(mut child: Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn signal(pid: i64, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn a_keeper_whose_socket_is_gone_makes_way_for_one_that_is_found() {
+    let mut daemon = with_range(tempfile::tempdir().unwrap());
+    daemon.expect_complaint("the keeper's socket is gone");
+    let first = keeper(&daemon);
+    std::fs::remove_file(daemon.path().join("keeper.sock")).unwrap();
+    eventually("another keeper", || (keeper(&daemon) != first).then_some(()));
+    let daemon = daemon.follow(&[DEVICE]);
+    assert_eq!(daemon.device("shared_bytes"), 32 * MIB);
+}
+
+#[test]
+fn a_keeper_that_comes_again_is_told_everything_before_the_daemons_own_is_let_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let outer = keep(dir.path());
+    let mut daemon = with_range(dir);
+    daemon.expect_complaint("keeper");
+    assert_eq!(keeper(&daemon), i64::from(outer.id()));
+    end(outer);
+    eventually("its own", || daemon.status()["keeper"]["pid"].as_i64().filter(|pid| *pid > 0));
+    // The pod of the keeper is there again.
+    let outer = keep(daemon.path());
+    eventually("the one that is found", || (keeper(&daemon) == i64::from(outer.id())).then_some(()));
+    let daemon = daemon.follow(&[DEVICE]);
+    assert_eq!(daemon.device("shared_bytes"), 32 * MIB);
+    end(outer);
+}
+
+#[test]
+fn a_keeper_that_cannot_be_asked_keeps_a_daemon_from_starting_and_loses_nothing() {
+    let daemon = with_range(tempfile::tempdir().unwrap());
+    let first = keeper(&daemon);
+    let dir = daemon.kill();
+    if !needs_host("another process is to be the daemon") {
+        signal(first, rustix::process::Signal::STOP);
+        let mut command = stitchd();
+        command.args(["serve", DEVICE, "--driver", "host", "--runtime-dir"]).arg(dir.path());
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        signal(first, rustix::process::Signal::CONT);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains("worth more than a start"), "{said}");
+    }
+    let mut daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    daemon.expect_complaint("keeper");
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, first));
+}
+
+#[test]
+fn root_of_another_user_namespace_is_handed_nothing() {
+    const SCRIPT: &str = "
+import array, socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.settimeout(5)
+s.connect(sys.argv[1] + '/keeper.sock')
+try:
+    s.send(bytes([0x0a, 2, 8, 1]))
+    s.send(bytes([0x22, 0]))
+    data, control, _, _ = s.recvmsg(65536, 65536)
+    print('heard', len(data), len(control))
+except OSError as e: print('refused')
+";
+    let mut daemon = TestDaemon::with(&[DEVICE]);
+    // Whoever is asked in takes the place of the daemon there.
+    daemon.expect_complaint("the keeper is gone");
+    let runtime = daemon.session("another tenant").runtime(0, RuntimeConfig::default()).unwrap();
+    runtime.alloc(&Request::of(Bytes::mib(4))).unwrap();
+    keeper(&daemon);
+    let from = |before: &[&str]| {
+        let mut command = Command::new(before.first().unwrap_or(&"python3"));
+        command.args(before.iter().skip(1)).args(before.first().map(|_| "python3")).args(["-c", SCRIPT]);
+        let output = command.arg(daemon.path()).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    let said = from(&[]);
+    assert!(
+        said.starts_with("heard") && said != "heard 0 0",
+        "the same user of the same namespace is asked in: {said}"
+    );
+    let apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"];
+    match from(&apart).as_str() {
+        "" => println!("skipped: there are no user namespaces to be had here"),
+        said => assert!(said == "heard 0 0" || said == "refused", "{said}"),
+    }
+}
+
+#[test]
+fn what_is_to_be_taken_over_can_lie_where_no_client_comes() {
+    let state = tempfile::tempdir().unwrap();
+    let state_dir = state.path().join("of stitchd");
+    let flags = [DEVICE, "--state-dir", state_dir.to_str().unwrap()];
+    let daemon = TestDaemon::with(&flags);
+    let session = daemon.session("publisher");
+    drop((publish(&session, 32), session));
+    let first = keeper(&daemon);
+    assert_eq!(std::fs::metadata(&state_dir).unwrap().permissions().mode() & 0o777, 0o700);
+    for name in ["keeper.sock", "journal"] {
+        assert!(state_dir.join(name).exists() && !daemon.path().join(name).exists(), "{name}");
+    }
+    let daemon = daemon.follow(&flags);
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, first));
+}
+
+#[test]
+fn where_nobody_is_to_keep_any_more_the_keeper_of_before_lets_go() {
+    let daemon = TestDaemon::with(&[DEVICE]);
+    let session = daemon.session("stays");
+    let runtime = session.runtime(0, RuntimeConfig::default()).unwrap();
+    let kept = runtime.alloc(&Request::of(Bytes::mib(100))).unwrap();
+    let first = keeper(&daemon);
+    let config = daemon.path().join("stitchd.toml");
+    std::fs::write(&config, "keeper = \"none\"\n").unwrap();
+    let mut daemon = daemon.follow(&[DEVICE, "--config", config.to_str().unwrap()]);
+    daemon.expect_complaint("session");
+    eventually("that it has registered what it has", || {
+        (session.is_attached() && daemon.device("leased_bytes") == 100 * MIB).then_some(())
+    });
+    assert!(!daemon.path().join("journal").exists());
+    eventually("its end", || (!Path::new(&format!("/proc/{first}/fd/0")).exists()).then_some(()));
+    runtime.free(kept, StreamId(0)).unwrap();
+    runtime.trim(Bytes::mib(256));
+    daemon.wait_for_device("available_bytes", 256 * MIB);
+    let mut daemon = daemon.follow(&[DEVICE]);
+    daemon.expect_complaint("session");
+    eventually("that it is there again", || session.is_attached().then_some(()));
+    daemon.wait_for_device("available_bytes", 256 * MIB);
+}
+
+#[test]
+fn a_journal_that_could_not_be_written_is_whole_again_as_soon_as_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_owned();
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(&path).output();
+    if !mount.is_ok_and(|mounted| mounted.status.success()) {
+        println!("skipped: this process may not mount a file system that is full");
+        return;
+    }
+    let log = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(log.path().join("log"), path.join("log")).unwrap();
+    let mut daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    daemon.expect_complaint("the journal cannot be written");
+    let session = daemon.session("publisher");
+    let range = publish(&session, 32);
+    let mut filler = std::fs::File::create(path.join("filler")).unwrap();
+    while filler.write_all(&[0; 4096]).is_ok() {}
+    while filler.write_all(&[0; 1]).is_ok() {}
+    let grpc = Grpc::connect(&daemon);
+    let (raw, channel) = link(&daemon, &grpc, "many");
+    let leased = acquire(&channel, 1, want(&raw, 160)).unwrap();
+    eventually("that it cannot", || daemon.log().contains("the journal cannot be written").then_some(()));
+    drop(filler);
+    std::fs::remove_file(path.join("filler")).unwrap();
+    // Nothing is leased or released meanwhile.
+    eventually("that it can again", || daemon.log().contains("the journal can be written again").then_some(()));
+    let daemon = daemon.follow(&[DEVICE]);
+    assert_eq!(daemon.cli_json(&["shared"])["ranges"].as_array().unwrap().len(), 1);
+    drop((range, leased, daemon));
+    Command::new("umount").arg("-l").arg(&path).output().unwrap();
+}
+
+#[test]
+fn a_daemon_serves_where_its_log_cannot_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = stitchd();
+    command.args(["serve", "--driver", "host", DEVICE, "--log", "debug", "--runtime-dir"]).arg(dir.path());
+    let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(full).spawn().unwrap();
+    let status = || stitchd().args(["status", "--socket"]).arg(dir.path().join("stitchd.sock")).output().unwrap();
+    eventually("that it serves", || status().status.success().then_some(()));
+    signal(daemon.id().into(), rustix::process::Signal::TERM);
+    assert!(daemon.wait().unwrap().success());
+}
+
+/// What a session says that it holds.
+fn says(
+    session: &v1::OpenReply,
+    chunks: &[(u64, u64)],
+    attempt: u64,
+    is_first: bool,
+    more: bool,
+) -> v1::ReattachRequest {
+    let of = |(chunk_id, len_bytes): &(u64, u64)| v1::ChunkInfo { chunk_id: *chunk_id, len_bytes: *len_bytes };
+    let device_uuid = session.devices[0].uuid.clone();
+    v1::ReattachRequest {
+        session_id: session.session_id,
+        secret: session.secret.clone(),
+        held: vec![v1::HeldChunks { device_uuid, chunks: chunks.iter().map(of).collect() }],
+        is_first,
+        has_more: more,
+        attempt,
+        ..v1::ReattachRequest::default()
+    }
+}
+
+#[test]
+fn what_was_said_before_a_session_was_there_again_is_not_heard_after_that() {
+    let daemon = TestDaemon::with(&[DEVICE]);
+    let grpc = Grpc::connect(&daemon);
+    let (session, channel) = link(&daemon, &grpc, "late");
+    let leased = acquire(&channel, 1, want(&session, 4)).unwrap();
+    drop(channel);
+    let all: Vec<(u64, u64)> = leased.iter().map(|(chunk, _)| (*chunk, 2 * MIB)).collect();
+    assert_eq!(all.len(), 2);
+    grpc.reattach(says(&session, &all, 2, true, false)).unwrap();
+    // An attempt that was given up, and comes all the same: it knows of less.
+    let stale = grpc.reattach(says(&session, &all[..1], 1, true, false)).unwrap_err();
+    assert_eq!(stale.code(), tonic::Code::Unavailable, "{stale:?}");
+    assert_eq!(daemon.device("leased_bytes"), 4 * MIB);
+    grpc.reattach(says(&session, &all[..1], 3, true, false)).unwrap();
+    daemon.wait_for_device("leased_bytes", all[0].1);
+}
+
+#[test]
+fn one_process_cannot_use_up_the_room_in_which_sessions_say_what_they_hold() {
+    let daemon = TestDaemon::with(&[DEVICE]);
+    let grpc = Grpc::connect(&daemon);
+    let (session, _channel) = link(&daemon, &grpc, "hostile");
+    let since = SystemClock::new();
+    let refused = (0..10_000_u64).find_map(|number| {
+        let chunks: Vec<_> = (0..128).map(|of| ((1 << 40) + number * 128 + of, 2 * MIB)).collect();
+        grpc.reattach(says(&session, &chunks, 1, number == 0, true)).err()
+    });
+    let refused = refused.expect("it ends some time");
+    assert!(refused.message().contains("more chunks than there can be"), "{refused:?} after {:?}", since.now());
+    // It is not lost for that: from the beginning.
+    grpc.reattach(says(&session, &[], 2, true, false)).unwrap();
+}
