@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
 
 use std::io::{BufRead as _, BufReader};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use stitchd::journal::{Book, Header, Journal, Process, Record, SessionRecord, Wh
 use stitchd::keeper::{Key, Link};
 use stitchd::ledger::Terms;
 use stitchd::units::Bytes;
+use stitchd::wire::peer::{Identity, process_by_pid};
 
 const ROUNDS: usize = 15;
 const CHUNKS: u64 = 10_000;
@@ -66,18 +67,19 @@ fn leave(dir: &Path, device: DeviceUuid, chunks: u64) -> Link {
     let mut book = Vec::new();
     // Sessions of a process that lives: this one.
     let pid = std::process::id() as i32;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
-    let pidfd =
-        rustix::process::pidfd_open(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::PidfdFlags::empty());
-    let pidfd: OwnedFd = pidfd.unwrap();
+    let (pidfd, identity) = process_by_pid(pid).unwrap();
+    let process = match identity {
+        Identity::Pidfs(pidfs) => Process { pid, pidfs, start: 0 },
+        Identity::Process { start, .. } => Process { pid, pidfs: 0, start },
+        Identity::Unknown | Identity::Unproven => panic!("this kernel cannot tell processes apart"),
+    };
     for session in 1..=SESSIONS {
         let session = SessionId(session);
         keeper.keep(&[(Key::Process(session), pidfd.as_fd())]).unwrap();
         book.push(Record::Opened(SessionRecord {
             session,
             secret: [7; 16],
-            process: Process { pid, pidfs: 0, start },
+            process,
             name: "bench".into(),
             tenant: "bench".into(),
             terms: Terms::new(Bytes::gib(64), 0),

@@ -308,6 +308,7 @@ impl Steward {
         let mut kept: u64 = 0;
         for some in work.chunks(limits::FDS_PER_MESSAGE_MAX) {
             let known = failures.len();
+            self.let_go(some);
             let mut outcomes: Vec<_> = some.iter().filter_map(|effect| self.carry_out(effect, &mut failures)).collect();
             self.scrub(&mut outcomes);
             self.have_kept(&outcomes);
@@ -410,17 +411,18 @@ impl Steward {
         }
     }
 
-    /// Has the descriptors of what was created kept, before anybody is granted it, and those of what is gone not.
+    /// Has the descriptors of what was created kept, before anybody is granted it.
     fn have_kept(&self, outcomes: &[Command]) {
         let created = |outcome: &Command| if let Command::Created { chunk } = outcome { Some(*chunk) } else { None };
         let created: Vec<ChunkId> = outcomes.iter().filter_map(created).collect();
         self.store.keep(&created);
-        let gone = |outcome: &Command| match outcome {
-            Command::Destroyed { chunk } | Command::DestroyFailed { chunk } => Some(*chunk),
-            _ => None,
-        };
-        let gone: Vec<ChunkId> = outcomes.iter().filter_map(gone).collect();
-        self.store.let_go(&gone);
+    }
+
+    /// Has those of what is about to be destroyed kept no more: it is written down already that they are nobody's. Before that is done, as whoever has a chunk last
+    /// frees its memory, which takes its time: here by as many threads as there are, and not by the keeper's one, for which all of them would wait.
+    fn let_go(&self, work: &[Effect]) {
+        let gone = |effect: &Effect| if let Effect::Destroy { chunk } = effect { Some(*chunk) } else { None };
+        self.store.let_go(&work.iter().filter_map(gone).collect::<Vec<_>>());
     }
 
     /// Gives back a chunk that nobody was told of.
