@@ -63,9 +63,13 @@ pub(crate) enum ToClient {
     },
     Refused,
     Reattached {
+        attempt: u64,
         reply: v1::ReattachReply,
     },
-    Unknown,
+    /// It knows no such session.
+    Unknown {
+        attempt: u64,
+    },
     Published {
         range: RangeId,
     },
@@ -125,6 +129,8 @@ pub(crate) struct Client {
     wanted: Option<Bytes>,
     /// It waits for memory.
     is_asking: bool,
+    /// The last of its attempts to be there again: answers to others are nothing to it.
+    attempt: u64,
     /// Which connection it has.
     epoch: u64,
     /// The daemon that it was connected to is gone: it notices when it has read all that came.
@@ -152,6 +158,7 @@ impl Client {
             guaranteed: Some(Bytes::ZERO),
             wanted: None,
             is_asking: false,
+            attempt: 0,
             epoch: 1,
             is_cut: false,
             link_up: VecDeque::new(),
@@ -244,11 +251,12 @@ impl Client {
             told.iter_mut().for_each(|message| message.ranges.clear());
         }
         self.state = State::Asks;
+        self.attempt = told[0].attempt;
         self.calls.push(ToDaemon::Reattach { me, told });
     }
 
     /// It does something by itself.
-    pub(crate) fn act(&mut self, rng: &mut Rng, plant: Option<Plant>) {
+    pub(crate) fn act(&mut self, rng: &mut Rng, plant: Option<Plant>, counts: &mut Counts) {
         let (what, mib) = (rng.below(8), 2 * (1 + rng.below(6)));
         let (pick, chance) = (rng.next_u64() as usize, rng.below(2) == 0);
         if what == 7 {
@@ -258,6 +266,11 @@ impl Client {
             (State::New, _) if !self.is_cut => {
                 self.state = State::Asks;
                 self.calls.push(ToDaemon::Open);
+            }
+            // It has waited long enough, and tries again: what it has said may arrive all the same.
+            (State::Asks, Some(me)) if !self.is_cut && what < 2 && self.calls.len() < 3 => {
+                counts.retried += 1;
+                self.come_back(me, plant);
             }
             // Whatever the one before had sent is read first.
             (State::Away, Some(me)) if self.link_down.is_empty() && self.answers.is_empty() => {
@@ -344,14 +357,15 @@ impl Client {
                     false => self.state = State::Attached,
                 }
             }
-            ToClient::Reattached { reply } => {
+            ToClient::Reattached { attempt, .. } | ToClient::Unknown { attempt } if attempt != self.attempt => {}
+            ToClient::Reattached { reply, .. } => {
                 self.holdings.hear(&reply);
                 self.epoch += 1;
                 self.state = State::Attached;
                 // As `Line::open`.
                 self.send_unsent();
             }
-            ToClient::Unknown => {
+            ToClient::Unknown { .. } => {
                 self.state = State::Asks;
                 self.epoch += 1;
                 self.me = None;

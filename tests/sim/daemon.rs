@@ -106,6 +106,8 @@ pub(crate) struct Daemon {
     pub(crate) sessions: BTreeMap<SessionId, (usize, [u8; 16])>,
     /// Sessions that have leased something from this daemon.
     pub(crate) has_leased: Arc<Mutex<BTreeSet<SessionId>>>,
+    /// The last attempt to be there again of each session.
+    pub(crate) attempts: BTreeMap<SessionId, u64>,
     /// Chunks that it was told of, and cannot hand on.
     pub(crate) registered: Vec<ChunkId>,
     pub(crate) witness: OwnedFd,
@@ -186,10 +188,16 @@ impl Daemon {
 
     /// As `daemon/reattach.rs`: what was said, read and answered.
     fn reattach(&mut self, whose: usize, me: Me, told: &[v1::ReattachRequest], counts: &mut Counts) -> ToClient {
-        let (session, secret) = me;
+        let ((session, secret), attempt) = (me, told[0].attempt);
         if self.sessions.get(&session) != Some(&(whose, secret)) {
-            return ToClient::Unknown;
+            return ToClient::Unknown { attempt };
         }
+        // As `Entry::check_attempt`.
+        let last = self.attempts.entry(session).or_default();
+        if *last > attempt && self.plant != Some(Plant::HearsLate) {
+            return ToClient::Unknown { attempt };
+        }
+        *last = attempt.max(*last);
         let mut all = Told::default();
         for message in told {
             for held in &message.held {
@@ -216,7 +224,7 @@ impl Daemon {
             unknown_range_ids: again.unknown_ranges.iter().map(|range| range.0).collect(),
             ..v1::ReattachReply::default()
         };
-        ToClient::Reattached { reply }
+        ToClient::Reattached { attempt, reply }
     }
 
     /// As `daemon/ranges.rs`.

@@ -41,10 +41,12 @@ pub(crate) enum Plant {
     TellsEarly,
     /// A client leaves out its shared ranges when it says what it holds.
     ForgetsRanges,
+    /// What a client had said in an attempt that it has given up is believed after the next.
+    HearsLate,
 }
 
 impl Plant {
-    pub(crate) const ALL: [Plant; 7] = [
+    pub(crate) const ALL: [Plant; 8] = [
         Plant::Forgets,
         Plant::Keeps,
         Plant::Believes,
@@ -52,6 +54,7 @@ impl Plant {
         Plant::OldNames,
         Plant::TellsEarly,
         Plant::ForgetsRanges,
+        Plant::HearsLate,
     ];
 
     pub(crate) fn of(number: u64) -> Plant {
@@ -71,6 +74,7 @@ pub(crate) struct Counts {
     pub(crate) torn: u64,
     pub(crate) takeovers: u64,
     pub(crate) reattached: u64,
+    pub(crate) retried: u64,
     pub(crate) registered: u64,
     pub(crate) published: u64,
     pub(crate) attached: u64,
@@ -90,6 +94,7 @@ impl Counts {
         self.torn += more.torn;
         self.takeovers += more.takeovers;
         self.reattached += more.reattached;
+        self.retried += more.retried;
         self.registered += more.registered;
         self.published += more.published;
         self.attached += more.attached;
@@ -123,6 +128,8 @@ pub(crate) struct World {
     bare: BTreeSet<ChunkId>,
     clients: Vec<Client>,
     uuid: DeviceUuid,
+    /// Somebody has put another journal in its place since a daemon looked.
+    is_damaged: bool,
     /// An older copy of the journal.
     older: Option<Vec<u8>>,
     secrets: u64,
@@ -143,6 +150,7 @@ impl World {
             bare: BTreeSet::new(),
             clients: (0..CLIENTS).map(|_| Client::new(uuid)).collect(),
             uuid,
+            is_damaged: false,
             older: None,
             secrets: 0,
             counts: Counts::default(),
@@ -192,6 +200,10 @@ impl World {
         if self.has(Plant::Believes) {
             held.retain(|(key, _)| *key != Key::Witness);
         }
+        // Where both have died an older journal cannot be told from the last one: what it says of guarantees is believed.
+        if std::mem::take(&mut self.is_damaged) && held.iter().all(|(key, _)| *key != Key::Witness) {
+            self.clients.iter_mut().for_each(|client| client.guaranteed = None);
+        }
         let left = Left::find(self.dir.path(), held).unwrap();
         let (device, uuid) = (device(), self.uuid);
         let keeping = Arc::new(Keeping { keeper: Arc::clone(&self.keeper), ..Keeping::default() });
@@ -230,9 +242,20 @@ impl World {
             }
         }
         let (outbox, has_leased) = (Outbox::default(), Arc::default());
-        let (plant, registered) = (self.plant, Vec::new());
-        self.daemon =
-            Some(Daemon { steward, keeping, work, outbox, sessions, has_leased, registered, witness, uuid, plant });
+        let (plant, registered, attempts) = (self.plant, Vec::new(), BTreeMap::new());
+        self.daemon = Some(Daemon {
+            steward,
+            keeping,
+            work,
+            outbox,
+            sessions,
+            has_leased,
+            attempts,
+            registered,
+            witness,
+            uuid,
+            plant,
+        });
     }
 
     /// The daemon is gone at once: with what it had not sent, and what was on its way to it. What it had sent is still read.
@@ -285,6 +308,7 @@ impl World {
             return;
         }
         self.counts.damaged += 1;
+        self.is_damaged = true;
         let at = self.rng.index(journal.len());
         match self.rng.below(4) {
             0 => return std::fs::remove_file(self.journal()).unwrap(),
@@ -453,6 +477,8 @@ impl World {
             return;
         }
         let message = match is_call && !client.calls.is_empty() {
+            // Mostly the newest: what is late is to be very late now and then.
+            true if self.rng.below(4) > 0 => client.calls.pop(),
             true => Some(client.calls.swap_remove(self.rng.index(client.calls.len()))),
             false => client.link_up.pop_front(),
         };
@@ -479,7 +505,7 @@ impl World {
     /// A client does something by itself.
     fn act(&mut self, whose: usize) {
         if self.clients[whose].state != State::Away || self.daemon.is_some() {
-            self.clients[whose].act(&mut self.rng, self.plant);
+            self.clients[whose].act(&mut self.rng, self.plant, &mut self.counts);
         }
     }
 
