@@ -294,9 +294,15 @@ fn a_keeper_in_a_pod_of_its_own_outlives_the_pod_of_the_daemon() {
     let serve = || {
         let what =
             ["serve", "--driver", "host", "--device=0=64MiB", "--runtime-dir", sockets_dir, "--state-dir", state_dir];
-        let mut daemon = unshare(&[&[program], &what[..]].concat()).stdout(Stdio::piped()).spawn().unwrap();
-        hear(&mut BufReader::new(daemon.stdout.take().unwrap()).lines());
-        daemon
+        // Who waits for `unshare` may hear of its end before the process in it has ended.
+        eventually("a daemon", || {
+            let mut daemon = unshare(&[&[program], &what[..]].concat()).stdout(Stdio::piped()).spawn().unwrap();
+            let line = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
+            if line.is_none() {
+                daemon.wait().unwrap();
+            }
+            line.map(|_| daemon)
+        })
     };
     let mut first = serve();
     let socket = sockets.path().join("stitchd.sock");
