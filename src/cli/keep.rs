@@ -42,6 +42,9 @@ pub(super) fn run(args: &KeepArgs) -> Outcome {
     };
     let state_dir = args.state_dir.clone().or(args.runtime_dir.clone());
     let state_dir = state_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR));
+    if !args.connected {
+        outln!("keeping what a daemon of {} hands over", state_dir.display());
+    }
     let keeping = Keeping { state_dir, daemon, alone_max: args.until_alone_for };
     serve(keeping).map_err(|error| Failure::Other(error.into()))?;
     DONE

@@ -142,8 +142,10 @@ async fn serve(config: Config, args: &ServeArgs, clock: SystemClock) -> Result<(
     let (socket, manager) = (config.runtime_dir.join(SOCKET_NAME), config.manager.clone());
     let daemon = Daemon::build(config, driver)?;
     // Before anybody hears that it serves: who hears it may tell it to end.
-    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-        (Ok(terminate), Ok(interrupt)) => drop(tokio::spawn(end_on_signal(Arc::clone(&daemon), terminate, interrupt))),
+    match [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal) {
+        [Ok(terminate), Ok(interrupt), Ok(hangup)] => {
+            drop(tokio::spawn(end_on_signal(Arc::clone(&daemon), terminate, interrupt, hangup)));
+        }
         _ => tracing::error!("signals cannot be watched; this daemon ends only when it is killed"),
     }
     if args.until_stdin_ends {
@@ -186,10 +188,11 @@ pub(super) fn wait_for_end_of_stdin() {
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
-async fn end_on_signal(daemon: Arc<Daemon>, mut terminate: Signal, mut interrupt: Signal) {
+async fn end_on_signal(daemon: Arc<Daemon>, mut terminate: Signal, mut interrupt: Signal, mut hangup: Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        _ = hangup.recv() => {}
     }
     daemon.end();
 }

@@ -19,6 +19,7 @@ use tonic::transport::server::Connected;
 use super::config::Config;
 use super::connections::{Connections, Seat};
 use crate::error::ErrorKind;
+use crate::keeper::{self, KeeperError};
 use crate::session::locate::SOCKET_NAME;
 use crate::wire::peer::Peer;
 
@@ -40,8 +41,19 @@ pub enum ListenError {
         #[source]
         source: std::io::Error,
     },
+    /// The journal's directory cannot be made or written to.
+    #[error("cannot use the state directory {path}; choose another with --state-dir")]
+    State {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: KeeperError,
+    },
     /// Another daemon has it.
-    #[error("another stitchd daemon (pid {pid}) serves {path}; stop it, or choose another --runtime-dir")]
+    #[error(
+        "another stitchd daemon (pid {pid}) serves {path}; stop it, or choose another --runtime-dir (and --state-dir, if one is given)"
+    )]
     SecondDaemon {
         /// Where.
         path: PathBuf,
@@ -70,9 +82,10 @@ impl ListenError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             ListenError::SecondDaemon { .. } => ErrorKind::Conflict,
-            ListenError::Directory { .. } | ListenError::TooLong { .. } | ListenError::Socket { .. } => {
-                ErrorKind::Invalid
-            }
+            ListenError::Directory { .. }
+            | ListenError::State { .. }
+            | ListenError::TooLong { .. }
+            | ListenError::Socket { .. } => ErrorKind::Invalid,
         }
     }
 }
@@ -81,6 +94,8 @@ impl ListenError {
 #[derive(Debug)]
 pub struct Listeners {
     pub(super) lock: RuntimeLock,
+    /// Where the journal is, if that is another directory: two daemons would take each other over.
+    pub(super) state_lock: Option<RuntimeLock>,
     pub(super) grpc: UnixListener,
     pub(super) chunks: OwnedFd,
     pub(super) http: Option<TcpListener>,
@@ -112,6 +127,14 @@ impl Listeners {
             }
         }
         let mut lock = RuntimeLock::take(&config.runtime_dir, config.socket_group)?;
+        let state_dir = Some(config.state_dir()).filter(|dir| *dir != config.runtime_dir);
+        let state_lock = state_dir.map(|dir| {
+            let unusable = |error: KeeperError| ListenError::State { path: dir.to_owned(), source: error };
+            keeper::prepare(dir).map_err(unusable)?;
+            let is_same = std::fs::canonicalize(dir).ok() == std::fs::canonicalize(&config.runtime_dir).ok();
+            if is_same { Ok(None) } else { RuntimeLock::take(dir, None).map(Some) }
+        });
+        let state_lock = state_lock.transpose()?.flatten();
         let grpc_path = lock.socket_path(&config.runtime_dir, SOCKET_NAME)?;
         let grpc = UnixListener::bind(&grpc_path).map_err(socket(&grpc_path))?;
         set_access(&grpc_path, config)?;
@@ -122,7 +145,7 @@ impl Listeners {
             None => None,
             Some(address) => Some(listen_for_http(address).await?),
         };
-        Ok(Listeners { lock, grpc, chunks, http })
+        Ok(Listeners { lock, state_lock, grpc, chunks, http })
     }
 
     /// Where HTTP is served, with the port that the system chose if it was to choose.
@@ -155,6 +178,9 @@ impl RuntimeLock {
         }
         if group.is_some() {
             std::os::unix::fs::chown(directory, None, group).map_err(unusable)?;
+            // A keeper that was first has made it for its owner alone.
+            let passable = std::fs::Permissions::from_mode((mode | 0o050) & 0o7777);
+            std::fs::set_permissions(directory, passable).map_err(unusable)?;
         }
         let path = directory.join(LOCK_NAME);
         let file = rustix::fs::open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::from(0o644))

@@ -116,7 +116,8 @@ impl Daemon {
     /// What a session's stats page says, by device; nothing where it cannot be read. What is of no device that there is counts for `home`.
     pub(super) fn counters_by_device(&self, entry: &Entry, home: DeviceId) -> BTreeMap<DeviceId, [u64; COUNTERS_MAX]> {
         let mut by_device = BTreeMap::new();
-        let Some(Ok(sets)) = entry.page.get().map(stats_page::read) else { return by_device };
+        let read = entry.page.lock().expect("nothing panics while it holds this lock").as_ref().map(stats_page::read);
+        let Some(Ok(sets)) = read else { return by_device };
         for set in sets.iter().filter(|set| set.counters != [0; COUNTERS_MAX]) {
             let said = set.device.map(DeviceId).filter(|said| self.devices.iter().any(|device| device.id == *said));
             add(by_device.entry(said.unwrap_or(home)).or_insert([0; COUNTERS_MAX]), &set.counters);

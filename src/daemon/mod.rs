@@ -168,7 +168,7 @@ pub enum DaemonError {
     Ladder(#[from] LadderError),
     /// A keeper is there, and cannot be asked for what it holds.
     #[error(
-        "the keeper that is there cannot be used, and what it holds is worth more than a start: start again when it can be, or end it (`stitchd keep`) to go on without"
+        "the keeper that is there cannot be used, and what it holds is worth more than a start: start again when it can be, or end the process that listens at keeper.sock to go on without: then only what processes have mapped is left"
     )]
     Keeper(#[source] KeeperError),
     /// The journal that the daemon before has left cannot be gone on with.
@@ -354,6 +354,14 @@ impl Daemon {
         }
         if !book.sessions().is_empty() || !book.chunks().is_empty() {
             let bytes: Bytes = book.chunks().values().map(|known| known.len).sum();
+            let store = self.steward.store();
+            let bare = book.chunks().keys().filter(|chunk| !store.can_hand_on(**chunk)).count();
+            if bare > 0 {
+                tracing::warn!(
+                    chunks = bare,
+                    "nobody has kept these chunks: they stay with who has them mapped, and cannot be handed on or published"
+                );
+            }
             tracing::info!(
                 sessions = self.registry.count(),
                 chunks = book.chunks().len(),
@@ -394,7 +402,7 @@ impl Daemon {
         drop(chunks);
         self.leave_or_end();
         // Dropped last: until here a second daemon is kept away.
-        drop(listeners.lock);
+        drop((listeners.lock, listeners.state_lock));
         served
     }
 

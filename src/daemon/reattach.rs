@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -78,21 +78,23 @@ fn identity_of(process: &Process) -> Identity {
 impl Entry {
     /// The page that its process has brought, or a new one, where there is none yet.
     pub(super) fn take_page(&self, brought: Option<OwnedFd>) -> Result<(), StatsPageError> {
-        if self.page.get().is_some() {
-            return Ok(());
+        if let Some(brought) = &brought {
+            stats_page::check(brought.as_fd())?;
         }
-        let page = match brought {
-            Some(page) => stats_page::check(page.as_fd()).map(|()| page)?,
-            None => stats_page::create(self.id)?,
-        };
-        // Another connection may have brought one in this moment.
-        let _ = self.page.set(page);
+        let mut page = self.page.lock().unwrap_or_else(PoisonError::into_inner);
+        // Its process counts there, also where it was opened anew since.
+        if brought.is_some() {
+            *page = brought;
+        } else if page.is_none() {
+            *page = Some(stats_page::create(self.id)?);
+        }
         Ok(())
     }
 
     /// A copy of its page.
     pub(super) fn page(&self) -> std::io::Result<OwnedFd> {
-        self.page.get().ok_or(std::io::ErrorKind::NotFound)?.try_clone()
+        let page = self.page.lock().unwrap_or_else(PoisonError::into_inner);
+        page.as_ref().ok_or(std::io::ErrorKind::NotFound)?.try_clone()
     }
 
     /// Another connection is its own from here on.
@@ -255,7 +257,7 @@ impl Daemon {
             questions: tokio::sync::watch::Sender::default(),
             unanswered: AtomicU64::new(0),
             ending: tokio::sync::watch::Sender::new(false),
-            page: OnceLock::new(),
+            page: std::sync::Mutex::default(),
             links: tokio::sync::watch::Sender::new(0),
             serving: tokio::sync::Mutex::default(),
             told: std::sync::Mutex::default(),

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -47,7 +47,7 @@ pub(super) struct Entry {
     /// Becomes true when its process is to be ended.
     pub(super) ending: watch::Sender<bool>,
     /// Where it counts. Of a session that was taken over nobody has it before its process is there again.
-    pub(super) page: OnceLock<OwnedFd>,
+    pub(super) page: Mutex<Option<OwnedFd>>,
     /// Its connections on the chunk socket so far: the last one is its own.
     pub(super) links: watch::Sender<u64>,
     /// Held by who serves one, so that the next begins when that is over.
@@ -372,7 +372,7 @@ mod tests {
             questions: Questions::default(),
             unanswered: AtomicU64::new(0),
             ending: watch::Sender::new(false),
-            page: OnceLock::from(stats_page::create(id).unwrap()),
+            page: Mutex::new(Some(stats_page::create(id).unwrap())),
             links: watch::Sender::new(0),
             serving: tokio::sync::Mutex::default(),
             told: Mutex::default(),

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
@@ -367,7 +367,7 @@ impl Sessions for Service {
             questions: tokio::sync::watch::Sender::default(),
             unanswered: AtomicU64::new(0),
             ending: tokio::sync::watch::Sender::new(false),
-            page: OnceLock::from(page),
+            page: std::sync::Mutex::new(Some(page)),
             links: tokio::sync::watch::Sender::new(0),
             serving: tokio::sync::Mutex::default(),
             told: std::sync::Mutex::default(),

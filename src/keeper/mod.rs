@@ -24,7 +24,7 @@ pub mod manager;
 pub mod process;
 
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use prost::Message;
@@ -219,7 +219,13 @@ fn is_one_of_us(socket: BorrowedFd<'_>) -> bool {
 /// The system's.
 pub fn prepare(state_dir: &Path) -> Result<(), KeeperError> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir);
-    made.map_err(KeeperError::system("make the directory of the keeper's socket and of the journal"))
+    made.map_err(KeeperError::system("make the directory of the keeper's socket and of the journal (--state-dir)"))?;
+    let mode = std::fs::metadata(state_dir).map_err(KeeperError::system("look at the state directory"))?.mode();
+    if mode & 0o002 != 0 && mode & 0o1000 == 0 {
+        let text = format!("its mode is {:o}: everybody may write there, and take away what is in it", mode & 0o7777);
+        return Err(KeeperError::system("use the state directory")(std::io::Error::other(text)));
+    }
+    Ok(())
 }
 
 /// A message of keys fits.

@@ -264,11 +264,21 @@ impl Store {
         }
     }
 
-    /// Nobody keeps these any more.
+    /// Nobody keeps these any more, which are about to be destroyed.
     pub fn let_go(&self, ids: &[ChunkId]) {
-        if let (Some(keeper), false) = (&self.keeper, ids.is_empty()) {
-            keeper.let_go(ids);
-        }
+        let Some(keeper) = self.keeper.as_ref().filter(|_| !ids.is_empty()) else { return };
+        // First out of what another keeper would be told, if one takes its place in this moment; closed when it has let go, so that their memory is freed here.
+        let exported: Vec<_> = {
+            let mut shelf = self.lock();
+            let exported: Vec<_> = ids
+                .iter()
+                .filter_map(|id| shelf.chunks.get_mut(id).and_then(|stored| stored.exported.take()))
+                .collect();
+            shelf.exported -= exported.len() as u64;
+            exported
+        };
+        keeper.let_go(ids);
+        drop(exported);
     }
 
     /// Every chunk that has a descriptor, with it.

@@ -100,7 +100,9 @@ fn a_keeper_that_cannot_be_asked_keeps_a_daemon_from_starting_and_loses_nothing(
         signal(first, rustix::process::Signal::STOP);
         let mut command = stitchd();
         command.args(["serve", DEVICE, "--driver", "host", "--runtime-dir"]).arg(dir.path());
-        let output = command.stdin(Stdio::null()).output().unwrap();
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("that it ends", || child.try_wait().unwrap());
+        let output = child.wait_with_output().unwrap();
         signal(first, rustix::process::Signal::CONT);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(3), "{said}");
@@ -164,6 +166,24 @@ fn what_is_to_be_taken_over_can_lie_where_no_client_comes() {
     }
     let daemon = daemon.follow(&flags);
     assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, first));
+    // Two daemons of one state directory would take each other over.
+    let other = tempfile::tempdir().unwrap();
+    let serve = |runtime_dir: &Path, state_dir: &Path| {
+        let mut command = stitchd();
+        command.args(["serve", "--driver", "host", DEVICE, "--runtime-dir"]).arg(runtime_dir).arg("--state-dir");
+        let mut child = command.arg(state_dir).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("that it is refused", || child.try_wait().unwrap());
+        String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap()
+    };
+    let said = serve(other.path(), &state_dir);
+    assert!(said.contains("another stitchd daemon") && said.contains(&daemon.pid().to_string()), "{said}");
+    assert!(serve(other.path(), daemon.path()).contains("another stitchd daemon"));
+    // Nor one where everybody may take away what is in it.
+    let open = other.path().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let said = serve(other.path(), &open);
+    assert!(said.contains("everybody may write there") && said.contains("--state-dir"), "{said}");
 }
 
 #[test]
@@ -181,6 +201,9 @@ fn where_nobody_is_to_keep_any_more_the_keeper_of_before_lets_go() {
         (session.is_attached() && daemon.device("leased_bytes") == 100 * MIB).then_some(())
     });
     assert!(!daemon.path().join("journal").exists());
+    // It is another session to the daemon, and counts where it has counted before.
+    let counters = daemon.cli_json(&["sessions"])["sessions"][0]["counters"].clone();
+    assert_eq!(counters["live_bytes"], 100 * MIB, "{counters}");
     eventually("its end", || (!Path::new(&format!("/proc/{first}/fd/0")).exists()).then_some(()));
     runtime.free(kept, StreamId(0)).unwrap();
     runtime.trim(Bytes::mib(256));

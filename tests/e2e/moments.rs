@@ -74,7 +74,7 @@ fn job(config: &SessionConfig) {
 fn survive(mut daemon: TestDaemon, moment: u64) {
     daemon.expect_complaint("the keeper is gone");
     daemon.expect_complaint("there is no keeper");
-    daemon.expect_complaint("the keeper that is there cannot be used");
+    daemon.expect_complaint("nobody has kept these chunks");
     // A session whose opening nobody heard of.
     let config = SessionConfig { patience: Duration::from_secs(2), ..daemon.session_config("job") };
     let work = std::thread::spawn(move || job(&config));

@@ -218,6 +218,7 @@ fn when_both_die_sessions_keep_what_they_have_mapped_and_nobody_else_gets_it() {
     for keeper_first in [true, false] {
         let mut daemon = TestDaemon::start(64);
         daemon.expect_complaint("the keeper is gone");
+        daemon.expect_complaint("nobody has kept these chunks");
         let (session, publisher) = (connect(&daemon, "stays"), connect(&daemon, "publisher"));
         let one = runtime(&session);
         let kept = one.alloc(&Request::of(Bytes::mib(20))).unwrap();

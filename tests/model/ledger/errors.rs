@@ -130,7 +130,9 @@ impl World {
     }
 
     fn error_of_attach(&self, range: RangeId, session: SessionId) -> Option<LedgerError> {
-        let Some(wanted) = self.range(range).filter(|wanted| !wanted.is_withdrawn) else {
+        // Who holds a withdrawn one may hold it again.
+        let wanted = self.range(range);
+        let Some(wanted) = wanted.filter(|wanted| !wanted.is_withdrawn || wanted.holders.contains(&session)) else {
             return Some(LedgerError::NoRange(range));
         };
         let known = self.session(session).unwrap();
