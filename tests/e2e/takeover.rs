@@ -448,7 +448,7 @@ fn killed_at_any_moment_under_load_a_daemon_and_its_keeper_lose_nothing_and_gran
     let kills = variable("STITCHD_TAKEOVER_KILLS").map_or(24, |kills| kills.to_string_lossy().parse().unwrap());
     let mut daemon = TestDaemon::start(64);
     daemon.expect_complaint("the keeper is gone");
-    daemon.expect_complaint("takes its place");
+    daemon.expect_complaint("nobody has kept these chunks");
     let is_over = Arc::new(AtomicBool::new(false));
     let workers: Vec<Worker> = (1..=4).map(|number| work(&daemon, number, &is_over)).collect();
     let mut rng = Rng::new(11);
