@@ -348,14 +348,15 @@ impl Daemon {
     /// The sessions and ranges of the daemon before are this one's.
     fn resume(self: &Arc<Daemon>, begun: Resumed) {
         let Resumed { book, mut processes } = begun;
+        // Before sessions that are over give back what they had.
+        let store = self.steward.store();
+        let bare = book.chunks().keys().filter(|chunk| !store.can_hand_on(**chunk)).count();
         self.names.resume(&book);
         for (session, known) in book.sessions() {
             self.resume_session(known, processes.remove(session));
         }
         if !book.sessions().is_empty() || !book.chunks().is_empty() {
             let bytes: Bytes = book.chunks().values().map(|known| known.len).sum();
-            let store = self.steward.store();
-            let bare = book.chunks().keys().filter(|chunk| !store.can_hand_on(**chunk)).count();
             if bare > 0 {
                 tracing::warn!(
                     chunks = bare,
