@@ -142,8 +142,9 @@ async fn serve(config: Config, args: &ServeArgs, clock: SystemClock) -> Result<(
     let (socket, manager) = (config.runtime_dir.join(SOCKET_NAME), config.manager.clone());
     let daemon = Daemon::build(config, driver)?;
     // Before anybody hears that it serves: who hears it may tell it to end.
-    match [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal) {
-        [Ok(terminate), Ok(interrupt), Ok(hangup)] => {
+    let hangup = if ignores_hangup() { Ok(None) } else { signal(SignalKind::hangup()).map(Some) };
+    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), hangup) {
+        (Ok(terminate), Ok(interrupt), Ok(hangup)) => {
             drop(tokio::spawn(end_on_signal(Arc::clone(&daemon), terminate, interrupt, hangup)));
         }
         _ => tracing::error!("signals cannot be watched; this daemon ends only when it is killed"),
@@ -182,17 +183,31 @@ async fn serve(config: Config, args: &ServeArgs, clock: SystemClock) -> Result<(
     Ok(daemon.serve(listeners).await?)
 }
 
+/// Whoever has started this process wants it to outlive its terminal (nohup).
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // Signals count from 1, and SIGHUP is the first.
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}
+
 /// Returns when whoever holds the other end of standard input is gone, or lets go of it.
 pub(super) fn wait_for_end_of_stdin() {
     // What is written there is for nobody.
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
-async fn end_on_signal(daemon: Arc<Daemon>, mut terminate: Signal, mut interrupt: Signal, mut hangup: Signal) {
+async fn end_on_signal(daemon: Arc<Daemon>, mut terminate: Signal, mut interrupt: Signal, mut hangup: Option<Signal>) {
+    let hung_up = async {
+        match &mut hangup {
+            Some(hangup) => drop(hangup.recv().await),
+            None => std::future::pending().await,
+        }
+    };
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        _ = hangup.recv() => {}
+        () = hung_up => {}
     }
     daemon.end();
 }

@@ -136,6 +136,8 @@ struct Post {
     socket: Option<u64>,
     /// When that was looked at last.
     looked: Duration,
+    /// This daemon keeps nothing any more: another may by now.
+    is_over: bool,
 }
 
 /// The keeper that is there, with what it holds. One that ends while it is asked is none a moment later.
@@ -318,7 +320,7 @@ impl Keeping {
             }
             let is_early = post.failed.as_ref().is_some_and(|since| since.now() < PAUSE);
             let is_hidden = self.is_hidden(&mut post);
-            if is_early || post.link.is_some() && !is_hidden {
+            if post.is_over || is_early || post.link.is_some() && !is_hidden {
                 return;
             }
             if is_hidden {
@@ -333,9 +335,17 @@ impl Keeping {
             Some(_) => None,
             None => Link::connect(&self.state_dir, BEHIND_MAX).ok().flatten(),
         };
+        let is_new = found.is_none();
         let link = found.map_or_else(|| self.start(), |link| Ok(Holder::Process(link)));
         moment();
         let mut post = self.post();
+        if post.is_over {
+            // Nobody is to be started for a daemon that has ended, and one that is there may be its follower's.
+            if let (Ok(link), true) = (link, is_new) {
+                link.kill();
+            }
+            return;
+        }
         let filled = link.and_then(|link| {
             // Chunks that come from here on are told to it after the lock; those before are in the store.
             let chunks = self.chunks();
@@ -379,6 +389,7 @@ impl Keeping {
     /// Nobody is to follow: the keeper ends, with all that it holds.
     pub(super) fn end(&self) {
         let mut post = self.post();
+        post.is_over = true;
         let Some(link) = post.link.take() else { return };
         let ended = match link {
             Holder::Process(link) => link.end(),
@@ -394,7 +405,9 @@ impl Keeping {
 
     /// A daemon follows, or may: the keeper holds on. Nothing is said to it from here on.
     pub(super) fn leave(&self) {
-        drop(self.post().link.take());
+        let mut post = self.post();
+        post.is_over = true;
+        drop(post.link.take());
     }
 
     /// The keeper's process, where there is one.

@@ -19,7 +19,7 @@ use tonic::transport::server::Connected;
 use super::config::Config;
 use super::connections::{Connections, Seat};
 use crate::error::ErrorKind;
-use crate::keeper::{self, KeeperError};
+use crate::keeper::{self, KeeperError, LOCK_NAME};
 use crate::session::locate::SOCKET_NAME;
 use crate::wire::peer::Peer;
 
@@ -27,7 +27,6 @@ use crate::wire::peer::Peer;
 pub(super) const CHUNK_SOCKET_NAME: &str = "chunks.sock";
 /// unix(7): `sun_path` less the zero at its end.
 const SOCKET_PATH_LEN_MAX: usize = 107;
-const LOCK_NAME: &str = "stitchd.lock";
 
 /// Why the daemon cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -185,7 +184,7 @@ impl RuntimeLock {
         let path = directory.join(LOCK_NAME);
         let file = rustix::fs::open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::from(0o644))
             .map_err(|errno| unusable(errno.into()))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match lock(&file) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 let pid = std::fs::read_to_string(&path).unwrap_or_default().trim().to_owned();
@@ -209,6 +208,20 @@ impl RuntimeLock {
         }
         self.sockets.push(path.clone());
         Ok(path)
+    }
+}
+
+/// Locks a directory's file. A keeper that takes another's place has it for a moment.
+fn lock(file: &OwnedFd) -> Result<(), Errno> {
+    const TIMES: u32 = 10;
+    const PAUSE: Duration = Duration::from_millis(20);
+    let mut left = TIMES;
+    loop {
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if left > 0 => std::thread::sleep(PAUSE),
+            locked => return locked,
+        }
+        left -= 1;
     }
 }
 

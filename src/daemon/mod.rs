@@ -54,6 +54,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::watch;
 
 use crate::clock::{Clock, SystemClock};
@@ -171,6 +172,20 @@ pub enum DaemonError {
         "the keeper that is there cannot be used, and what it holds is worth more than a start: start again when it can be, or end the process that listens at keeper.sock to go on without: then only what processes have mapped is left"
     )]
     Keeper(#[source] KeeperError),
+    /// It is somewhere else.
+    #[error(
+        "the keeper (pid {pid}) of a daemon before is in {runtime_dir}, and what it holds is of {processes} processes that are there: start without --state-dir {state_dir} as long as they run, or end them before"
+    )]
+    Elsewhere {
+        /// Of the keeper.
+        pid: u32,
+        /// Where it is.
+        runtime_dir: PathBuf,
+        /// Where it is looked for.
+        state_dir: PathBuf,
+        /// Whose sessions it knows.
+        processes: usize,
+    },
     /// The journal that the daemon before has left cannot be gone on with.
     #[error("cannot take over from the daemon before")]
     Journal(#[from] JournalError),
@@ -207,6 +222,7 @@ impl DaemonError {
             DaemonError::TooFewFiles { .. } => ErrorKind::Invalid,
             DaemonError::Ladder(_) => ErrorKind::Unsupported,
             DaemonError::Keeper(error) => error.kind(),
+            DaemonError::Elsewhere { .. } => ErrorKind::Conflict,
             DaemonError::Journal(error) => error.kind(),
             DaemonError::Follow(_) => ErrorKind::Broken,
             DaemonError::Plans(_) => ErrorKind::Invalid,
@@ -555,12 +571,38 @@ struct Resumed {
 
 /// Finds or starts the keeper, and what was left with it.
 fn leave(config: &Config) -> Result<(Arc<Keeping>, Left), DaemonError> {
+    check_elsewhere(config)?;
     let manager = (config.keeper == KeeperIs::Manager).then(|| config.manager.clone());
     keeper::prepare(config.state_dir()).map_err(DaemonError::Keeper)?;
     let begun = Keeping::begin(config.state_dir(), config.keeper_linger, manager);
     let (keeping, held) = begun.map_err(DaemonError::Keeper)?;
     let left = Left::find(config.state_dir(), held)?;
     Ok((keeping, left))
+}
+
+/// A daemon before that had no state directory of its own has left what it holds in the runtime directory, where nobody would look for it.
+fn check_elsewhere(config: &Config) -> Result<(), DaemonError> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    if config.state_dir() == config.runtime_dir {
+        return Ok(());
+    }
+    let Some(link) = Link::connect(&config.runtime_dir, PATIENCE).map_err(DaemonError::Keeper)? else { return Ok(()) };
+    let held = link.list().map_err(DaemonError::Keeper)?;
+    let is_alive = |fd: &OwnedFd| {
+        let mut fds = [PollFd::new(fd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready == 0)
+    };
+    let processes = held.iter().filter(|(key, fd)| matches!(key, Key::Process(_)) && is_alive(fd)).count();
+    if processes > 0 {
+        let (pid, state_dir) = (link.pid(), config.state_dir().to_owned());
+        return Err(DaemonError::Elsewhere { pid, runtime_dir: config.runtime_dir.clone(), state_dir, processes });
+    }
+    tracing::warn!(
+        pid = link.pid(),
+        descriptors = held.len(),
+        "a keeper in the runtime directory holds what a daemon without this state directory had, for no process any more: it ends"
+    );
+    link.end().map_err(DaemonError::Keeper)
 }
 
 /// Ends the keeper of a daemon that was configured to have one. Where nobody keeps at all the journal goes too: one day it would be believed.

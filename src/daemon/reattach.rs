@@ -43,6 +43,8 @@ const UNWATCHED_AWAY_MAX: Duration = Duration::from_secs(30);
 pub(super) struct Told {
     chunks: Vec<(DeviceUuid, ChunkId, Bytes)>,
     ranges: Vec<(RangeId, u32)>,
+    /// Which attempt has begun to say it; nothing where none has, or it was forgotten: what comes then is not all.
+    open: Option<u64>,
     /// When the first of it was said.
     since: Duration,
     /// Where what is said here is counted, of all sessions.
@@ -144,7 +146,10 @@ impl Entry {
         self.attempt.store(message.attempt, Ordering::Relaxed);
         if message.is_first {
             *told = Told::default();
-            told.since = now;
+            (told.since, told.open) = (now, Some(message.attempt));
+        } else if told.open != Some(message.attempt) {
+            let text = "the first of what the session holds was not heard, or was forgotten: it is to be said anew";
+            return Err(status(ErrorKind::Unavailable, text));
         }
         let chunks: usize = message.held.iter().map(|held| held.chunks.len()).sum();
         if chunks > limits::REATTACH_CHUNKS_MAX || message.ranges.len() > limits::REATTACH_CHUNKS_MAX {
@@ -155,6 +160,10 @@ impl Entry {
             let text =
                 format!("more than {} chunks or {} ranges", limits::REATTACH_TOLD_MAX, limits::SESSION_RANGES_MAX);
             return Err(refused(&convert::malformed("held", text)));
+        }
+        if let Some(held) = message.ranges.iter().find(|held| held.times == 0 || held.times > limits::HOLDS_MAX) {
+            let text = format!("range {} held {} times; 1 to {}", held.range_id, held.times, limits::HOLDS_MAX);
+            return Err(refused(&convert::malformed("ranges.times", text)));
         }
         if of_all.load(Ordering::Relaxed) + chunks > limits::REATTACH_TOLD_BY_ALL_MAX {
             let text = "too many sessions say what they hold at once: try again";
@@ -296,7 +305,11 @@ impl Daemon {
             }
             return;
         }
-        let has_nothing = self.steward.session(entry.id).is_none_or(|view| view.held_bytes().is_zero());
+        let has_nothing = self.steward.session(entry.id).is_none_or(|view| {
+            let is_guaranteed = view.guarantees.iter().any(|(_, bytes)| !bytes.is_zero());
+            // What it is asleep with, or was told, is something, too.
+            view.held_bytes().is_zero() && !is_guaranteed && view.revision == 0 && !view.is_evicted
+        });
         if !entry.has_pidfd || has_nothing {
             self.end_session(entry.id, EndReason::Died);
         }

@@ -36,7 +36,9 @@ use crate::wire::peer::{credentials, sees_our_users};
 
 pub use link::Link;
 
-/// The keeper's socket in a runtime directory.
+/// The file that the daemon of a directory has locked.
+pub const LOCK_NAME: &str = "stitchd.lock";
+/// The keeper's socket in a state directory.
 pub const SOCKET_NAME: &str = "keeper.sock";
 /// What this build speaks. A keeper serves daemons that speak the same.
 pub const VERSION: u32 = 1;

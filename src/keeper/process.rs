@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::{KeeperError, Key, SOCKET_NAME, VERSION, from, is_one_of_us, v1};
+use super::{KeeperError, Key, LOCK_NAME, Link, SOCKET_NAME, VERSION, from, is_one_of_us, v1};
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
 use crate::mortal::moment;
@@ -59,7 +61,9 @@ enum Then {
 ///
 /// The socket cannot be made.
 pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
+    let before = if keeping.daemon.is_none() { Before::find(&keeping.state_dir)? } else { Before::default() };
     let mut keeper = Keeper::new(&keeping.state_dir, keeping.alone_max.is_none())?;
+    keeper.take_over(before);
     keeper.daemon = keeping.daemon.and_then(|socket| FdChannel::over(socket, true).with_patience(PATIENCE).ok());
     let clock = SystemClock::new();
     let (mut alone_since, mut looked) = (clock.now(), clock.now());
@@ -84,7 +88,37 @@ pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
     }
 }
 
-/// Listens where only its own user finds it.
+/// The keeper whose place another takes while no daemon is there, with what it holds. Where one is there it tells the new one everything by itself.
+#[derive(Debug, Default)]
+struct Before {
+    held: Vec<(Key, OwnedFd)>,
+    link: Option<Link>,
+    /// Keeps daemons away meanwhile.
+    lock: Option<OwnedFd>,
+}
+
+impl Before {
+    fn find(state_dir: &Path) -> Result<Before, KeeperError> {
+        super::prepare(state_dir)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let lock = rustix::fs::open(state_dir.join(LOCK_NAME), flags, Mode::from(0o644))
+            .map_err(|errno| KeeperError::system("look for a daemon")(errno.into()))?;
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Ok(Before::default()),
+            Err(errno) => return Err(KeeperError::system("look for a daemon")(errno.into())),
+        }
+        let link = match Link::connect(state_dir, PATIENCE) {
+            // It holds nothing of ours.
+            Err(KeeperError::NoKeeper(_)) => None,
+            found => found?,
+        };
+        let held = link.as_ref().map_or_else(|| Ok(Vec::new()), Link::list)?;
+        Ok(Before { held, link, lock: Some(lock) })
+    }
+}
+
+/// Listens where only its own user finds it. Whoever looks for a keeper meanwhile finds the one before.
 fn listen(path: &Path) -> Result<OwnedFd, std::io::Error> {
     const BACKLOG: i32 = 8;
     let socket = rustix::net::socket_with(
@@ -93,14 +127,16 @@ fn listen(path: &Path) -> Result<OwnedFd, std::io::Error> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    match std::fs::remove_file(path) {
+    let new = path.with_extension(std::process::id().to_string());
+    match std::fs::remove_file(&new) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&new)?)?;
     // Whoever connects before this is asked who he is all the same.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, BACKLOG)?;
+    std::fs::rename(&new, path)?;
     Ok(socket)
 }
 
@@ -120,6 +156,17 @@ impl Keeper {
         let listener = listen(&socket).map_err(KeeperError::system("listen for daemons"))?;
         let inode = inode_of(&socket).unwrap_or(0);
         Ok(Keeper { listener, socket, inode, daemon: None, is_for_ever, held: BTreeMap::new() })
+    }
+
+    /// Holds what the one before has held, which ends.
+    fn take_over(&mut self, before: Before) {
+        let Before { held, link, lock } = before;
+        self.held.extend(held);
+        if let Some(link) = link {
+            // Nobody finds it any more, so that it ends by itself where it does not hear this.
+            let _ = link.end();
+        }
+        drop(lock);
     }
 
     fn is_found(&self) -> bool {

@@ -61,10 +61,15 @@ impl Steward {
             let mut core = self.lock();
             core.step(Command::Reattach { session }, &mut todo)?;
             let leased: BTreeSet<ChunkId> = core.ledger.leased_by(session).into_iter().collect();
-            let named: BTreeSet<ChunkId> = told.chunks.iter().map(|(_, chunk, _)| *chunk).collect();
+            // Numbers begin anew where both journal and keeper were lost: a chunk of another size is another chunk.
+            let is_this = |chunk: &ChunkId, len: &Bytes| {
+                leased.contains(chunk) && self.store.len_of(*chunk).map_or(true, |known| known == *len)
+            };
+            let named: BTreeSet<ChunkId> =
+                told.chunks.iter().filter(|(_, chunk, len)| is_this(chunk, len)).map(|(_, chunk, _)| *chunk).collect();
             let chunks: Vec<ChunkId> = leased.difference(&named).copied().collect();
             core.step(Command::Release { session, chunks }, &mut todo)?;
-            leased
+            named
         };
         self.follow(todo);
         moment();
@@ -111,7 +116,9 @@ impl Steward {
             }
             // An older journal, whose witness has gone with the keeper, knows of fewer.
             for _ in *times..told {
-                let _ = self.attach(session, *range);
+                if self.attach(session, *range).is_err() {
+                    break;
+                }
             }
         }
         let is_known = |range: &RangeId| known.iter().any(|(of, _)| of == range);

@@ -75,6 +75,8 @@ struct Shelf {
 struct Stored {
     chunk: Held,
     exported: Option<Arc<OwnedFd>>,
+    /// It is about to be destroyed.
+    is_going: bool,
 }
 
 /// What this process has of a chunk beside its descriptor.
@@ -228,7 +230,7 @@ impl Store {
         }
         let chunk = Held::Chunk(Arc::new(Chunk::create(self.device(device)?, id, len)?));
         moment();
-        self.lock().chunks.insert(id, Stored { chunk, exported: None });
+        self.lock().chunks.insert(id, Stored { chunk, exported: None, is_going: false });
         Ok(())
     }
 
@@ -247,7 +249,7 @@ impl Store {
         }
         shelf.exported += u64::from(exported.is_some());
         let exported = exported.map(Arc::new);
-        shelf.chunks.insert(id, Stored { chunk: Held::Adopted(device, len), exported });
+        shelf.chunks.insert(id, Stored { chunk: Held::Adopted(device, len), exported, is_going: false });
         Ok(())
     }
 
@@ -272,7 +274,11 @@ impl Store {
             let mut shelf = self.lock();
             let exported: Vec<_> = ids
                 .iter()
-                .filter_map(|id| shelf.chunks.get_mut(id).and_then(|stored| stored.exported.take()))
+                .filter_map(|id| {
+                    let stored = shelf.chunks.get_mut(id)?;
+                    stored.is_going = true;
+                    stored.exported.take()
+                })
                 .collect();
             shelf.exported -= exported.len() as u64;
             exported
@@ -300,13 +306,13 @@ impl Store {
     /// chunk of the store any more, and [`Store::destroy_kept`] tries again.
     pub fn destroy(&self, id: ChunkId) -> Result<(), StoreError> {
         let mut shelf = self.lock();
-        let Stored { chunk, exported } = shelf.chunks.remove(&id).ok_or(StoreError::NoChunk(id))?;
+        let Stored { chunk, exported, is_going } = shelf.chunks.remove(&id).ok_or(StoreError::NoChunk(id))?;
         let chunk = match chunk {
             Held::Adopted(..) => None,
             Held::Chunk(chunk) => match Arc::try_unwrap(chunk) {
                 Ok(chunk) => Some(chunk),
                 Err(chunk) => {
-                    shelf.chunks.insert(id, Stored { chunk: Held::Chunk(chunk), exported });
+                    shelf.chunks.insert(id, Stored { chunk: Held::Chunk(chunk), exported, is_going });
                     return Err(StoreError::InUse(id));
                 }
             },
@@ -356,7 +362,8 @@ impl Store {
     pub fn descriptor(&self, id: ChunkId) -> Result<Arc<OwnedFd>, StoreError> {
         let chunk = {
             let mut shelf = self.lock();
-            let stored = shelf.chunks.get(&id).ok_or(StoreError::NoChunk(id))?;
+            // Of one that is about to be destroyed nobody gets a descriptor any more: it would be another one, and held by nobody.
+            let stored = shelf.chunks.get(&id).filter(|stored| !stored.is_going).ok_or(StoreError::NoChunk(id))?;
             if let Some(exported) = &stored.exported {
                 return Ok(Arc::clone(exported));
             }

@@ -313,3 +313,101 @@ fn one_process_cannot_use_up_the_room_in_which_sessions_say_what_they_hold() {
     // It is not lost for that: from the beginning.
     grpc.reattach(says(&session, &[], 2, true, false)).unwrap();
 }
+
+#[test]
+fn what_is_not_said_from_the_beginning_is_not_taken_for_all_that_a_session_holds() {
+    let daemon = TestDaemon::with(&[DEVICE]);
+    let grpc = Grpc::connect(&daemon);
+    let (session, channel) = link(&daemon, &grpc, "in two messages");
+    let leased = acquire(&channel, 1, want(&session, 8)).unwrap();
+    drop(channel);
+    let all: Vec<(u64, u64)> = leased.iter().map(|(chunk, _)| (*chunk, 2 * MIB)).collect();
+    grpc.reattach(says(&session, &all[..3], 1, true, true)).unwrap();
+    // The rest comes to the daemon that follows, which has not heard the beginning.
+    let daemon = daemon.follow(&[DEVICE]);
+    let grpc = Grpc::connect(&daemon);
+    for attempt in [1, 2] {
+        let rest = grpc.reattach(says(&session, &all[3..], attempt, false, false)).unwrap_err();
+        assert_eq!(rest.code(), tonic::Code::Unavailable, "{rest:?}");
+        assert_eq!(daemon.device("leased_bytes"), 8 * MIB);
+    }
+    // Nor the rest of another attempt.
+    grpc.reattach(says(&session, &all[..3], 3, true, true)).unwrap();
+    grpc.reattach(says(&session, &all[3..], 4, false, false)).unwrap_err();
+    grpc.reattach(says(&session, &all[..3], 5, true, true)).unwrap();
+    grpc.reattach(says(&session, &all[3..], 5, false, false)).unwrap();
+    assert_eq!(daemon.device("leased_bytes"), 8 * MIB);
+}
+
+#[test]
+fn a_session_that_says_it_holds_a_range_more_often_than_it_can_is_refused_at_once() {
+    let daemon = TestDaemon::with(&[DEVICE]);
+    let grpc = Grpc::connect(&daemon);
+    let (session, channel) = link(&daemon, &grpc, "hostile");
+    let leased = acquire(&channel, 1, want(&session, 2)).unwrap();
+    let chunk_ids = leased.iter().map(|(chunk, _)| *chunk).collect();
+    let request = v1::PublishRequest { name: "r".into(), chunk_ids, content_bytes: 1, ..Default::default() };
+    let range_id = grpc.publish(&session, request).unwrap().range.unwrap().range_id;
+    let since = SystemClock::new();
+    for times in [0, 65, u32::MAX] {
+        let mut message = says(&session, &[], 1, true, false);
+        message.ranges = vec![v1::HeldRange { range_id, times }];
+        assert_eq!(grpc.reattach(message).unwrap_err().code(), tonic::Code::InvalidArgument, "{times} times");
+    }
+    assert!(since.now() < Duration::from_secs(30), "four thousand million steps take minutes");
+}
+
+#[test]
+fn a_keeper_that_begins_while_no_daemon_is_there_takes_over_what_the_one_before_holds() {
+    let daemon = with_range(tempfile::tempdir().unwrap());
+    let first = keeper(&daemon);
+    let dir = daemon.kill();
+    let second = keep(dir.path());
+    eventually("that the first is gone", || (!Path::new(&format!("/proc/{first}/fd/0")).exists()).then_some(()));
+    let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, i64::from(second.id())));
+    end(second);
+}
+
+#[test]
+fn a_state_directory_that_is_new_is_refused_while_the_keeper_of_before_is_needed_elsewhere() {
+    if needs_host("another process is to be the daemon") {
+        return;
+    }
+    let daemon = TestDaemon::with(&[DEVICE]);
+    let session = daemon.session("stays");
+    let _runtime = session.runtime(0, RuntimeConfig::default()).unwrap();
+    let first = keeper(&daemon);
+    let dir = daemon.kill();
+    let state = tempfile::tempdir().unwrap();
+    let mut command = stitchd();
+    command.args(["serve", DEVICE, "--driver", "host", "--runtime-dir"]).arg(dir.path());
+    command.arg("--state-dir").arg(state.path().join("new")).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    eventually("that it is refused", || child.try_wait().unwrap());
+    let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    assert!(said.contains(&format!("the keeper (pid {first})")) && said.contains("1 processes"), "{said}");
+    // As it was before it goes on.
+    let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    assert_eq!(keeper(&daemon), first);
+    eventually("that the session is there again", || session.is_attached().then_some(()));
+}
+
+#[test]
+fn a_daemon_that_is_to_outlive_its_terminal_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new("nohup");
+    command.arg(env!("CARGO_BIN_EXE_stitchd")).args(["serve", "--driver", "host", DEVICE, "--runtime-dir"]);
+    let spawned = command.arg(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let Ok(mut daemon) = spawned else {
+        println!("skipped: there is no nohup here");
+        return;
+    };
+    let status = || stitchd().args(["status", "--socket"]).arg(dir.path().join("stitchd.sock")).output().unwrap();
+    eventually("that it serves", || status().status.success().then_some(()));
+    signal(daemon.id().into(), rustix::process::Signal::HUP);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(daemon.try_wait().unwrap().is_none() && status().status.success());
+    signal(daemon.id().into(), rustix::process::Signal::TERM);
+    assert!(daemon.wait().unwrap().success());
+}
