@@ -94,8 +94,12 @@ pub const GRPC_CALLS_MAX: usize = 2 * ACQUIRES_QUEUED_MAX;
 pub const GRPC_WINDOW_LEN: u32 = 32 << 10;
 /// HTTP connections at one time: what reads metrics and asks for health makes a few.
 pub const HTTP_CONNECTIONS_MAX: usize = 32;
+/// Sessions that metrics list by name.
+pub const SESSION_SERIES_MAX: usize = 256;
 /// Bytes of a session's or plan's name.
 pub const NAME_LEN_MAX: usize = 128;
+/// Bytes of a name that Kubernetes gives.
+pub const POD_NAME_LEN_MAX: usize = 253;
 /// Records of one frame of a journal when it is written anew: some hundred KiB.
 pub const JOURNAL_FRAME_RECORDS_MAX: usize = 4_096;
 /// Bytes of one step of a journal: a lease of as many chunks as one can have, thirty bytes each, several times.

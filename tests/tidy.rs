@@ -213,7 +213,7 @@ fn messages_tokio_and_driver_names_stay_where_they_belong() {
             wrong.push(format!("{name} names a driver"));
         }
         let names_metrics = ["gauge!(", "counter!(", "histogram!("].iter().any(|call| code.contains(call));
-        if name != "src/daemon/metrics.rs" && names_metrics {
+        if !name.starts_with("src/daemon/metrics/") && names_metrics {
             wrong.push(format!("{name} names metrics"));
         }
         if (code.contains("env::var") || code.contains("env::vars")) && !ENVIRONMENT.contains(&name.as_str()) {
@@ -287,16 +287,13 @@ fn quoted(text: &str, looks_right: impl Fn(&str) -> bool) -> BTreeSet<String> {
 #[test]
 fn every_metric_and_configuration_key_is_documented() {
     let docs = std::fs::read_to_string(root().join("deploy/README.md")).unwrap();
-    let metrics = std::fs::read_to_string(root().join("src/daemon/metrics.rs")).unwrap();
-    let names: BTreeSet<String> = code(&metrics)
-        .split('"')
-        .skip(1)
-        .step_by(2)
-        .filter(|word| word.starts_with("stitchd_") && !word.contains(' '))
-        .map(str::to_owned)
-        .collect();
+    let parts = files(&[".rs"]).into_iter().filter(|(name, _)| name.starts_with("src/daemon/metrics/"));
+    let is_metric =
+        |word: &&str| ["stitchd_", "process_"].iter().any(|kind| word.starts_with(kind)) && !word.contains(' ');
+    let words = |text: &str| code(text).split('"').skip(1).step_by(2).filter(is_metric).map(str::to_owned).collect();
+    let names: BTreeSet<String> = parts.flat_map(|(_, text)| -> Vec<String> { words(&text) }).collect();
     assert!(names.len() >= 10, "{names:?}");
-    let documented = quoted(&docs, |word| word.starts_with("stitchd_"));
+    let documented = quoted(&docs, |word| word.starts_with("stitchd_") || word.starts_with("process_"));
     assert_eq!(documented, names, "metrics in deploy/README.md, and those that there are");
 
     let printed = Command::new(env!("CARGO_BIN_EXE_stitchd"))

@@ -365,6 +365,7 @@ fn session() -> Result<Arc<Origin>, String> {
         let config = SessionConfig {
             library: environment.library.clone(),
             tenant: environment.tenant(),
+            pod: environment.pod(),
             limit: terms.limit,
             priority: terms.priority,
             guarantee: terms.guarantee,

@@ -657,7 +657,7 @@ impl<'a> Served<'a> {
     async fn answered(&mut self, answer: Answer) -> Result<(), ChannelError> {
         let asked = self.asked.take().expect("only what was asked is answered");
         let took = self.daemon.clock.now().saturating_sub(asked.since);
-        self.daemon.metrics.note_acquire(took, matches!(answer, Answer::Granted(_)));
+        self.daemon.latencies.note_acquire(took, matches!(answer, Answer::Granted(_)));
         match answer {
             Answer::Granted(chunks) => {
                 self.entry.has_leased.store(true, Ordering::Relaxed);

@@ -188,6 +188,10 @@ impl Driver for Deadline {
         self.inner.name()
     }
 
+    fn version(&self) -> Option<String> {
+        self.inner.version()
+    }
+
     fn devices(&self) -> Vec<DeviceDescription> {
         self.inner.devices()
     }

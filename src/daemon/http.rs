@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -20,6 +20,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::Daemon;
 use super::listener::AcceptFailures;
+use super::metrics::Format;
 use crate::limits;
 
 /// How long a connection may last: a request, its answer, and nothing after it.
@@ -66,8 +67,10 @@ async fn serve(stream: TcpStream, router: Router) {
     }
 }
 
-async fn metrics(State(daemon): State<Arc<Daemon>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], daemon.render_metrics())
+async fn metrics(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> impl IntoResponse {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let format = Format::of(accept.unwrap_or_default());
+    ([(header::CONTENT_TYPE, format.content_type())], daemon.render_metrics(format))
 }
 
 async fn ready(State(daemon): State<Arc<Daemon>>) -> (StatusCode, &'static str) {

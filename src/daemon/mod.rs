@@ -10,7 +10,7 @@
 //! | [`listener`] | the lock on the runtime directory, the sockets, who connected |
 //! | [`connections`] | what a process may have of connections, sessions, and descriptors that it has not read |
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
-//! | [`tenants`] | whose a session is, and what it may have |
+//! | [`tenants`], [`pods`] | whose a session is, and what it may have; where its process runs |
 //! | [`service`], [`admin`], [`gate`] | gRPC, and what keeps its large messages few |
 //! | [`revocations`] | memory that is asked back |
 //! | [`ranges`] | memory that is shared, by name |
@@ -34,6 +34,7 @@ mod listener;
 mod measured;
 mod metrics;
 mod plans;
+mod pods;
 mod ranges;
 mod reattach;
 mod refusals;
@@ -58,6 +59,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::watch;
 
 use crate::clock::{Clock, SystemClock};
+use crate::driver::layers::Layered;
 use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::{Driver, DriverError};
 use crate::error::{ErrorKind, chain};
@@ -77,7 +79,7 @@ use connections::Connections;
 use deadline::Deadline;
 use keeping::Keeping;
 pub use listener::{ListenError, Listeners};
-use metrics::Metrics;
+use metrics::{CallTimes, Ended, Latencies, SessionCounts};
 use plans::{PlanStore, PlanStoreError};
 use ranges::Names;
 use refusals::Refusals;
@@ -96,7 +98,9 @@ pub struct Daemon {
     registry: Registry,
     connections: Arc<Connections>,
     plans: PlanStore,
-    metrics: Metrics,
+    latencies: Arc<Latencies>,
+    ended: Ended,
+    session_counts: SessionCounts,
     revocations: Revocations,
     names: Names,
     refusals: Refusals,
@@ -237,7 +241,10 @@ impl Daemon {
     pub fn build(mut config: Config, driver: Arc<dyn Driver>) -> Result<Arc<Daemon>, DaemonError> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let (nodes, is_shared) = (driver.nodes(), driver.is_shared());
-        let driver = Meter::around(Deadline::around(driver, config.driver_deadline), Arc::clone(&clock));
+        let latencies = Arc::new(Latencies::new());
+        let times = CallTimes { latencies: Arc::clone(&latencies), clock: SystemClock::new() };
+        let driver = Arc::new(Layered::new(Deadline::around(driver, config.driver_deadline), times));
+        let driver = Meter::around(driver, Arc::clone(&clock));
         let listed = driver.devices();
         let mut devices = Vec::new();
         for wanted in config.device_ordinals(listed.iter().map(|device| device.id.0)) {
@@ -323,7 +330,6 @@ impl Daemon {
             keep_nodes(keeping, &nodes);
         }
         let plans = PlanStore::open(config.plan_dir())?;
-        let metrics = Metrics::new();
         let started = clock.now();
         let daemon = Daemon {
             ladder: config.ladder.clone(),
@@ -334,7 +340,9 @@ impl Daemon {
             registry: Registry::default(),
             connections: Connections::new(Daemon::fds_for_connections(), Daemon::open_fds_max()),
             plans,
-            metrics,
+            latencies,
+            ended: Ended::default(),
+            session_counts: SessionCounts::default(),
             revocations: Revocations::default(),
             names: Names::default(),
             refusals: Refusals::default(),
@@ -749,14 +757,22 @@ fn warn_of_few_chunks(device: &NodeDevice, chunks_max: u64, steps: &[Bytes]) {
 /// Moves time on: requests time out, tickets expire, drivers are asked what others hold.
 async fn tick(daemon: Arc<Daemon>) {
     const TICK: Duration = Duration::from_millis(20);
+    /// A tenth of a second.
+    const MEND_EVERY: u64 = 5;
+    /// Five seconds: where nobody scrapes what was recorded would pile up.
+    const SORT_EVERY: u64 = 250;
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut failures = BTreeMap::new();
     // Beside the rest: a keeper that does not answer holds nobody up.
     let mut mending: Option<tokio::task::JoinHandle<()>> = None;
-    loop {
+    for tick in 0_u64.. {
         ticks.tick().await;
+        if tick % SORT_EVERY == 0 {
+            daemon.latencies.sort();
+        }
         if let Some(keeping) = &daemon.keeping
+            && tick % MEND_EVERY == 0
             && mending.as_ref().is_none_or(tokio::task::JoinHandle::is_finished)
             && !daemon.is_draining()
         {

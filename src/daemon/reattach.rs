@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -199,6 +199,7 @@ impl Service {
         let _serving =
             serving.map_err(|_| status(ErrorKind::Unavailable, "the session's last connection does not end"))?;
         entry.check_attempt(message.attempt)?;
+        entry.note_pod(peer, message.pod.as_ref());
         daemon.registry.drop_tickets_of(entry.id);
         let at = |(uuid, chunk, len): &(DeviceUuid, ChunkId, Bytes)| {
             (daemon.device(*uuid).map(|device| device.id), *chunk, *len)
@@ -262,6 +263,7 @@ impl Daemon {
             pid: of.process.pid,
             has_pidfd: pidfd.is_some(),
             tenant: of.tenant.clone(),
+            pod: OnceLock::new(),
             guarantee_max: of.guarantee_max,
             questions: tokio::sync::watch::Sender::default(),
             unanswered: AtomicU64::new(0),

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use dashmap::DashMap;
@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::Daemon;
 use super::connections::Seat;
+use super::pods::PodNames;
 use super::reattach::Told;
 use super::revocations::Questions;
 use super::watched;
@@ -38,6 +39,8 @@ pub(super) struct Entry {
     /// The kernel tells when its process ends; without that its connection stands for it.
     pub(super) has_pidfd: bool,
     pub(super) tenant: String,
+    /// Where its process runs; nothing where nobody says, or the daemon does not see that it is so.
+    pub(super) pod: OnceLock<PodNames>,
     /// The most that it can be guaranteed of a device.
     pub(super) guarantee_max: Bytes,
     /// What it is asked for.
@@ -281,7 +284,8 @@ impl Daemon {
     /// A session is over: its memory goes back. Only the first to say so does anything.
     pub(super) fn end_session(&self, session: SessionId, reason: EndReason) -> Option<Bytes> {
         let entry = self.registry.take(session)?;
-        self.metrics.note_ended(&self.counters_of(&entry));
+        self.keep_counters_of(&entry);
+        self.session_counts.note_end(reason);
         let ended = self.steward.end(session, reason);
         // Who waits for its end looks next at what it held.
         entry.ended.send_replace(true);
@@ -368,6 +372,7 @@ mod tests {
             pid: 7,
             has_pidfd: true,
             tenant: String::new(),
+            pod: OnceLock::new(),
             guarantee_max: Bytes::ZERO,
             questions: Questions::default(),
             unanswered: AtomicU64::new(0),

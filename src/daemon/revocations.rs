@@ -117,6 +117,7 @@ impl Daemon {
         took_ms: u64,
         is_unanswered: bool,
     ) {
+        self.latencies.note_revocation(Duration::from_millis(took_ms));
         let name = |session| self.registry.get(session).map_or_else(String::new, |entry| entry.name.clone());
         let (to_session_id, to) = match waiting {
             Some(Holder::Session(session)) => (session.0, name(session)),

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
@@ -243,7 +243,7 @@ impl Service {
         let daemon = &self.0;
         let started = daemon.clock.now();
         let answer = self.answer_to(ask.holder, |reply| daemon.steward.acquire(ask, reply)).await;
-        daemon.metrics.note_acquire(daemon.clock.now().saturating_sub(started), answer.is_ok());
+        daemon.latencies.note_acquire(daemon.clock.now().saturating_sub(started), answer.is_ok());
         answer
     }
 
@@ -363,6 +363,7 @@ impl Sessions for Service {
             pid: peer.pid,
             has_pidfd: pidfd.is_some(),
             tenant: seated.tenant,
+            pod: OnceLock::new(),
             guarantee_max: seated.guarantee_max,
             questions: tokio::sync::watch::Sender::default(),
             unanswered: AtomicU64::new(0),
@@ -379,10 +380,12 @@ impl Sessions for Service {
             ended: tokio::sync::watch::Sender::new(false),
             _seat: Some(seat),
         });
+        entry.note_pod(&peer, wanted.pod.as_ref());
         if let (Some(keeping), Some(pidfd)) = (&daemon.keeping, &pidfd) {
             keeping.keep_other(Key::Process(id), Arc::clone(pidfd));
         }
         daemon.registry.add(Arc::clone(&entry));
+        daemon.session_counts.note_start();
         tracing::info!(session = %id, name = entry.name, pid = entry.pid, tenant = entry.tenant, limit_bytes = seated.terms.limit.get(), "session opened");
         match pidfd {
             Some(pidfd) => drop(tokio::spawn(Arc::clone(daemon).watch_process(Arc::clone(&entry), pidfd))),

@@ -45,6 +45,11 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// The name by which users choose it.
     fn name(&self) -> &'static str;
 
+    /// What the vendor's library calls its version; nothing where there is no vendor.
+    fn version(&self) -> Option<String> {
+        None
+    }
+
     /// The devices, by ordinal.
     fn devices(&self) -> Vec<DeviceDescription>;
 

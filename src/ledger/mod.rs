@@ -28,6 +28,7 @@ mod refusal;
 mod session;
 mod shared;
 mod terms;
+mod views;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -37,6 +38,7 @@ pub use facts::{ChunkFact, Facts, FactsError, Owner, RangeFact, SessionFact};
 pub use refusal::{Holding, LedgerError, Refusal};
 pub use session::{SessionView, Terms};
 pub use shared::RangeView;
+pub use views::RequestView;
 
 use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use crate::ladder::Part;

@@ -175,6 +175,8 @@ fn a_waiting_request_times_out_with_who_holds_what() {
     desk.granted(one, 8);
     assert_eq!(desk.acquire(two, 1, 500), []);
     assert_eq!(desk.step(Command::Tick { now_ms: 499 }), []);
+    let waits: Vec<_> = desk.ledger.requests().iter().map(|request| (request.is_waiting, request.age_ms)).collect();
+    assert_eq!(waits, [(true, 499)]);
     let answers = desk.step(Command::Tick { now_ms: 500 });
     let [(_, Answer::Refused(Refusal::Exhausted { waited_ms: 500, .. }))] = &answers[..] else { panic!("{answers:?}") };
     assert_eq!(desk.ledger.request_count(), 0);

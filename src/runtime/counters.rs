@@ -90,6 +90,14 @@ counters! {
     IterationsRefused = 31, "iterations_refused";
     /// Microseconds that admissions were waited for.
     AdmissionMicros = 32, "admission_us";
+    /// Of the requests that failed, those for which as much lay idle in whole chunks: stitching should have served them.
+    FailuresFragmented = 33, "failures_fragmented";
+    /// Those that the process's own limit was in the way of.
+    FailuresLimit = 34, "failures_limit";
+    /// Those for which the driver could not do what it was asked.
+    FailuresDriver = 35, "failures_driver";
+    /// Those for which the daemon could not be asked, and those of memory that was asleep.
+    FailuresUnavailable = 36, "failures_unavailable";
 }
 
 impl Counter {
@@ -126,6 +134,9 @@ impl Counter {
     pub(super) const STITCHED: (Counter, Counter) = (Counter::RequestsStitching, Counter::BytesStitching);
     /// The same of a small one.
     pub(super) const SMALL: (Counter, Counter) = (Counter::RequestsSmall, Counter::BytesSmall);
+    /// Failures by reason, as far as they are not for want of memory.
+    pub const FAILURES: [Counter; 4] =
+        [Counter::FailuresFragmented, Counter::FailuresLimit, Counter::FailuresDriver, Counter::FailuresUnavailable];
     /// Deviations from the plan, by kind.
     pub const DEVIATIONS: [Counter; 5] = [
         Counter::DeviationsLate,

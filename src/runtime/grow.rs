@@ -20,6 +20,24 @@ const REFUSAL_HOLDS: Duration = Duration::from_millis(20);
 /// Rounds of growing and trying again. Another thread may take what was just brought, but not for ever.
 pub(super) const ROUNDS_MAX: usize = 64;
 
+/// Why a request failed, where that is not simply for want of memory.
+fn reason_of(error: &AllocError) -> Option<Counter> {
+    match error {
+        AllocError::OutOfMemory { requested, stitchable, .. } if stitchable >= requested => {
+            Some(Counter::FailuresFragmented)
+        }
+        AllocError::OutOfMemory { source, .. } => match source.kind {
+            ErrorKind::Exhausted => None,
+            ErrorKind::OverLimit => Some(Counter::FailuresLimit),
+            ErrorKind::Unavailable => Some(Counter::FailuresUnavailable),
+            _ => Some(Counter::FailuresDriver),
+        },
+        AllocError::Asleep { .. } => Some(Counter::FailuresUnavailable),
+        AllocError::TooLarge { .. } => None,
+        AllocError::Memory { .. } => Some(Counter::FailuresDriver),
+    }
+}
+
 impl Runtime {
     #[cold]
     pub(super) fn alloc_slow(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
@@ -45,6 +63,9 @@ impl Runtime {
 
     pub(super) fn count_failure(&self, pools: &mut Pools, error: &AllocError) {
         self.counters.add(Counter::Failures, 1);
+        if let Some(counter) = reason_of(error) {
+            self.counters.add(counter, 1);
+        }
         if matches!(error, AllocError::OutOfMemory { .. }) {
             pools.marks.note_out_of_memory();
         }

@@ -407,6 +407,7 @@ pub(super) async fn open_over(channel: Channel, config: &SessionConfig) -> Resul
         tenant: config.tenant.clone(),
         answers: true,
         guarantee_bytes: config.guarantee.map(Bytes::get),
+        pod: config.pod.clone(),
     };
     let reply = SessionsClient::new(channel).open(request).await.map_err(|status| refused(&status))?;
     opened(reply.into_inner())

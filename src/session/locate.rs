@@ -9,6 +9,7 @@ use crate::driver::LibraryPlace;
 use crate::limits;
 use crate::plan::Position;
 use crate::units::{Bytes, parse_time};
+use crate::wire::v1;
 
 /// The name of the gRPC socket in a runtime directory.
 pub const SOCKET_NAME: &str = "stitchd.sock";
@@ -66,6 +67,8 @@ pub struct Environment {
     pub without_daemon: Option<OsString>,
     /// `STITCHD_TENANT`: whose memory it is, of the tenants of the daemon's configuration that this process may be.
     pub tenant: Option<OsString>,
+    /// `STITCHD_POD_UID`, and `STITCHD_POD_NAMESPACE`, `STITCHD_POD_NAME`, `STITCHD_CONTAINER_NAME`: where Kubernetes runs this process, as its manifest has the container told.
+    pub pod: [Option<OsString>; 4],
     /// `STITCHD_LIMIT`: bytes that this process may never pass, all devices together.
     pub limit: Option<OsString>,
     /// `STITCHD_PRIORITY`: its place among others; higher is served first.
@@ -105,6 +108,7 @@ impl Environment {
             world_size: read("WORLD_SIZE"),
             without_daemon: read("STITCHD_WITHOUT_DAEMON"),
             tenant: read("STITCHD_TENANT"),
+            pod: ["STITCHD_POD_UID", "STITCHD_POD_NAMESPACE", "STITCHD_POD_NAME", "STITCHD_CONTAINER_NAME"].map(read),
             limit: read("STITCHD_LIMIT"),
             priority: read("STITCHD_PRIORITY"),
             guarantee: read("STITCHD_GUARANTEE"),
@@ -138,6 +142,15 @@ impl Environment {
     /// Whose memory it is; empty for what the daemon takes this process for.
     pub fn tenant(&self) -> String {
         self.tenant.as_ref().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// Where this process runs, as Kubernetes calls it; nothing without the UID of a pod, by which the daemon sees whether it is so.
+    pub fn pod(&self) -> Option<v1::Pod> {
+        let said = |at: usize| self.pod[at].as_ref().map(|text| text.to_string_lossy().into_owned());
+        // What is longer is no name of Kubernetes, and nothing to fail for.
+        let text = |at: usize| said(at).filter(|text| text.len() <= limits::POD_NAME_LEN_MAX).unwrap_or_default();
+        let uid = text(0);
+        (!uid.is_empty()).then(|| v1::Pod { uid, namespace: text(1), name: text(2), container: text(3) })
     }
 
     /// What this process asks the daemon for.

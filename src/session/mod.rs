@@ -71,6 +71,8 @@ pub struct SessionConfig {
     pub priority: u32,
     /// Whose memory it is; empty for what the daemon takes this process for.
     pub tenant: String,
+    /// Where this process runs, as Kubernetes calls it, if it does.
+    pub pod: Option<v1::Pod>,
     /// What it is to be guaranteed of each device that it uses; `None` for what its tenant has.
     pub guarantee: Option<Bytes>,
     /// How long its guarantee may be waited for where it has one, when a device is first used.
@@ -90,6 +92,7 @@ impl SessionConfig {
             limit: None,
             priority: 0,
             tenant: String::new(),
+            pod: None,
             guarantee: None,
             admission_wait: Duration::from_secs(60),
             patience: Duration::from_secs(5),

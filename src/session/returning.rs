@@ -118,13 +118,13 @@ impl<E: Into<SessionError>> From<E> for Why {
 /// Says what is held, to a daemon that knows the session or does from now on.
 async fn say(config: &SessionConfig, line: &Line, channel: Channel, me: &mut Me) -> Result<Link, Why> {
     let told = line.holdings.tell();
-    let reply = match reattach(channel.clone(), *me, &told).await? {
+    let reply = match reattach(channel.clone(), *me, config, &told).await? {
         Some(reply) => reply,
         None => {
             let opened = open_over(channel.clone(), config).await?;
             *me = (opened.session, opened.secret);
             tracing::debug!(session = %me.0, "the daemon does not know what was before: what is mapped is registered");
-            let reply = reattach(channel, *me, &told).await?;
+            let reply = reattach(channel, *me, config, &told).await?;
             reply.ok_or_else(|| Why::Never("a session is over as soon as it is opened".to_owned()))?
         }
     };
@@ -138,12 +138,14 @@ async fn say(config: &SessionConfig, line: &Line, channel: Channel, me: &mut Me)
 async fn reattach(
     channel: Channel,
     (session, secret): Me,
+    config: &SessionConfig,
     told: &[v1::ReattachRequest],
 ) -> Result<Option<v1::ReattachReply>, Why> {
     let mut sessions = SessionsClient::new(channel);
     let mut last = v1::ReattachReply::default();
     for message in told {
-        let message = v1::ReattachRequest { session_id: session.0, secret: secret.to_vec(), ..message.clone() };
+        let (session_id, secret, pod) = (session.0, secret.to_vec(), config.pod.clone());
+        let message = v1::ReattachRequest { session_id, secret, pod, ..message.clone() };
         last = match sessions.reattach(message).await {
             Ok(reply) => reply.into_inner(),
             Err(status) if status.code() == Code::NotFound => return Ok(None),

@@ -26,7 +26,7 @@ use crate::journal::Record;
 use crate::ladder::Part;
 use crate::ledger::{
     AccountView, Change, ChunkFact, Command, Effect, EndReason, Facts, Holder, Ledger, LedgerError, Overstay,
-    RangeView, Refusal, ReturnedBytes, SessionView, Shortage, Terms,
+    RangeView, Refusal, RequestView, ReturnedBytes, SessionView, Shortage, Terms,
 };
 use crate::limits;
 use crate::mortal::moment;
@@ -833,6 +833,11 @@ impl Steward {
     /// Requests that wait or are being created.
     pub fn request_count(&self) -> usize {
         self.lock().ledger.request_count()
+    }
+
+    /// Every request that is not answered, the oldest first.
+    pub fn requests(&self) -> Vec<RequestView> {
+        self.lock().ledger.requests()
     }
 
     /// Bytes that came back from sessions, by how.

@@ -68,8 +68,17 @@ pub fn size(field: &'static str, bytes: u64) -> Result<Bytes, Malformed> {
 
 /// Reads a name.
 pub fn name(field: &'static str, text: &str) -> Result<String, Malformed> {
-    if text.len() > limits::NAME_LEN_MAX {
-        return Err(malformed(field, format!("{} bytes; at most {}", text.len(), limits::NAME_LEN_MAX)));
+    name_up_to(field, text, limits::NAME_LEN_MAX)
+}
+
+/// The same for a name that Kubernetes gives.
+pub fn pod_name(field: &'static str, text: &str) -> Result<String, Malformed> {
+    name_up_to(field, text, limits::POD_NAME_LEN_MAX)
+}
+
+fn name_up_to(field: &'static str, text: &str, most: usize) -> Result<String, Malformed> {
+    if text.len() > most {
+        return Err(malformed(field, format!("{} bytes; at most {most}", text.len())));
     }
     Ok(text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
 }

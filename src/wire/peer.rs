@@ -106,15 +106,32 @@ pub fn pod_of(pid: i32) -> Option<String> {
 /// `/kubepods.slice/kubepods-burstable-pod1234_….slice/…` or `/kubepods/burstable/pod1234-…/…`: from the root on, as only root can be put there. A user may call groups below his own as he likes.
 fn pod_in(cgroups: &str) -> Option<String> {
     let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    let is_of_pods = |path: &&str| matches!(path.split('/').nth(1), Some("kubepods" | "kubepods.slice"));
-    let parts = paths.filter(is_of_pods).flat_map(|path| path.split('/'));
-    let uid = |part: &str| {
-        let part = part.strip_suffix(".slice").unwrap_or(part);
-        let uid = part.rsplit_once("pod").map(|(_, uid)| uid.replace('_', "-"))?;
-        let is_uid = uid.len() == 36 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-        is_uid.then_some(uid)
-    };
-    parts.filter_map(uid).next()
+    paths.filter_map(|path| path.strip_prefix('/').and_then(pod_in_path)).next()
+}
+
+/// A daemon in a container sees paths from its own group on (cgroup_namespaces(7)): of another pod `../../../kubepods-burstable.slice/kubepods-burstable-pod1234_….slice/…`, without what both have above them. What comes first
+/// below that must be the pod's own group, or the one of its class: names further below may be anybody's.
+fn pod_in_path(path: &str) -> Option<String> {
+    let mut parts = path.split('/').skip_while(|part| *part == "..").peekable();
+    let is_relative = path.starts_with("..");
+    let first = *parts.peek()?;
+    let is_class =
+        matches!(first, "burstable" | "besteffort" | "kubepods-burstable.slice" | "kubepods-besteffort.slice");
+    match first {
+        "kubepods" | "kubepods.slice" => parts.find_map(pod_uid),
+        _ if is_relative && is_class => pod_uid(parts.nth(1)?),
+        _ if is_relative => pod_uid(first),
+        _ => None,
+    }
+}
+
+/// `pod1234-…`, `kubepods-burstable-pod1234_….slice`: the UID of the pod whose group is called so.
+fn pod_uid(part: &str) -> Option<String> {
+    let part = part.strip_suffix(".slice").unwrap_or(part);
+    let (before, uid) = part.rsplit_once("pod")?;
+    let is_own = matches!(before, "" | "kubepods-" | "kubepods-burstable-" | "kubepods-besteffort-");
+    let is_uid = uid.len() == 36 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-' || byte == b'_');
+    (is_own && is_uid).then(|| uid.replace('_', "-"))
 }
 
 /// The process and the user at the other end. A process of a pid namespace that this one does not see has the number 0: what rustix asks with has no such number.
@@ -239,6 +256,32 @@ mod tests {
         assert_eq!([pod_in(&systemd), pod_in(&cgroupfs)], [Some(uid.to_owned()), Some(uid.to_owned())]);
         let made = format!("0::/user.slice/user-1000.slice/user@1000.service/kubepods-pod{slice}.slice/x\n");
         assert_eq!([pod_in(&made), pod_in("0::/system.slice/ssh.service\n"), pod_in("")], [None, None, None]);
+
+        // As a daemon in a container sees them.
+        let known = |path: &str| pod_in(&format!("0::{path}\n"));
+        let some = Some(uid.to_owned());
+        assert_eq!(
+            known(&format!("/../../../kubepods-burstable.slice/kubepods-burstable-pod{slice}.slice/cri-x.scope")),
+            some
+        );
+        assert_eq!(
+            known(&format!("/../../kubepods-burstable-pod{slice}.slice/cri-x.scope")),
+            some,
+            "one of its own class"
+        );
+        assert_eq!(known(&format!("/../../../kubepods-pod{slice}.slice/cri-x.scope")), some, "one that is guaranteed");
+        assert_eq!(known(&format!("/../../../burstable/pod{uid}/x")), some);
+        assert_eq!(known(&format!("/../../../../kubepods/pod{uid}/x")), some);
+        for other in [
+            "/".to_owned(),
+            "/../cri-x.scope".to_owned(),
+            format!("/../cri-x.scope/kubepods-pod{slice}.slice"),
+            format!("/../../../../user.slice/user-1000.slice/kubepods-pod{slice}.slice/x"),
+            format!("/../../../kubepods-burstable.slice/mine.slice/kubepods-pod{slice}.slice"),
+            format!("/kubepods-pod{slice}.slice/x"),
+        ] {
+            assert_eq!(known(&other), None, "{other}");
+        }
     }
 
     #[test]

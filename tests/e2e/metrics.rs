@@ -15,6 +15,14 @@ fn value(text: &str, series: &str) -> f64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
+/// The beginning of a series of a session of this process, which is in no pod.
+fn of_session(name: &str, uuid: impl std::fmt::Display, session: &str) -> String {
+    let uid = rustix::process::geteuid().as_raw();
+    format!(
+        "{name}{{UUID=\"{uuid}\",tenant=\"uid:{uid}\",client_namespace=\"\",client_pod=\"\",client_container=\"\",session=\"{session}\","
+    )
+}
+
 fn scrape(daemon: &TestDaemon) -> String {
     let (status, text) = daemon.http("/metrics");
     assert!(status.contains("200"), "{status}");
@@ -31,6 +39,11 @@ fn every_figure_is_there_from_the_first_scrape_and_follows_what_happens() {
         format!("stitchd_plan_deviations_total{{UUID=\"{uuid}\",kind=\"blocked\"}}"),
         format!("stitchd_returned_bytes_total{{UUID=\"{uuid}\",reason=\"death\"}}"),
         format!("stitchd_allocation_failures_total{{UUID=\"{uuid}\",reason=\"exhausted\"}}"),
+        format!("stitchd_allocation_failures_total{{UUID=\"{uuid}\",reason=\"fragmented\"}}"),
+        "stitchd_driver_call_seconds_count{call=\"create\"}".to_owned(),
+        "stitchd_driver_failures_total{call=\"create\"}".to_owned(),
+        "stitchd_revocations_total{result=\"asked\"}".to_owned(),
+        "stitchd_session_ends_total{reason=\"died\"}".to_owned(),
         format!("stitchd_rescued_bytes_total{{UUID=\"{uuid}\"}}"),
         "stitchd_acquire_seconds_count{result=\"granted\"}".to_owned(),
         "stitchd_sessions".to_owned() + " ",
@@ -48,7 +61,7 @@ fn every_figure_is_there_from_the_first_scrape_and_follows_what_happens() {
     runtime.alloc(&Request::of(Bytes::mib(100))).unwrap_err();
     let text = scrape(&daemon);
     assert_eq!((device(&text, "leased"), value(&text, "stitchd_sessions ")), (mib(8), 1.0));
-    let session = format!("stitchd_session_bytes{{UUID=\"{uuid}\",session=\"quoted\\\" \\\\ name\",kind=");
+    let session = of_session("stitchd_session_bytes", &uuid, "quoted\\\" \\\\ name") + "kind=";
     assert_eq!(value(&text, &format!("{session}\"live\"}}")), mib(8));
     assert_eq!(value(&text, &format!("{session}\"leased\"}}")), mib(8));
     assert_eq!(value(&text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"stitching\"}}")), 1.0);
@@ -61,6 +74,10 @@ fn every_figure_is_there_from_the_first_scrape_and_follows_what_happens() {
     assert_eq!(free("stitchable"), mib(56));
     assert!(value(&text, "stitchd_acquire_seconds_count{result=\"granted\"}") >= 1.0);
     assert!(value(&text, "stitchd_acquire_seconds_count{result=\"refused\"}") >= 1.0);
+    assert!(value(&text, "stitchd_driver_call_seconds_count{call=\"create\"}") >= 4.0, "8 MiB in chunks of 2");
+    let served = of_session("stitchd_session_requests_total", &uuid, "quoted\\\" \\\\ name") + "served=\"stitching\"}";
+    assert_eq!(value(&text, &served), 1.0);
+    assert!(value(&text, "process_resident_memory_bytes ") > 1e6 && value(&text, "process_start_time_seconds ") > 1e9);
 
     // A session that is over leaves no series, and its counts.
     runtime.free(kept, stitchd::ids::StreamId::DEFAULT).unwrap();
@@ -70,6 +87,38 @@ fn every_figure_is_there_from_the_first_scrape_and_follows_what_happens() {
     assert!(!text.contains("quoted"));
     assert_eq!(value(&text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"stitching\"}}")), 1.0);
     assert_eq!(value(&text, &format!("stitchd_returned_bytes_total{{UUID=\"{uuid}\",reason=\"release\"}}")), mib(8));
+}
+
+#[test]
+fn failures_are_told_apart_and_sessions_of_one_name_are_one_series() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
+    let uuid = daemon.uuid();
+    let limited = daemon.session_with_limit("limited", Bytes::mib(8));
+    let limited = limited.runtime(0, RuntimeConfig::default()).unwrap();
+    limited.alloc(&Request::of(Bytes::mib(16))).unwrap_err();
+    let twins = [daemon.runtime("twin"), daemon.runtime("twin")];
+    for twin in &twins {
+        twin.alloc(&Request::of(Bytes::mib(8))).unwrap();
+    }
+    let text = scrape(&daemon);
+    let failed = |reason: &str| {
+        value(&text, &format!("stitchd_allocation_failures_total{{UUID=\"{uuid}\",reason=\"{reason}\"}}"))
+    };
+    assert_eq!((failed("limit"), failed("exhausted"), failed("fragmented")), (1.0, 0.0, 0.0));
+    let leased = of_session("stitchd_session_bytes", &uuid, "twin") + "kind=\"leased\"}";
+    assert_eq!((value(&text, &leased), text.matches(leased.as_str()).count()), ((16_u64 << 20) as f64, 1));
+}
+
+#[test]
+fn prometheus_gets_the_format_that_it_asks_for_and_everybody_else_the_one_that_all_read() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
+    let text = scrape(&daemon);
+    assert!(text.contains("# TYPE stitchd_requests_total counter\n") && !text.contains("# EOF"));
+    let asked = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+    let (head, text) = daemon.http_with("/metrics", &format!("Accept: {asked}\r\n"));
+    assert!(head.contains("application/openmetrics-text; version=1.0.0"), "{head}");
+    assert!(text.contains("# TYPE stitchd_requests counter\n") && text.ends_with("# EOF\n"));
+    assert!(text.contains("\nstitchd_requests_total{") && !text.contains("\n\n"));
 }
 
 #[test]
@@ -132,6 +181,11 @@ fn a_process_on_two_devices_is_counted_on_each_and_asked_for_what_lies_idle_ther
         }
     }
     assert_eq!(daemon.cli_json(&["sessions"])["sessions"][0]["counters"]["live_bytes"], 32 << 20);
+    let served = |text: &str, device: u32| {
+        let uuid = session.devices().iter().find(|of| of.ordinal == device).unwrap().uuid;
+        value(text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"stitching\"}}"))
+    };
+    assert_eq!([served(&text, 0), served(&text, 1)], [2.0, 2.0]);
     // What lies idle on each is known, and exactly that is asked for.
     let config = RuntimeConfig { wait: std::time::Duration::from_secs(10), ..RuntimeConfig::default() };
     let other = daemon.session("other");
@@ -140,4 +194,12 @@ fn a_process_on_two_devices_is_counted_on_each_and_asked_for_what_lies_idle_ther
         runtime.alloc(&Request::of(Bytes::mib(wanted))).unwrap();
     }
     assert_eq!(daemon.status()["unanswered"], 0);
+    // What a session has counted stays where it was counted when it is over: a counter that goes back is taken for a restart.
+    let before = scrape(&daemon);
+    let (of_first, of_second) = (served(&before, 0), served(&before, 1));
+    drop(other);
+    let text = eventually("a session ends", || {
+        Some(scrape(&daemon)).filter(|text| value(text, "stitchd_session_ends_total{reason=\"closed\"}") >= 1.0)
+    });
+    assert_eq!([served(&text, 0), served(&text, 1)], [of_first, of_second]);
 }

@@ -316,13 +316,19 @@ impl TestDaemon {
 
     /// A page over HTTP: its status line and its body.
     pub(crate) fn http(&self, path: &str) -> (String, String) {
+        let (head, body) = self.http_with(path, "");
+        (head.lines().next().unwrap_or_default().to_owned(), body)
+    }
+
+    /// The same, asked for with more headers, and with all of its own.
+    pub(crate) fn http_with(&self, path: &str, headers: &str) -> (String, String) {
         let address = self.http_address();
         let mut stream = std::net::TcpStream::connect(address).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n").unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+        (head.to_owned(), body.to_owned())
     }
 
     /// Ends the daemon as a service manager would.

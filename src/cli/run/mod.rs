@@ -193,6 +193,7 @@ fn check_terms(args: &RunArgs, socket: &Path) -> Result<(), Failure> {
         tenant: args.tenant.clone().unwrap_or_default(),
         answers: false,
         guarantee_bytes: args.guarantee.map(Bytes::get),
+        pod: None,
     };
     let opened = ask::ask(socket, Duration::ZERO, async |channel| {
         let mut sessions = SessionsClient::new(channel);

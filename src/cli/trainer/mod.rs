@@ -143,8 +143,8 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
     let job = Job::new(&imported.trace);
     let plan = args.plan.as_ref().map(|path| read_plan(path)).transpose()?;
     let environment = Environment::read();
-    let (library, tenant) = (environment.library.clone(), environment.tenant());
-    let config = SessionConfig { library, tenant, ..SessionConfig::new(args.socket.clone(), args.name.clone()) };
+    let (library, tenant, pod) = (environment.library.clone(), environment.tenant(), environment.pod());
+    let config = SessionConfig { library, tenant, pod, ..SessionConfig::new(args.socket.clone(), args.name.clone()) };
     let session = Session::connect(&config)?;
     let wait = Duration::from_secs(args.wait);
     let config = RuntimeConfig { wait, ..RuntimeConfig::default() };

@@ -521,6 +521,10 @@ impl Driver for GpuDriver {
         self.vendor.name
     }
 
+    fn version(&self) -> Option<String> {
+        Some(self.version.to_string())
+    }
+
     fn nodes(&self) -> Vec<std::path::PathBuf> {
         const PREFIXES: [&str; 3] = ["/dev/nvidia", "/dev/kfd", "/dev/dri/"];
         let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };

@@ -114,6 +114,10 @@ impl<I: Intercept> Driver for Layered<I> {
         self.inner.name()
     }
 
+    fn version(&self) -> Option<String> {
+        self.inner.version()
+    }
+
     fn devices(&self) -> Vec<DeviceDescription> {
         self.inner.devices()
     }

@@ -1,0 +1,276 @@
+//! Every metric, in one list ([`names`]). The rest of the house returns plain figures; here they get names.
+//!
+//! What is a state (bytes, sessions, the counters of stats pages) is written when somebody scrapes, into a recorder made for that scrape: a series exists exactly
+//! as long as what it is about, and counters are there at zero from the first scrape. No session is asked. Latencies are recorded as they happen.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`names`] | the list, with what each means |
+//! | [`devices`], [`sessions`], [`process`] | what is read for a scrape |
+//! | [`latencies`] | what is recorded as it happens |
+//! | [`open_metrics`] | the other text format, which Prometheus asks for first |
+
+mod devices;
+mod latencies;
+mod names;
+mod open_metrics;
+mod process;
+mod sessions;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use metrics::{Label, counter, gauge, with_local_recorder};
+use metrics_exporter_prometheus::PrometheusBuilder;
+
+use super::registry::Entry;
+use super::{Daemon, NodeDevice};
+use crate::driver::Driver as _;
+use crate::ids::DeviceId;
+use crate::ledger::{EndReason, RequestView};
+use crate::limits::{self, COUNTERS_MAX};
+use crate::runtime::Counter;
+use crate::units::Bytes;
+use crate::wire::stats_page;
+use devices::record_device;
+pub(super) use latencies::{CallTimes, Latencies};
+use open_metrics::to_open_metrics;
+use sessions::{SessionFigures, record_sessions};
+
+/// What a session counts, of one device or of all.
+pub(super) type CounterSet = [u64; COUNTERS_MAX];
+/// What is counted, by device.
+pub(super) type ByDevice = BTreeMap<DeviceId, CounterSet>;
+
+/// What sessions that are over had counted: counters never go back.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    counters: Mutex<ByDevice>,
+}
+
+impl Ended {
+    /// A session is over: what it counted stays counted, where it was.
+    pub(super) fn note(&self, counters: &ByDevice) {
+        let mut ended = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        for (device, more) in counters {
+            add(ended.entry(*device).or_insert([0; COUNTERS_MAX]), more);
+        }
+    }
+
+    fn get(&self) -> ByDevice {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// How many sessions have begun and ended.
+#[derive(Debug, Default)]
+pub(super) struct SessionCounts {
+    starts: AtomicU64,
+    closed: AtomicU64,
+    died: AtomicU64,
+}
+
+impl SessionCounts {
+    pub(super) fn note_start(&self) {
+        self.starts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_end(&self, reason: EndReason) {
+        let count = match reason {
+            EndReason::Closed => &self.closed,
+            EndReason::Died => &self.died,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Pools by their label.
+const SERVED: [(&str, Counter); 4] = [
+    ("planned", Counter::RequestsPlanned),
+    ("reuse", Counter::RequestsReuse),
+    ("stitching", Counter::RequestsStitching),
+    ("small", Counter::RequestsSmall),
+];
+
+const DEVIATIONS: [(&str, Counter); 5] = [
+    ("late", Counter::DeviationsLate),
+    ("blocked", Counter::DeviationsBlocked),
+    ("unplanned", Counter::DeviationsUnplanned),
+    ("skipped", Counter::DeviationsSkipped),
+    ("resized", Counter::DeviationsResized),
+];
+
+/// Failures but those for want of memory, which are all others.
+const FAILURES: [(&str, Counter); 4] = [
+    ("fragmented", Counter::FailuresFragmented),
+    ("limit", Counter::FailuresLimit),
+    ("driver", Counter::FailuresDriver),
+    ("unavailable", Counter::FailuresUnavailable),
+];
+
+/// What several runtimes count, together.
+fn add(sum: &mut CounterSet, more: &CounterSet) {
+    for (_, counter) in Counter::ALL {
+        let at = *counter as usize;
+        sum[at] = counter.both(sum[at], more[at]);
+    }
+}
+
+/// Which text is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Format {
+    /// Prometheus text 0.0.4.
+    Text,
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+}
+
+impl Format {
+    /// What an `Accept` asks for. Prometheus names what it likes best first; who names neither gets what everybody reads.
+    pub(super) fn of(accept: &str) -> Format {
+        if accept.contains("application/openmetrics-text") { Format::OpenMetrics } else { Format::Text }
+    }
+
+    /// As a header says it.
+    pub(super) fn content_type(self) -> &'static str {
+        match self {
+            Format::Text => "text/plain; version=0.0.4; charset=utf-8",
+            Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        }
+    }
+}
+
+impl Daemon {
+    /// Everything as Prometheus reads it.
+    pub(super) fn render_metrics(&self, format: Format) -> String {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        with_local_recorder(&recorder, || self.record_state());
+        let mut text = recorder.handle().render();
+        text.push_str(&self.latencies.render());
+        match format {
+            Format::Text => text,
+            Format::OpenMetrics => to_open_metrics(&text),
+        }
+    }
+
+    /// What a session's stats page says, by device; nothing where it cannot be read. What is of no device that there is counts for `home`.
+    pub(super) fn counters_by_device(&self, entry: &Entry, home: DeviceId) -> ByDevice {
+        let mut by_device = BTreeMap::new();
+        let read = entry.page.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(stats_page::read);
+        let Some(Ok(sets)) = read else { return by_device };
+        for set in sets.iter().filter(|set| set.counters != [0; COUNTERS_MAX]) {
+            let said = set.device.map(DeviceId).filter(|said| self.devices.iter().any(|device| device.id == *said));
+            add(by_device.entry(said.unwrap_or(home)).or_insert([0; COUNTERS_MAX]), &set.counters);
+        }
+        by_device
+    }
+
+    /// The same of all devices together.
+    pub(super) fn counters_of(&self, entry: &Entry) -> CounterSet {
+        let mut sum = [0; COUNTERS_MAX];
+        self.counters_by_device(entry, self.home()).values().for_each(|counters| add(&mut sum, counters));
+        sum
+    }
+
+    /// A session is over: what it counted stays counted.
+    pub(super) fn keep_counters_of(&self, entry: &Entry) {
+        self.ended.note(&self.counters_by_device(entry, self.home()));
+    }
+
+    /// Where counts what is of no device that anybody knows.
+    fn home(&self) -> DeviceId {
+        self.devices.first().map_or(DeviceId(0), |device| device.id)
+    }
+
+    fn record_state(&self) {
+        names::describe();
+        process::record();
+        gauge!("stitchd_build_info", "version" => env!("CARGO_PKG_VERSION"), "revision" => option_env!("STITCHD_REVISION").unwrap_or("unknown")).set(1.0);
+        let sessions = self.session_figures();
+        let requests = self.steward.requests();
+        for account in self.steward.devices() {
+            if let Some(device) = self.devices.iter().find(|device| device.id == account.device) {
+                let version = self.driver.version().unwrap_or_default();
+                record_device(device, version, &account, &sessions, &requests);
+            }
+        }
+        record_sessions(&self.devices, &sessions);
+        self.record_counters(&sessions);
+        self.record_node(&sessions, &requests);
+    }
+
+    /// What sessions have counted, those that are over among them.
+    fn record_counters(&self, sessions: &[SessionFigures]) {
+        let mut sums = self.ended.get();
+        for session in sessions {
+            for (device, counters) in &session.counters {
+                add(sums.entry(*device).or_insert([0; COUNTERS_MAX]), counters);
+            }
+        }
+        let returned = self.steward.returned();
+        for device in &self.devices {
+            let sum = sums.get(&device.id).copied().unwrap_or([0; COUNTERS_MAX]);
+            let is_home = device.id == self.home();
+            let uuid = || uuid_label(device);
+            let count = |name: &'static str, label: &'static str, value: &'static str, sum: u64| {
+                counter!(name, vec![uuid(), Label::new(label, value)]).absolute(sum);
+            };
+            for (served, of) in SERVED {
+                count("stitchd_requests_total", "served", served, sum[of as usize]);
+            }
+            for (kind, of) in DEVIATIONS {
+                count("stitchd_plan_deviations_total", "kind", kind, sum[of as usize]);
+            }
+            let others: u64 = FAILURES.iter().map(|(_, of)| sum[*of as usize]).fold(0, u64::wrapping_add);
+            let exhausted = sum[Counter::Failures as usize].saturating_sub(others);
+            count("stitchd_allocation_failures_total", "reason", "exhausted", exhausted);
+            for (reason, of) in FAILURES {
+                count("stitchd_allocation_failures_total", "reason", reason, sum[of as usize]);
+            }
+            counter!("stitchd_rescued_bytes_total", vec![uuid()]).absolute(sum[Counter::StitchedBytes as usize]);
+            // The ledger counts what came back for the node; it stands with the first device.
+            let node = |bytes: Bytes| if is_home { bytes.get() } else { 0 };
+            count("stitchd_returned_bytes_total", "reason", "release", node(returned.release));
+            count("stitchd_returned_bytes_total", "reason", "revoke", node(returned.revoke));
+            count("stitchd_returned_bytes_total", "reason", "death", node(returned.death));
+        }
+    }
+
+    /// What is of the node.
+    fn record_node(&self, sessions: &[SessionFigures], requests: &[RequestView]) {
+        for (reason, count) in self.refusals.counts() {
+            counter!("stitchd_refusals_total", "reason" => reason).absolute(count);
+        }
+        let (asked, unanswered) = (self.revocations.asked(), self.revocations.unanswered());
+        counter!("stitchd_revocations_total", "result" => "asked").absolute(asked);
+        counter!("stitchd_revocations_total", "result" => "unanswered").absolute(unanswered);
+        let SessionCounts { starts, closed, died } = &self.session_counts;
+        counter!("stitchd_session_starts_total").absolute(starts.load(Ordering::Relaxed));
+        counter!("stitchd_session_ends_total", "reason" => "closed").absolute(closed.load(Ordering::Relaxed));
+        counter!("stitchd_session_ends_total", "reason" => "died").absolute(died.load(Ordering::Relaxed));
+        let node: [(&'static str, u64); 9] = [
+            ("stitchd_tasks", self.tasks()),
+            ("stitchd_waiting_requests", requests.len() as u64),
+            ("stitchd_sessions", sessions.len() as u64),
+            ("stitchd_shared_ranges", self.steward.ranges().len() as u64),
+            ("stitchd_export_slots", self.steward.store().counts().1),
+            ("stitchd_export_slots_max", limits::EXPORTS_MAX),
+            ("stitchd_open_fds", Daemon::open_fds()),
+            ("stitchd_open_fds_max", Daemon::open_fds_max()),
+            ("stitchd_ready", u64::from(!self.is_draining())),
+        ];
+        for (name, value) in node {
+            gauge!(name).set(value as f64);
+        }
+        if let Some(keeping) = &self.keeping {
+            gauge!("stitchd_keeper_up").set(f64::from(u8::from(keeping.pid().is_some())));
+            counter!("stitchd_keeper_restarts_total").absolute(keeping.restarts());
+            gauge!("stitchd_journal_bytes").set(self.steward.journal_len().unwrap_or(0) as f64);
+        }
+    }
+}
+
+fn uuid_label(device: &NodeDevice) -> Label {
+    Label::new("UUID", device.uuid.to_string())
+}
