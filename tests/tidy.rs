@@ -285,6 +285,39 @@ fn quoted(text: &str, looks_right: impl Fn(&str) -> bool) -> BTreeSet<String> {
 }
 
 #[test]
+fn every_alert_has_a_runbook_and_is_tested_both_ways_and_watches_what_there_is() {
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
+    let (alerts, tests, docs) =
+        (read("deploy/prometheus/alerts.yaml"), read("deploy/prometheus/tests.yaml"), read("deploy/README.md"));
+    let named = |text: &str, key: &str| -> BTreeSet<String> {
+        text.lines().filter_map(|line| line.trim().strip_prefix(key)).map(|name| name.trim().to_owned()).collect()
+    };
+    let names = named(&alerts, "- alert:");
+    assert!(names.len() >= 10, "{names:?}");
+    let books: BTreeSet<String> = std::fs::read_dir(root().join("deploy/runbooks"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap().replace(".md", ""))
+        .collect();
+    assert_eq!(books, names, "runbooks, and alerts");
+    let cases = named(&tests, "- name:");
+    for name in &names {
+        assert!(alerts.contains(&format!("runbook_url: runbooks/{name}.md")), "{name} names its runbook");
+        assert!(docs.contains(&format!("runbooks/{name}.md")), "{name} is in deploy/README.md");
+        for how in ["fires", "does not"] {
+            assert!(cases.contains(&format!("{name} {how}")), "{name} {how}");
+        }
+    }
+    // Rules read no metric that there is not.
+    let known = quoted(&docs, |word| word.starts_with("stitchd_") || word.starts_with("process_"));
+    let rules = alerts + &read("deploy/prometheus/rules.yaml");
+    let words = rules.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':');
+    for word in words.filter(|word| word.starts_with("stitchd_") || word.starts_with("process_")) {
+        let series = ["_bucket", "_count", "_sum"].iter().find_map(|end| word.strip_suffix(end)).unwrap_or(word);
+        assert!(known.contains(series) || known.contains(word), "{word} is no metric");
+    }
+}
+
+#[test]
 fn every_metric_and_configuration_key_is_documented() {
     let docs = std::fs::read_to_string(root().join("deploy/README.md")).unwrap();
     let parts = files(&[".rs"]).into_iter().filter(|(name, _)| name.starts_with("src/daemon/metrics/"));
