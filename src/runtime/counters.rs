@@ -134,9 +134,6 @@ impl Counter {
     pub(super) const STITCHED: (Counter, Counter) = (Counter::RequestsStitching, Counter::BytesStitching);
     /// The same of a small one.
     pub(super) const SMALL: (Counter, Counter) = (Counter::RequestsSmall, Counter::BytesSmall);
-    /// Failures by reason, as far as they are not for want of memory.
-    pub const FAILURES: [Counter; 4] =
-        [Counter::FailuresFragmented, Counter::FailuresLimit, Counter::FailuresDriver, Counter::FailuresUnavailable];
     /// Deviations from the plan, by kind.
     pub const DEVIATIONS: [Counter; 5] = [
         Counter::DeviationsLate,

@@ -185,7 +185,8 @@ impl Daemon {
 
     fn record_state(&self) {
         names::describe();
-        process::record();
+        let open_fds = Daemon::open_fds();
+        process::record(open_fds);
         gauge!("stitchd_build_info", "version" => env!("CARGO_PKG_VERSION"), "revision" => option_env!("STITCHD_REVISION").unwrap_or("unknown")).set(1.0);
         let sessions = self.session_figures();
         let requests = self.steward.requests();
@@ -197,7 +198,7 @@ impl Daemon {
         }
         record_sessions(&self.devices, &sessions);
         self.record_counters(&sessions);
-        self.record_node(&sessions, &requests);
+        self.record_node(&sessions, &requests, open_fds);
     }
 
     /// What sessions have counted, those that are over among them.
@@ -238,7 +239,7 @@ impl Daemon {
     }
 
     /// What is of the node.
-    fn record_node(&self, sessions: &[SessionFigures], requests: &[RequestView]) {
+    fn record_node(&self, sessions: &[SessionFigures], requests: &[RequestView], open_fds: u64) {
         for (reason, count) in self.refusals.counts() {
             counter!("stitchd_refusals_total", "reason" => reason).absolute(count);
         }
@@ -256,7 +257,7 @@ impl Daemon {
             ("stitchd_shared_ranges", self.steward.ranges().len() as u64),
             ("stitchd_export_slots", self.steward.store().counts().1),
             ("stitchd_export_slots_max", limits::EXPORTS_MAX),
-            ("stitchd_open_fds", Daemon::open_fds()),
+            ("stitchd_open_fds", open_fds),
             ("stitchd_open_fds_max", Daemon::open_fds_max()),
             ("stitchd_ready", u64::from(!self.is_draining())),
         ];
