@@ -12,7 +12,7 @@ use std::time::Duration;
 use stitchd::clock::{Clock as _, SystemClock};
 use stitchd::ids::{ChunkId, DeviceUuid, SessionId};
 use stitchd::journal::{Book, Header, Journal, Process, Record, SessionRecord, Whose, boot_mark};
-use stitchd::keeper::{Key, Link};
+use stitchd::keeper::{Key, Link, SOCKET_NAME};
 use stitchd::ledger::Terms;
 use stitchd::units::Bytes;
 use stitchd::wire::peer::{Identity, process_by_pid};
@@ -64,6 +64,7 @@ fn leave(dir: &Path, device: DeviceUuid, chunks: u64) -> Link {
     let mut program = Command::new(env!("CARGO_BIN_EXE_stitchd"));
     program.args(["keep", "--connected", "--until-alone-for", "60s", "--state-dir"]).arg(dir);
     let keeper = Link::start(program, dir).unwrap();
+    std::fs::rename(dir.join(keeper.name()), dir.join(SOCKET_NAME)).unwrap();
     let mut book = Vec::new();
     // Sessions of a process that lives: this one.
     let pid = std::process::id() as i32;
@@ -116,7 +117,7 @@ fn main() {
         let (mut child, took) = serve(dir.path());
         fresh.push(took);
         end(&mut child);
-        keeper.kill();
+        keeper.kill().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let keeper = leave(dir.path(), device, CHUNKS);
         let (mut child, took) = serve(dir.path());
@@ -130,7 +131,7 @@ fn main() {
         assert_eq!(status["devices"][0]["leased_bytes"], CHUNKS * CHUNK.get(), "all of it is there");
         assert_eq!(status["sessions"], SESSIONS);
         end(&mut child);
-        keeper.kill();
+        keeper.kill().unwrap();
     }
     let (followed, driver) = followed.into_iter().unzip();
     let (fresh, _): (Vec<_>, Vec<_>) = fresh.into_iter().unzip();

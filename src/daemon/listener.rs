@@ -213,7 +213,8 @@ impl RuntimeLock {
 
 /// Locks a directory's file. A keeper that takes another's place has it for a moment.
 fn lock(file: &OwnedFd) -> Result<(), Errno> {
-    const TIMES: u32 = 10;
+    // A keeper that takes over from another keeps daemons away as long as that takes.
+    const TIMES: u32 = 50;
     const PAUSE: Duration = Duration::from_millis(20);
     let mut left = TIMES;
     loop {

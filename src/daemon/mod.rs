@@ -178,7 +178,7 @@ pub enum DaemonError {
     Keeper(#[source] KeeperError),
     /// It is somewhere else.
     #[error(
-        "the keeper (pid {pid}) of a daemon before is in {runtime_dir}, and what it holds is of {processes} processes that are there: start without --state-dir {state_dir} as long as they run, or end them before"
+        "the keeper (pid {pid}) of a daemon before is in {runtime_dir}, and processes that are there need what it holds ({processes}): start without --state-dir {state_dir} as long as they run, or end them before"
     )]
     Elsewhere {
         /// Of the keeper.

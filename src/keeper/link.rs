@@ -1,6 +1,6 @@
 //! The daemon's end of a keeper.
 
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -17,6 +17,8 @@ use crate::wire::peer::{Peer, unread_bytes};
 
 /// How long a keeper may take for a message: it does nothing but read them.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a process that was killed may take to be gone: it closes what it holds.
+const ENDING: Duration = Duration::from_secs(2);
 /// Descriptors on their way are few for a moment.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -25,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub struct Link {
     channel: FdChannel,
     pid: u32,
+    /// Where it listens as long as it is not found.
+    name: String,
     /// Where this process has started it: whoever starts one is told when it ends.
     child: Option<Child>,
 }
@@ -36,7 +40,16 @@ impl Link {
     ///
     /// One is there, and does not answer or speaks another version.
     pub fn connect(state_dir: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
-        Link::call(state_dir, patience)?.map(|link| link.greeted(&state_dir.join(SOCKET_NAME))).transpose()
+        Link::connect_at(&state_dir.join(SOCKET_NAME), patience)
+    }
+
+    /// The keeper whose socket is at `path`.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Link::connect`].
+    pub fn connect_at(path: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
+        Link::call(path, patience)?.map(|link| link.greeted(path)).transpose()
     }
 
     /// The same, which has said hello and not heard anything yet.
@@ -44,11 +57,10 @@ impl Link {
     /// # Errors
     ///
     /// As of [`Link::connect`].
-    pub fn call(state_dir: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
-        let path = state_dir.join(SOCKET_NAME);
-        match FdChannel::connect(&path, patience) {
+    pub fn call(path: &Path, patience: Duration) -> Result<Option<Link>, KeeperError> {
+        match FdChannel::connect(path, patience) {
             // Whoever listens there gets every descriptor.
-            Ok(channel) if !is_one_of_us(channel.as_fd()) => Err(KeeperError::NoKeeper(path)),
+            Ok(channel) if !is_one_of_us(channel.as_fd()) => Err(KeeperError::NoKeeper(path.to_owned())),
             Ok(channel) => Link::over(channel, None).map(Some),
             Err(ChannelError::Connect(Errno::NOENT | Errno::CONNREFUSED)) => Ok(None),
             Err(error) => Err(error.into()),
@@ -56,7 +68,7 @@ impl Link {
     }
 
     fn over(channel: FdChannel, child: Option<Child>) -> Result<Link, KeeperError> {
-        let link = Link { channel, pid: 0, child };
+        let link = Link { channel, pid: 0, name: String::new(), child };
         match link.channel.send(&to(v1::To::Hello(v1::Hello { version: VERSION })), &[]) {
             Ok(()) => Ok(link),
             Err(error) => {
@@ -69,7 +81,8 @@ impl Link {
     /// One that was started for this and is of no use is not left behind.
     fn leave_nothing(self) {
         if self.child.is_some() {
-            self.kill();
+            // A child can be killed.
+            let _ = self.kill();
         }
     }
 
@@ -96,6 +109,7 @@ impl Link {
         let heard = self.channel.receive::<v1::FromKeeper>().map(|(message, _)| message.what);
         if let Ok(Some(v1::From::Welcome(welcome))) = heard {
             self.pid = welcome.pid;
+            self.name = welcome.name;
             return Ok(self);
         }
         self.leave_nothing();
@@ -113,6 +127,16 @@ impl Link {
     /// Which process it is, as it says itself.
     pub fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// The file in the state directory where it listens as long as it is not the one that is found.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The process, where the kernel says which it is.
+    pub fn process(&self) -> Peer {
+        Peer::of(self.channel.as_fd())
     }
 
     /// Everything that it holds: copies.
@@ -141,19 +165,49 @@ impl Link {
     /// As of [`Link::list`].
     pub fn answer(&self) -> Result<Vec<(Key, OwnedFd)>, KeeperError> {
         let mut held = Vec::new();
-        loop {
-            let (message, fds, is_cut) = self.channel.receive_some::<v1::FromKeeper>()?;
-            let Some(v1::From::Held(v1::Keys { keys })) = message.what else {
-                return Err(KeeperError::Refused("what it was not asked for came".to_owned()));
-            };
-            if is_cut || keys.len() != fds.len() {
-                return Err(ChannelError::DescriptorsLost.into());
-            }
-            if keys.is_empty() {
-                return Ok(held);
-            }
-            held.extend(keys.into_iter().map(Key::of).zip(fds));
+        while let Some((keys, fds)) = self.answer_some()? {
+            held.extend(keys.zip(fds));
         }
+        Ok(held)
+    }
+
+    /// The names of everything that it holds. Only a few of the copies are open at a time.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Link::list`].
+    pub fn names(&self) -> Result<Vec<Key>, KeeperError> {
+        self.ask()?;
+        let mut names = Vec::new();
+        loop {
+            // Copies that this process may not have are not needed either.
+            let (message, _, _) = self.channel.receive_some::<v1::FromKeeper>()?;
+            let keys = held_in(message)?;
+            if keys.is_empty() {
+                return Ok(names);
+            }
+            names.extend(keys.into_iter().map(Key::of));
+        }
+    }
+
+    /// Returns when it has done all that it was told: only then does it hold what it was to keep.
+    ///
+    /// # Errors
+    ///
+    /// It has not, or does not answer.
+    pub fn settle(&self) -> Result<(), KeeperError> {
+        self.say_let_go(&[])?;
+        self.hear_let_go()
+    }
+
+    /// One message of what was asked for; nothing at its end.
+    fn answer_some(&self) -> Result<Option<(impl Iterator<Item = Key> + use<>, Vec<OwnedFd>)>, KeeperError> {
+        let (message, fds, is_cut) = self.channel.receive_some::<v1::FromKeeper>()?;
+        let keys = held_in(message)?;
+        if is_cut || keys.len() != fds.len() {
+            return Err(ChannelError::DescriptorsLost.into());
+        }
+        Ok((!keys.is_empty()).then(|| (keys.into_iter().map(Key::of), fds)))
     }
 
     /// Has these held, from before this returns.
@@ -222,9 +276,7 @@ impl Link {
 
     /// It is gone, or has hung up: it says nothing by itself but why it does.
     pub fn is_gone(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut fds = [PollFd::new(&self.channel, PollFlags::IN)];
-        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+        is_readable(&self.channel, Duration::ZERO)
     }
 
     /// Why it has hung up, where it has said so.
@@ -244,27 +296,85 @@ impl Link {
         self.send(v1::To::End(v1::Nothing {}), &[])?;
         let heard = self.channel.receive::<v1::FromKeeper>().map(drop);
         if let Some(mut child) = self.child.take() {
-            // It has said that it ends.
+            if heard.is_err() {
+                // One that does not answer would be waited for without an end.
+                let _ = child.kill();
+            }
             let _ = child.wait();
         }
         Ok(heard?)
     }
 
-    /// Ends the process, whatever it does: before another takes its place.
-    pub fn kill(mut self) {
-        match self.child.take() {
-            Some(mut child) => {
-                // It may have ended already.
-                let _ = child.kill();
-                let _ = child.wait();
+    /// Ends the process, whatever it does: before another takes its place. One that this process may not end, as of another pid namespace, is returned: it may go on, with what it holds.
+    ///
+    /// # Errors
+    ///
+    /// Who goes on.
+    pub fn kill(mut self) -> Result<(), Box<Link>> {
+        if let Some(mut child) = self.child.take() {
+            // It may have ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Ok(());
+        }
+        let Some(pidfd) = self.process().pidfd else { return Err(Box::new(self)) };
+        let killed = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
+        let has_ended = match killed {
+            Ok(()) => is_readable(&pidfd, ENDING),
+            Err(errno) => errno == Errno::SRCH,
+        };
+        if has_ended { Ok(()) } else { Err(Box::new(self)) }
+    }
+
+    /// This process has started it.
+    pub fn is_child(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// Tells it to let go of everything, and does not wait for that.
+    ///
+    /// # Errors
+    ///
+    /// It has hung up.
+    pub fn say_end(&self) -> Result<(), KeeperError> {
+        Ok(self.channel.send(&to(v1::To::End(v1::Nothing {})), &[])?)
+    }
+
+    /// Hears what it says by itself: whether it has let go of everything, as it was told ([`Link::say_end`]), and whether it has hung up.
+    pub fn hear_end(&self) -> (bool, bool) {
+        // What it had to say before that is not much.
+        const MESSAGES_MAX: usize = 1_000;
+        for _ in 0..MESSAGES_MAX {
+            if !self.is_gone() {
+                break;
             }
-            None => {
-                if let Some(pidfd) = Peer::of(self.channel.as_fd()).pidfd {
-                    let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
-                }
+            match self.channel.receive_now::<v1::FromKeeper>().map(|(message, _)| message.what) {
+                Ok(Some(v1::From::Ended(_))) => return (true, false),
+                Ok(_) => {}
+                Err(error) => return (false, error == ChannelError::Closed),
             }
         }
+        (false, false)
     }
+}
+
+/// The keys of what it holds.
+fn held_in(message: v1::FromKeeper) -> Result<Vec<v1::Key>, KeeperError> {
+    match message.what {
+        Some(v1::From::Held(v1::Keys { keys })) => Ok(keys),
+        Some(v1::From::Refused(text)) => Err(KeeperError::Refused(text)),
+        _ => Err(KeeperError::Refused("what it was not asked for came".to_owned())),
+    }
+}
+
+/// There is something to read of it, or soon: of a process, that it has ended.
+pub(crate) fn is_readable(fd: &impl AsFd, patience: Duration) -> bool {
+    let patience = Timespec {
+        tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: patience.subsec_nanos().into(),
+    };
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
 }
 
 impl Drop for Link {

@@ -40,6 +40,8 @@ pub use link::Link;
 pub const LOCK_NAME: &str = "stitchd.lock";
 /// The keeper's socket in a state directory.
 pub const SOCKET_NAME: &str = "keeper.sock";
+/// How names of keepers' sockets begin that are not found yet: the daemon looks for them, tells each everything, and then gives it the other name. Shorter than that, as a path has a length.
+pub const CANDIDATE_PREFIX: &str = "k.";
 /// What this build speaks. A keeper serves daemons that speak the same.
 pub const VERSION: u32 = 1;
 
@@ -190,12 +192,15 @@ mod v1 {
         LetGone(Nothing),
     }
 
-    #[derive(Clone, Copy, PartialEq, prost::Message)]
+    #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Welcome {
         #[prost(uint32, tag = "1")]
         pub(super) version: u32,
         #[prost(uint32, tag = "2")]
         pub(super) pid: u32,
+        /// Where it listens beside the one that is found: a file in the state directory, as long as nobody has it found.
+        #[prost(string, tag = "3")]
+        pub(super) name: String,
     }
 }
 

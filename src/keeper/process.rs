@@ -11,8 +11,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::{KeeperError, Key, LOCK_NAME, Link, SOCKET_NAME, VERSION, from, is_one_of_us, v1};
+use super::{CANDIDATE_PREFIX, KeeperError, Key, LOCK_NAME, Link, SOCKET_NAME, VERSION, from, is_one_of_us, v1};
 use crate::clock::{Clock as _, SystemClock};
+use crate::error::chain;
 use crate::limits;
 use crate::mortal::moment;
 use crate::wire::fd_channel::{ChannelError, FdChannel};
@@ -30,6 +31,10 @@ pub struct Keeping {
 
 /// How often it looks whether anybody is left.
 const LOOK: Duration = Duration::from_secs(1);
+/// A process that has closed its connection has ended then, or soon.
+const ENDING: Duration = Duration::from_millis(20);
+/// How long the keeper before may take for a message: a daemon waits meanwhile, a second at most.
+const TAKING_OVER: Duration = Duration::from_millis(500);
 /// How long a daemon may leave unread what it asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -37,8 +42,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Keeper {
     listener: OwnedFd,
+    /// Where daemons look.
     socket: PathBuf,
-    /// Which file that is: another keeper may have put its own there.
+    /// Where it listens until it has everything.
+    own: PathBuf,
+    /// Which file its socket is, wherever it is.
     inode: u64,
     daemon: Option<FdChannel>,
     /// Whoever has started it ends it.
@@ -61,13 +69,24 @@ enum Then {
 ///
 /// The socket cannot be made.
 pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
-    let before = if keeping.daemon.is_none() { Before::find(&keeping.state_dir)? } else { Before::default() };
-    let mut keeper = Keeper::new(&keeping.state_dir, keeping.alone_max.is_none())?;
-    keeper.take_over(before);
+    let mut keeper = Keeper::candidate(&keeping.state_dir, keeping.alone_max.is_none())?;
     keeper.daemon = keeping.daemon.and_then(|socket| FdChannel::over(socket, true).with_patience(PATIENCE).ok());
     let clock = SystemClock::new();
     let (mut alone_since, mut looked) = (clock.now(), clock.now());
+    let mut is_first = true;
     loop {
+        // Where a daemon is there, it has this one found when it has told it everything.
+        if keeper.daemon.is_none() && keeper.is_candidate() {
+            match keeper.take_over() {
+                Ok(()) => {}
+                // It may answer later, and holds what is worth waiting for.
+                Err(error) if is_first => {
+                    tracing::error!(error = %chain(&error), "the keeper that is there does not make way; it is tried again")
+                }
+                Err(_) => {}
+            }
+            is_first = false;
+        }
         let then = keeper.wait_and_serve(LOOK);
         if then == Then::End {
             return Ok(());
@@ -88,38 +107,50 @@ pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
     }
 }
 
-/// The keeper whose place another takes while no daemon is there, with what it holds. Where one is there it tells the new one everything by itself.
-#[derive(Debug, Default)]
-struct Before {
-    held: Vec<(Key, OwnedFd)>,
-    link: Option<Link>,
-    /// Keeps daemons away meanwhile.
-    lock: Option<OwnedFd>,
-}
-
-impl Before {
-    fn find(state_dir: &Path) -> Result<Before, KeeperError> {
-        super::prepare(state_dir)?;
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        let lock = rustix::fs::open(state_dir.join(LOCK_NAME), flags, Mode::from(0o644))
-            .map_err(|errno| KeeperError::system("look for a daemon")(errno.into()))?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Ok(Before::default()),
-            Err(errno) => return Err(KeeperError::system("look for a daemon")(errno.into())),
-        }
-        let link = match Link::connect(state_dir, PATIENCE) {
-            // It holds nothing of ours.
-            Err(KeeperError::NoKeeper(_)) => None,
-            found => found?,
-        };
-        let held = link.as_ref().map_or_else(|| Ok(Vec::new()), Link::list)?;
-        Ok(Before { held, link, lock: Some(lock) })
+/// The lock that a daemon of a directory has; nothing where one is there.
+fn daemon_lock(state_dir: &Path) -> Result<Option<OwnedFd>, KeeperError> {
+    super::prepare(state_dir)?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+    let lock = rustix::fs::open(state_dir.join(LOCK_NAME), flags, Mode::from(0o644))
+        .map_err(|errno| KeeperError::system("look for a daemon")(errno.into()))?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(lock)),
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        Err(errno) => Err(KeeperError::system("look for a daemon")(errno.into())),
     }
 }
 
-/// Listens where only its own user finds it. Whoever looks for a keeper meanwhile finds the one before.
-fn listen(path: &Path) -> Result<OwnedFd, std::io::Error> {
+/// A keeper that is there, with what it holds.
+pub type Held = (Link, Vec<(Key, OwnedFd)>);
+
+/// The keeper that is found, with what it holds. One that ends while it is asked is none a moment later.
+///
+/// # Errors
+///
+/// One is there, and cannot be asked: what only it holds is worth more than a start.
+pub fn find(state_dir: &Path, patience: Duration) -> Result<Option<Held>, KeeperError> {
+    const TIMES: u32 = 5;
+    let mut left = TIMES;
+    loop {
+        let found = Link::connect(state_dir, patience).and_then(|link| {
+            let with = |link: Link| link.list().map(|held| (link, held));
+            link.map(with).transpose()
+        });
+        left -= 1;
+        match found {
+            Err(KeeperError::Channel(ChannelError::Closed)) if left > 0 => std::thread::sleep(ENDING),
+            // It holds nothing of ours.
+            Err(error @ KeeperError::NoKeeper(_)) => {
+                tracing::error!(error = %chain(&error), "it is asked for nothing, and a keeper takes its place");
+                return Ok(None);
+            }
+            found => return found,
+        }
+    }
+}
+
+/// Listens where only its own user finds it, under a name that no other has. Says which that is, and which file.
+fn listen(state_dir: &Path) -> Result<(OwnedFd, PathBuf, u64), std::io::Error> {
     const BACKLOG: i32 = 8;
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -127,17 +158,19 @@ fn listen(path: &Path) -> Result<OwnedFd, std::io::Error> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    let new = path.with_extension(std::process::id().to_string());
-    match std::fs::remove_file(&new) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    let mut random = [0; 4];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    let number = u32::from_ne_bytes(random);
+    // Not where anybody looks before somebody listens.
+    let new = state_dir.join(format!("n.{number:08x}"));
     rustix::net::bind(&socket, &SocketAddrUnix::new(&new)?)?;
     // Whoever connects before this is asked who he is all the same.
     std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, BACKLOG)?;
-    std::fs::rename(&new, path)?;
-    Ok(socket)
+    let inode = std::fs::symlink_metadata(&new)?.ino();
+    let own = state_dir.join(format!("{CANDIDATE_PREFIX}{number:08x}"));
+    std::fs::rename(&new, &own)?;
+    Ok((socket, own, inode))
 }
 
 fn inode_of(path: &Path) -> Option<u64> {
@@ -145,38 +178,69 @@ fn inode_of(path: &Path) -> Option<u64> {
 }
 
 impl Keeper {
-    /// One that listens in a runtime directory, and ends when it is told to unless whoever has started it ends it.
+    /// One that is found, and ends when it is told to unless whoever has started it ends it.
     ///
     /// # Errors
     ///
     /// The socket cannot be made.
     pub fn new(state_dir: &Path, is_for_ever: bool) -> Result<Keeper, KeeperError> {
-        super::prepare(state_dir)?;
-        let socket = state_dir.join(SOCKET_NAME);
-        let listener = listen(&socket).map_err(KeeperError::system("listen for daemons"))?;
-        let inode = inode_of(&socket).unwrap_or(0);
-        Ok(Keeper { listener, socket, inode, daemon: None, is_for_ever, held: BTreeMap::new() })
+        let keeper = Keeper::candidate(state_dir, is_for_ever)?;
+        keeper.publish()?;
+        Ok(keeper)
     }
 
-    /// Holds what the one before has held, which ends.
-    fn take_over(&mut self, before: Before) {
-        let Before { held, link, lock } = before;
-        self.held.extend(held);
-        if let Some(link) = link {
+    /// One that listens beside the one that is found, if there is any: until it has everything, whoever ends meanwhile.
+    fn candidate(state_dir: &Path, is_for_ever: bool) -> Result<Keeper, KeeperError> {
+        super::prepare(state_dir)?;
+        let (listener, own, inode) = listen(state_dir).map_err(KeeperError::system("listen for daemons"))?;
+        let socket = state_dir.join(SOCKET_NAME);
+        Ok(Keeper { listener, socket, own, inode, daemon: None, is_for_ever, held: BTreeMap::new() })
+    }
+
+    /// From here on this is the one that is found.
+    fn publish(&self) -> Result<(), KeeperError> {
+        std::fs::rename(&self.own, &self.socket).map_err(KeeperError::system("have the keeper found"))
+    }
+
+    /// It was not told everything yet.
+    fn is_candidate(&self) -> bool {
+        inode_of(&self.own) == Some(self.inode)
+    }
+
+    /// Where no daemon is there, takes the place of the keeper that is found, with what it holds. No daemon begins meanwhile, and no other keeper does this.
+    fn take_over(&mut self) -> Result<(), KeeperError> {
+        let Some(_lock) = self.socket.parent().map(daemon_lock).transpose()?.flatten() else { return Ok(()) };
+        let before = find(self.socket.parent().unwrap_or(Path::new(".")), TAKING_OVER)?;
+        moment();
+        if let Some((link, held)) = before {
+            self.held.extend(held);
+            self.publish()?;
+            moment();
             // Nobody finds it any more, so that it ends by itself where it does not hear this.
             let _ = link.end();
+            return Ok(());
         }
-        drop(lock);
+        self.publish()
     }
 
     fn is_found(&self) -> bool {
-        inode_of(&self.socket) == Some(self.inode)
+        [&self.socket, &self.own].into_iter().any(|path| inode_of(path) == Some(self.inode))
     }
 
     fn remove_socket(&self) {
-        if self.is_found() {
-            // It may have gone in this moment.
-            let _ = std::fs::remove_file(&self.socket);
+        for path in [&self.socket, &self.own] {
+            if inode_of(path) == Some(self.inode) {
+                // It may have gone in this moment.
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+
+    /// The daemon has gone. One that was not told everything is nobody's, and what it was told may be old by the time that it is somebody's.
+    fn hang_up(&mut self) {
+        self.daemon = None;
+        if self.is_candidate() {
+            self.held.clear();
         }
     }
 
@@ -226,7 +290,7 @@ impl Keeper {
         if has_daemon {
             match self.take_one() {
                 Then::GoOn => {}
-                Then::Hang => self.daemon = None,
+                Then::Hang => self.hang_up(),
                 Then::End => return Then::End,
             }
         }
@@ -243,7 +307,7 @@ impl Keeper {
         while self.daemon.is_some() {
             match self.take_one() {
                 Then::GoOn => {}
-                Then::Hang => self.daemon = None,
+                Then::Hang => self.hang_up(),
                 Then::End => return Then::End,
             }
         }
@@ -274,7 +338,8 @@ impl Keeper {
         match message.what {
             Some(v1::To::Hello(hello)) if hello.version == VERSION => {
                 let pid = std::process::id();
-                let _ = self.say(v1::From::Welcome(v1::Welcome { version: VERSION, pid }));
+                let name = self.own.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                let _ = self.say(v1::From::Welcome(v1::Welcome { version: VERSION, pid, name }));
                 Then::GoOn
             }
             Some(v1::To::Hello(hello)) => {

@@ -370,8 +370,9 @@ impl Steward {
                 Ok(()) => Command::Destroyed { chunk },
                 Err(error) => {
                     // The first, here too; how many there are is said at the end.
-                    if !failures.contains(&error) {
-                        tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk: it stays in quarantine until the driver takes it back");
+                    let is_like = |known: &StoreError| std::mem::discriminant(known) == std::mem::discriminant(&error);
+                    if !failures.iter().any(is_like) {
+                        tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk: it stays in quarantine until it is free");
                         failures.push(error);
                     }
                     Command::DestroyFailed { chunk }
@@ -427,6 +428,8 @@ impl Steward {
 
     /// Gives back a chunk that nobody was told of.
     fn discard(&self, chunk: ChunkId) {
+        // A keeper that was filled in this moment has been told of it.
+        self.store.let_go(&[chunk]);
         if let Err(error) = self.store.destroy(chunk) {
             tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk that nobody can use");
             // The ledger has nothing to write down: it never had the chunk.

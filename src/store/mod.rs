@@ -13,7 +13,7 @@
 //!
 //! Threads: every method may be called from any thread. Driver calls are made without the lock, so one that is slow, or hangs, delays nobody else.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -43,8 +43,10 @@ pub struct ScrubError(pub String);
 pub trait Keep: Send + Sync + fmt::Debug {
     /// Holds these, from before this returns: also where this process ends right then. Nothing fails: where nobody can hold anything that is for whoever keeps to say and to mend.
     fn keep(&self, chunks: &[(ChunkId, Arc<OwnedFd>)]);
-    /// Lets go of these.
+    /// Lets go of these, as far as that can be had: [`Keep::holds`] says what came of it.
     fn let_go(&self, chunks: &[ChunkId]);
+    /// Those of these that may be held still: whoever was told to let go of them has not answered, and goes on.
+    fn holds(&self, chunks: &[ChunkId]) -> BTreeSet<ChunkId>;
 }
 
 /// The chunks of this process.
@@ -63,10 +65,12 @@ pub struct Store {
 #[derive(Debug, Default)]
 struct Shelf {
     chunks: HashMap<ChunkId, Stored>,
-    /// Those that the driver did not take back when it was asked to, by name because there can be as many as there were chunks. A name is free again once its chunk is here.
+    /// Those that were not free when the driver was asked to take them back, by name because there can be as many as there were chunks. A name is free again once its chunk is here.
     kept: HashMap<ChunkId, Vec<Kept>>,
     /// Numbers them.
     next_kept: u64,
+    /// Chunks that were in use when they should have been destroyed, and may be tried again.
+    in_use: BTreeSet<ChunkId>,
     /// How many of them have an exported descriptor, or are being exported.
     exported: u64,
 }
@@ -77,6 +81,18 @@ struct Stored {
     exported: Option<Arc<OwnedFd>>,
     /// It is about to be destroyed.
     is_going: bool,
+    /// It should have been destroyed, and was in use.
+    was_in_use: bool,
+}
+
+impl Shelf {
+    /// Those of a device that were in use when they should have been destroyed.
+    fn in_use_of(&self, device: DeviceId) -> impl Iterator<Item = ChunkId> {
+        let is_there = move |id: &&ChunkId| {
+            matches!(&self.chunks.get(id)?.chunk, Held::Chunk(chunk) if chunk.device().id() == device).then_some(())
+        };
+        self.in_use.iter().filter(move |id| is_there(id).is_some()).copied()
+    }
 }
 
 /// What this process has of a chunk beside its descriptor.
@@ -88,19 +104,21 @@ enum Held {
     Adopted(Arc<Device>, Bytes),
 }
 
-/// A chunk that its driver did not take back.
+/// A chunk that is gone from here, and whose memory is not free.
 #[derive(Debug)]
 struct Kept {
     /// They are asked for again in the order in which they came here.
     number: u64,
-    chunk: Box<Chunk>,
+    device: DeviceId,
+    /// What its driver did not take back; nothing where that is done, and only whoever was to let go of it holds it still.
+    chunk: Option<Box<Chunk>>,
     may_retry: bool,
 }
 
 impl Kept {
     /// It is of this device, and may be asked for again.
     fn is_wanted(&self, device: DeviceId) -> bool {
-        self.may_retry && self.chunk.device().id() == device
+        self.may_retry && self.device == device
     }
 }
 
@@ -134,6 +152,9 @@ pub enum StoreError {
     /// The chunk is still used inside this process.
     #[error("{0} is in use in this process")]
     InUse(ChunkId),
+    /// Whoever was to let go of it has not answered, and cannot be ended: until then the memory is not free.
+    #[error("a keeper that does not answer, and that this process may not end, may hold it still")]
+    Held,
     /// It was adopted, and its descriptor is nowhere any more: only those who have mapped it have it.
     #[error("the descriptor of {0} was lost with the processes that had it: only whoever has mapped it still has it")]
     NoDescriptor(ChunkId),
@@ -149,6 +170,7 @@ impl StoreError {
             StoreError::NoChunk(_) | StoreError::NoDevice(_) => ErrorKind::NotFound,
             StoreError::Exists(_) | StoreError::InUse(_) | StoreError::NoDescriptor(_) => ErrorKind::Conflict,
             StoreError::Exports { .. } => ErrorKind::Exhausted,
+            StoreError::Held => ErrorKind::Unavailable,
             StoreError::Scrub { .. } => ErrorKind::Broken,
             StoreError::Memory(error) => error.kind(),
         }
@@ -230,7 +252,7 @@ impl Store {
         }
         let chunk = Held::Chunk(Arc::new(Chunk::create(self.device(device)?, id, len)?));
         moment();
-        self.lock().chunks.insert(id, Stored { chunk, exported: None, is_going: false });
+        self.lock().chunks.insert(id, Stored { chunk, exported: None, is_going: false, was_in_use: false });
         Ok(())
     }
 
@@ -249,7 +271,8 @@ impl Store {
         }
         shelf.exported += u64::from(exported.is_some());
         let exported = exported.map(Arc::new);
-        shelf.chunks.insert(id, Stored { chunk: Held::Adopted(device, len), exported, is_going: false });
+        let chunk = Held::Adopted(device, len);
+        shelf.chunks.insert(id, Stored { chunk, exported, is_going: false, was_in_use: false });
         Ok(())
     }
 
@@ -302,17 +325,26 @@ impl Store {
         scrubber.scrub(&chunks).map_err(|source| StoreError::Scrub { device, source })
     }
 
-    /// Gives a chunk back to the driver: its exported descriptor, then its handle. What others hold of it lives on with them. If the driver does not take it, it is no
-    /// chunk of the store any more, and [`Store::destroy_kept`] tries again.
+    /// Gives a chunk back to the driver: its exported descriptor, then its handle. What others hold of it lives on with them. If the driver does not take it, or whoever was to let go
+    /// of it holds it still, it is no chunk of the store any more, and [`Store::destroy_kept`] tries again; as it does with one that is in use in this process, which stays.
     pub fn destroy(&self, id: ChunkId) -> Result<(), StoreError> {
+        self.destroy_as(id, false)
+    }
+
+    fn destroy_as(&self, id: ChunkId, may_retry: bool) -> Result<(), StoreError> {
         let mut shelf = self.lock();
-        let Stored { chunk, exported, is_going } = shelf.chunks.remove(&id).ok_or(StoreError::NoChunk(id))?;
-        let chunk = match chunk {
-            Held::Adopted(..) => None,
+        let Stored { chunk, exported, is_going, .. } = shelf.chunks.remove(&id).ok_or(StoreError::NoChunk(id))?;
+        shelf.in_use.remove(&id);
+        let (device, chunk) = match chunk {
+            Held::Adopted(device, _) => (device.id(), None),
             Held::Chunk(chunk) => match Arc::try_unwrap(chunk) {
-                Ok(chunk) => Some(chunk),
+                Ok(chunk) => (chunk.device().id(), Some(chunk)),
                 Err(chunk) => {
-                    shelf.chunks.insert(id, Stored { chunk: Held::Chunk(chunk), exported, is_going });
+                    let chunk = Held::Chunk(chunk);
+                    shelf.chunks.insert(id, Stored { chunk, exported, is_going, was_in_use: true });
+                    if may_retry {
+                        shelf.in_use.insert(id);
+                    }
                     return Err(StoreError::InUse(id));
                 }
             },
@@ -321,41 +353,61 @@ impl Store {
         drop(shelf);
         drop(exported);
         moment();
-        chunk.map_or(Ok(()), |chunk| self.release(id, chunk, false))
+        self.release(id, device, chunk, may_retry)
     }
 
-    fn release(&self, id: ChunkId, chunk: Chunk, may_retry: bool) -> Result<(), StoreError> {
-        chunk.release().map_err(|(chunk, error)| {
-            let mut shelf = self.lock();
-            shelf.next_kept += 1;
-            let number = shelf.next_kept;
-            shelf.kept.entry(id).or_default().push(Kept { number, chunk, may_retry });
-            error.into()
-        })
+    fn release(&self, id: ChunkId, device: DeviceId, chunk: Option<Chunk>, may_retry: bool) -> Result<(), StoreError> {
+        let (chunk, error) = match chunk.map_or(Ok(()), Chunk::release) {
+            Ok(()) if self.is_held(id) => (None, StoreError::Held),
+            Ok(()) => return Ok(()),
+            Err((chunk, error)) => (Some(chunk), error.into()),
+        };
+        let mut shelf = self.lock();
+        shelf.next_kept += 1;
+        let number = shelf.next_kept;
+        shelf.kept.entry(id).or_default().push(Kept { number, device, chunk, may_retry });
+        Err(error)
     }
 
-    /// It is written down that the driver did not take this chunk back: from now on it may be asked again. Before, whoever writes it down would hear that the chunk is gone first.
+    /// Somebody else holds it, who was to let go of it.
+    fn is_held(&self, id: ChunkId) -> bool {
+        self.keeper.as_ref().is_some_and(|keeper| !keeper.holds(&[id]).is_empty())
+    }
+
+    /// It is written down that this chunk was not free when it should have been: from now on it may be tried again. Before, whoever writes it down would hear that the chunk is gone first.
     pub fn settle(&self, id: ChunkId) {
-        for kept in self.lock().kept.get_mut(&id).into_iter().flatten() {
+        let mut shelf = self.lock();
+        for kept in shelf.kept.get_mut(&id).into_iter().flatten() {
             kept.may_retry = true;
+        }
+        if shelf.chunks.get(&id).is_some_and(|stored| stored.was_in_use) {
+            shelf.in_use.insert(id);
         }
     }
 
-    /// Asks the driver of `device` once more to take back what it did not. Says what is gone now.
+    /// Tries once more to free what of `device` was not free. Says what is gone now.
     pub fn destroy_kept(&self, device: DeviceId) -> Vec<ChunkId> {
         let mut kept = Vec::new();
-        self.lock().kept.retain(|id, same| {
-            kept.extend(same.extract_if(.., |kept| kept.is_wanted(device)).map(|kept| (*id, kept)));
-            !same.is_empty()
-        });
+        let used: Vec<ChunkId> = {
+            let mut shelf = self.lock();
+            shelf.kept.retain(|id, same| {
+                kept.extend(same.extract_if(.., |kept| kept.is_wanted(device)).map(|kept| (*id, kept)));
+                !same.is_empty()
+            });
+            shelf.in_use_of(device).collect()
+        };
         kept.sort_unstable_by_key(|(_, kept)| kept.number);
-        let again = |(id, kept): (ChunkId, Kept)| self.release(id, *kept.chunk, true).is_ok().then_some(id);
-        kept.into_iter().filter_map(again).collect()
+        let again = |(id, kept): (ChunkId, Kept)| {
+            self.release(id, device, kept.chunk.map(|chunk| *chunk), true).is_ok().then_some(id)
+        };
+        let used = used.into_iter().filter(|id| self.destroy_as(*id, true).is_ok());
+        kept.into_iter().filter_map(again).chain(used).collect()
     }
 
-    /// True if the driver of `device` has not taken back some chunk.
+    /// True if some chunk of `device` was not free, and may be by now.
     pub fn keeps_any(&self, device: DeviceId) -> bool {
-        self.lock().kept.values().flatten().any(|kept| kept.is_wanted(device))
+        let shelf = self.lock();
+        shelf.kept.values().flatten().any(|kept| kept.is_wanted(device)) || shelf.in_use_of(device).next().is_some()
     }
 
     /// The descriptor of a chunk, to be sent to a process that it was leased to.
@@ -564,5 +616,52 @@ mod tests {
         assert_eq!(store.counts(), (1, 1));
         store.destroy(ChunkId(1)).unwrap();
         assert_eq!(store.counts(), (0, 0));
+    }
+
+    /// Somebody who does not let go of what he holds before he is told to.
+    #[derive(Debug, Default)]
+    struct Holds(Mutex<BTreeSet<ChunkId>>);
+
+    impl Keep for Holds {
+        fn keep(&self, chunks: &[(ChunkId, Arc<OwnedFd>)]) {
+            self.0.lock().unwrap().extend(chunks.iter().map(|(chunk, _)| *chunk));
+        }
+
+        fn let_go(&self, _: &[ChunkId]) {}
+
+        fn holds(&self, chunks: &[ChunkId]) -> BTreeSet<ChunkId> {
+            let held = self.0.lock().unwrap();
+            chunks.iter().filter(|chunk| held.contains(chunk)).copied().collect()
+        }
+    }
+
+    #[test]
+    fn what_is_in_use_or_held_elsewhere_is_gone_when_it_is_free_and_not_before_that_is_written_down() {
+        let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::mib(8)])));
+        let keeper = Arc::new(Holds::default());
+        let (device, one, two) = (DeviceId(0), ChunkId(1), ChunkId(2));
+        let store = Store::new(vec![Device::open(driver, device).unwrap()]).with_keeper(Arc::clone(&keeper) as _);
+        for chunk in [one, two] {
+            store.create(chunk, device, Bytes::mib(2)).unwrap();
+            store.descriptor(chunk).unwrap();
+        }
+        store.keep(&[two]);
+        let used = store.chunk(one).unwrap();
+        store.let_go(&[one, two]);
+        assert_eq!(store.destroy(one), Err(StoreError::InUse(one)));
+        assert_eq!(store.destroy(two), Err(StoreError::Held));
+        assert!(!store.keeps_any(device));
+        assert_eq!(store.destroy_kept(device), []);
+        store.settle(one);
+        store.settle(two);
+        assert!(store.keeps_any(device));
+        assert_eq!(store.destroy_kept(device), []);
+        drop(used);
+        assert_eq!(store.destroy_kept(device), [one]);
+        assert!(store.keeps_any(device), "the other is held still");
+        keeper.0.lock().unwrap().clear();
+        assert_eq!(store.destroy_kept(device), [two]);
+        assert!(!store.keeps_any(device));
+        assert_eq!((store.counts(), store.kept()), ((0, 0), 0));
     }
 }

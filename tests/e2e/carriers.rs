@@ -270,63 +270,126 @@ fn what_a_service_manager_passes_is_for_the_daemon_alone() {
     assert_eq!(managed.status()["devices"][0]["foreign_bytes"], 0);
 }
 
-#[test]
-fn a_keeper_in_a_pod_of_its_own_outlives_the_pod_of_the_daemon() {
-    // A pid namespace ends as a pod does: all at once. The users are the same, as of pods that run as the same user on one node.
-    let unshare = |what: &[&str]| {
-        let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--mount-proc", "--kill-child"]).args(what);
-        command.stdin(Stdio::null());
-        command
-    };
-    if !unshare(&["true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
-        println!("SKIP: this process may not make pid namespaces (unshare --pid)");
-        return;
+/// A keeper and a daemon, each in a pod of its own.
+struct Pods {
+    sockets: tempfile::TempDir,
+    state: tempfile::TempDir,
+    keeper: Child,
+}
+
+/// A pid namespace ends as a pod does: all at once. The users are the same, as of pods that run as the same user on one node.
+fn unshare(what: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--mount-proc", "--kill-child"]).args(what);
+    command.stdin(Stdio::null());
+    command
+}
+
+impl Pods {
+    /// With a keeper; nothing where that cannot be.
+    fn new() -> Option<Pods> {
+        if !unshare(&["true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+            println!("SKIP: this process may not make pid namespaces (unshare --pid)");
+            return None;
+        }
+        if needs_host("the daemon is started by hand") {
+            return None;
+        }
+        let (sockets, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let state_dir = state.path().to_str().unwrap();
+        let keeper = unshare(&[env!("CARGO_BIN_EXE_stitchd"), "keep", "--state-dir", state_dir]).spawn().unwrap();
+        eventually("its socket", || state.path().join("keeper.sock").exists().then_some(()));
+        Some(Pods { sockets, state, keeper })
     }
-    if needs_host("the daemon is started by hand") {
-        return;
-    }
-    let (sockets, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let [sockets_dir, state_dir] = [&sockets, &state].map(|dir| dir.path().to_str().unwrap());
-    let program = env!("CARGO_BIN_EXE_stitchd");
-    let mut keeper = unshare(&[program, "keep", "--state-dir", state_dir]).spawn().unwrap();
-    eventually("its socket", || state.path().join("keeper.sock").exists().then_some(()));
-    let serve = || {
-        let what =
-            ["serve", "--driver", "host", "--device=0=64MiB", "--runtime-dir", sockets_dir, "--state-dir", state_dir];
+
+    /// A daemon of 64 MiB, which says `what` it must.
+    fn serve(&self) -> Child {
+        let [sockets, state] = [&self.sockets, &self.state].map(|dir| dir.path().to_str().unwrap());
+        let what = ["serve", "--driver", "host", "--device=0=64MiB", "--runtime-dir", sockets, "--state-dir", state];
         // Who waits for `unshare` may hear of its end before the process in it has ended.
         eventually("a daemon", || {
-            let mut daemon = unshare(&[&[program], &what[..]].concat()).stdout(Stdio::piped()).spawn().unwrap();
+            let mut command = unshare(&[&[env!("CARGO_BIN_EXE_stitchd")], &what[..]].concat());
+            let mut daemon = command.stdout(Stdio::piped()).spawn().unwrap();
             let line = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
             if line.is_none() {
                 daemon.wait().unwrap();
             }
             line.map(|_| daemon)
         })
-    };
-    let mut first = serve();
-    let socket = sockets.path().join("stitchd.sock");
-    let session = Session::connect(&SessionConfig::new(socket, "trainer")).unwrap();
+    }
+
+    fn session(&self) -> Arc<Session> {
+        Session::connect(&SessionConfig::new(self.sockets.path().join("stitchd.sock"), "trainer")).unwrap()
+    }
+
+    fn device(&self, what: &str) -> u64 {
+        status(self.sockets.path())["devices"][0][what].as_u64().unwrap()
+    }
+
+    fn end(mut self, mut daemon: Child) {
+        for child in [&mut daemon, &mut self.keeper] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_keeper_in_a_pod_of_its_own_outlives_the_pod_of_the_daemon() {
+    let Some(pods) = Pods::new() else { return };
+    let mut first = pods.serve();
+    let session = pods.session();
     let one = runtime(&session);
     let kept = one.alloc(&Request::of(Bytes::mib(20))).unwrap();
     one.device().driver().write(kept, &vec![0x5a; 20 << 20]).unwrap();
     first.kill().unwrap();
     first.wait().unwrap();
-    let mut second = serve();
+    let second = pods.serve();
     eventually("that it is there again", || session.is_attached().then_some(()));
-    let device = &status(sockets.path())["devices"][0];
-    assert_eq!((device["leased_bytes"].as_u64(), device["quarantined_bytes"].as_u64()), (Some(20 * MIB), Some(0)));
+    assert_eq!((pods.device("leased_bytes"), pods.device("quarantined_bytes")), (20 * MIB, 0));
     // Also what only the keeper can hand on: somebody else gets what is given back.
     let mut found = vec![0; 20 << 20];
     one.device().driver().read(kept, &mut found).unwrap();
     assert!(found.iter().all(|byte| *byte == 0x5a));
     one.free(kept, StreamId(0)).unwrap();
     one.trim(Bytes::mib(64));
-    eventually("its memory back", || {
-        (status(sockets.path())["devices"][0]["available_bytes"] == 64 * MIB).then_some(())
-    });
-    for child in [&mut second, &mut keeper] {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    eventually("its memory back", || (pods.device("available_bytes") == 64 * MIB).then_some(()));
+    pods.end(second);
+}
+
+#[test]
+fn what_a_keeper_that_cannot_be_ended_holds_is_not_called_free() {
+    let Some(pods) = Pods::new() else { return };
+    let daemon = pods.serve();
+    let keeper = || status(pods.sockets.path())["keeper"]["pid"].as_i64().filter(|pid| *pid > 0);
+    let job = |mib: u64| {
+        let session = pods.session();
+        let one = runtime(&session);
+        one.alloc(&Request::of(Bytes::mib(mib))).map(|kept| (kept, one, session))
+    };
+    // What a session has goes to the driver when it is over.
+    let (stays, goes) = (job(12).unwrap(), job(20).unwrap());
+    let outer = pods.keeper.id();
+    let children = std::fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).unwrap();
+    let process = rustix::process::Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+    let signal = |signal| rustix::process::kill_process(process, signal).unwrap();
+    signal(rustix::process::Signal::STOP);
+    drop(goes);
+    eventually("that it does not answer", || (pods.device("quarantined_bytes") == 20 * MIB).then_some(()));
+    assert_eq!(pods.device("available_bytes"), 32 * MIB);
+    // One of the daemon's own is there meanwhile, and what comes and goes since is free at once.
+    eventually("another keeper", || keeper().filter(|pid| *pid != 1));
+    let since = job(30).unwrap();
+    assert!(job(20).is_err(), "there is no room for it");
+    drop(since);
+    eventually("what came since", || (pods.device("available_bytes") == 32 * MIB).then_some(()));
+    assert_eq!((pods.device("quarantined_bytes"), pods.device("idle_bytes")), (20 * MIB, 0));
+    signal(rustix::process::Signal::CONT);
+    eventually("all of it", || (pods.device("available_bytes") == 52 * MIB).then_some(()));
+    assert_eq!((pods.device("quarantined_bytes"), pods.device("leased_bytes")), (0, 12 * MIB));
+    drop(stays);
+    let mut pods = pods;
+    // It was told to let go of everything, and is found by nobody any more.
+    eventually("that it ends", || pods.keeper.try_wait().unwrap());
+    pods.end(daemon);
 }

@@ -46,11 +46,16 @@ fn keeper(daemon: &TestDaemon) -> i64 {
 
 /// A keeper that is there by itself.
 fn keep(dir: &Path) -> Child {
-    let mut command = stitchd();
-    command.args(["keep", "--runtime-dir"]).arg(dir).stdin(Stdio::null()).stdout(Stdio::null());
-    let child = command.spawn().unwrap();
+    let child = keep_beside(dir);
     eventually("its socket", || dir.join("keeper.sock").exists().then_some(()));
     child
+}
+
+/// One that comes while another is there.
+fn keep_beside(dir: &Path) -> Child {
+    let mut command = stitchd();
+    command.args(["keep", "--runtime-dir"]).arg(dir).stdin(Stdio::null()).stdout(Stdio::null());
+    command.spawn().unwrap()
 }
 
 fn end(mut child: Child) {
@@ -89,6 +94,64 @@ fn a_keeper_that_comes_again_is_told_everything_before_the_daemons_own_is_let_go
     let daemon = daemon.follow(&[DEVICE]);
     assert_eq!(daemon.device("shared_bytes"), 32 * MIB);
     end(outer);
+}
+
+#[test]
+fn a_daemon_that_is_killed_before_it_has_told_a_new_keeper_anything_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let outer = keep(dir.path());
+    let mut daemon = with_range(dir);
+    daemon.expect_complaint("keeper");
+    let candidates = |dir: &Path| {
+        let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("k.")).count()
+    };
+    // Well within the second in which it looks. Nobody finds it by the name that counts.
+    let mut newer = keep_beside(daemon.path());
+    eventually("that it is there", || (candidates(daemon.path()) == 1).then_some(()));
+    let dir = daemon.kill();
+    let mut daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    daemon.expect_complaint("keeper");
+    assert_eq!(daemon.device("shared_bytes"), 32 * MIB);
+    // It gets the place as soon as it has everything, and the one before ends.
+    eventually("the new one", || (keeper(&daemon) == i64::from(newer.id())).then_some(()));
+    let mut outer = outer;
+    eventually("that the first is gone", || outer.try_wait().unwrap());
+    assert_eq!(candidates(daemon.path()), 0);
+    let mut daemon = daemon.follow(&[DEVICE]);
+    daemon.expect_complaint("keeper");
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, i64::from(newer.id())));
+    // One that dies before it has everything leaves a file, which is cleared away, and nothing else.
+    let third = keep_beside(daemon.path());
+    signal(third.id().into(), rustix::process::Signal::STOP);
+    end(third);
+    eventually("that it is cleared away", || (candidates(daemon.path()) == 0).then_some(()));
+    let daemon = daemon.follow(&[DEVICE]);
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, i64::from(newer.id())));
+    assert!(newer.try_wait().unwrap().is_none());
+    end(newer);
+}
+
+#[test]
+fn a_keeper_that_may_not_open_as_many_files_takes_nobodys_place() {
+    let mut daemon = with_range(tempfile::tempdir().unwrap());
+    daemon.expect_complaint("keeper");
+    let first = keeper(&daemon);
+    // In the smallest chunks: as many descriptors.
+    let session = daemon.session("job");
+    let one = session.runtime(0, RuntimeConfig::default()).unwrap();
+    one.alloc(&Request::of(Bytes::mib(64))).unwrap();
+    let mut small = Command::new("sh");
+    small.args(["-c", "ulimit -n 14; exec \"$0\" keep --runtime-dir \"$1\"", env!("CARGO_BIN_EXE_stitchd")]);
+    let small = small.arg(daemon.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    eventually("that it was tried", || daemon.log().contains("a keeper cannot be used").then_some(()));
+    assert_eq!((keeper(&daemon), daemon.device("quarantined_bytes")), (first, 0));
+    // What comes and goes is free at once: it holds nothing of it.
+    drop((one, session));
+    eventually("its memory", || (daemon.device("available_bytes") == (256 - 32) * MIB).then_some(()));
+    let daemon = daemon.follow(&[DEVICE]);
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, first));
+    end(small);
 }
 
 #[test]
@@ -386,7 +449,7 @@ fn a_state_directory_that_is_new_is_refused_while_the_keeper_of_before_is_needed
     let mut child = command.spawn().unwrap();
     eventually("that it is refused", || child.try_wait().unwrap());
     let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
-    assert!(said.contains(&format!("the keeper (pid {first})")) && said.contains("1 processes"), "{said}");
+    assert!(said.contains(&format!("the keeper (pid {first})")) && said.contains("need what it holds (1)"), "{said}");
     // As it was before it goes on.
     let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
     assert_eq!(keeper(&daemon), first);

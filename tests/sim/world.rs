@@ -183,7 +183,8 @@ impl World {
         if !self.has_keeper() {
             return None;
         }
-        let link = Link::call(self.dir.path(), Duration::from_secs(1)).ok().flatten()?;
+        let link =
+            Link::call(&self.dir.path().join(stitchd::keeper::SOCKET_NAME), Duration::from_secs(1)).ok().flatten()?;
         self.serve_keeper();
         Some(link.greeted(&self.dir.path().join(SOCKET_NAME)).unwrap())
     }
