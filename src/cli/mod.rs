@@ -32,6 +32,7 @@ mod sessions;
 mod shared;
 mod status;
 mod table;
+mod top;
 mod trace;
 mod trainer;
 mod trim;
@@ -84,6 +85,8 @@ enum Command {
     Reserve(reserve::ReserveArgs),
     /// Shows a running daemon's devices and totals
     Status(status::StatusArgs),
+    /// Shows a running daemon live in the terminal: devices, sessions, who waits, what happened
+    Top(top::TopArgs),
     /// Shows who holds what
     Sessions(sessions::SessionsArgs),
     /// Shows who was asked for memory for whom, and gave how much
@@ -253,6 +256,7 @@ impl Command {
             Command::Trace(args) => trace::run(&args),
             Command::Reserve(args) => reserve::run(&args),
             Command::Status(args) => status::run(&args),
+            Command::Top(args) => top::run(&args),
             Command::Sessions(args) => sessions::run(&args),
             Command::Revocations(args) => revocations::run(&args),
             Command::Shared(args) => shared::run(&args),

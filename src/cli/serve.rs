@@ -14,7 +14,7 @@ use crate::clock::{Clock as _, SystemClock};
 use crate::daemon::config::{Config, Flags, KeeperIs};
 use crate::daemon::{Daemon, DaemonError, Listeners};
 use crate::error::chain;
-use crate::keeper::manager::{self, Passed};
+use crate::keeper::manager::{self, Passed, Sockets};
 use crate::session::locate::{Environment, SOCKET_NAME};
 use crate::session::opening;
 
@@ -44,8 +44,8 @@ pub(super) struct ServeArgs {
     /// Read this configuration (TOML); flags win over it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Own this device, and no other that is not named; BYTES is the size of a pretended device, and of a GPU the most that is taken
-    #[arg(long = "device", value_name = "ORDINAL[=BYTES]")]
+    /// Own this device, by ordinal or UUID, and no other that is not named; BYTES is the size of a pretended device, and of a GPU the most that is taken
+    #[arg(long = "device", value_name = "DEVICE[=BYTES]")]
     devices: Vec<String>,
     /// Print the configuration that would be used, and end
     #[arg(long)]
@@ -81,9 +81,11 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     };
     let mut config = Config::load(args.config.as_deref(), &flags)?;
     let environment = Environment::read();
-    config.manager = Passed { socket: environment.notify_socket, names: environment.passed_names };
+    config.manager =
+        Passed { socket: environment.notify_socket, names: environment.passed_names, watchdog: environment.watchdog };
     // Before anything is started, which would hold them too.
     manager::close_on_exec(&config.manager);
+    let sockets = manager::take_sockets(&mut config.manager);
     if args.until_stdin_ends {
         // Nobody follows it.
         config.keeper = KeeperIs::None;
@@ -100,7 +102,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("stitchd").build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
-    let served = runtime.block_on(serve(config, args, clock));
+    let served = runtime.block_on(serve(config, sockets, args, clock));
     // What is still being done for sessions nobody waits for; a call that hangs in the driver would keep this process from ending.
     runtime.shutdown_timeout(GRACE);
     served?;
@@ -129,9 +131,9 @@ pub(super) fn raise_descriptor_limit() {
     }
 }
 
-async fn serve(config: Config, args: &ServeArgs, clock: SystemClock) -> Result<(), Failure> {
+async fn serve(config: Config, sockets: Sockets, args: &ServeArgs, clock: SystemClock) -> Result<(), Failure> {
     // The lock first: a second daemon must not touch a device.
-    let listeners = Listeners::open(&config).await.map_err(DaemonError::from)?;
+    let listeners = Listeners::open(&config, sockets).await.map_err(DaemonError::from)?;
     let (name, totals, library) = (config.driver, config.pretended_totals(), Environment::read().library);
     let limit = config.driver_deadline * OPENING_CALLS;
     let opening = clock.now();

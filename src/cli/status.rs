@@ -1,22 +1,119 @@
 //! `stitchd status`: devices and totals of a running daemon.
 
+use std::path::{Path, PathBuf};
+
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::table::Table;
-use super::{Common, DONE, Outcome, ask, print_json};
-use crate::ids::DeviceUuid;
+use super::{Common, DONE, Failure, Outcome, ask, print_json};
+use crate::daemon::live::json as show;
+use crate::error::chain;
 use crate::units::Bytes;
 use crate::wire::v1;
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  stitchd status --json | jq .devices[0].available_bytes")]
+#[command(
+    after_help = "Examples:\n  stitchd status --json | jq .devices[0].available_bytes\n  stitchd status --all      # every daemon of this node, those of pods among them"
+)]
 pub(super) struct StatusArgs {
     #[command(flatten)]
     common: Common,
+    /// Ask every daemon of this node, and not only one: those whose sockets are in /run/stitchd*, and in volumes of pods (sidecars)
+    #[arg(long, conflicts_with = "socket")]
+    all: bool,
+}
+
+/// Where daemons of a node have their sockets: their directories, as patterns in which a star stands for one name, or a part of it.
+const PLACES: [&str; 2] =
+    ["/run/stitchd*/stitchd.sock", "/var/lib/kubelet/pods/*/volumes/kubernetes.io~empty-dir/sockets/own/stitchd.sock"];
+
+/// The files that a pattern names, in the order of their names.
+fn matching(root: &Path, pattern: &str) -> Vec<PathBuf> {
+    let mut found = vec![root.to_owned()];
+    for part in pattern.trim_start_matches('/').split('/') {
+        let is_like = |name: &str| match part.split_once('*') {
+            Some((before, after)) => {
+                name.len() >= before.len() + after.len() && name.starts_with(before) && name.ends_with(after)
+            }
+            None => name == part,
+        };
+        let within = |directory: PathBuf| -> Vec<PathBuf> {
+            if !part.contains('*') {
+                return vec![directory.join(part)];
+            }
+            // One that cannot be read has none that we could ask.
+            let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+            let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+            let mut names: Vec<String> = names.filter(|name| is_like(name)).collect();
+            names.sort();
+            names.into_iter().map(|name| directory.join(name)).collect()
+        };
+        found = found.into_iter().flat_map(within).collect();
+    }
+    found.retain(|path| path.exists());
+    found
+}
+
+/// Every daemon of this node, each with what it answers.
+fn run_all(args: &StatusArgs) -> Outcome {
+    let mut sockets: Vec<PathBuf> = PLACES.iter().flat_map(|pattern| matching(Path::new("/"), pattern)).collect();
+    let own = args.common.socket();
+    if !sockets.contains(&own) && own.exists() {
+        sockets.insert(0, own);
+    }
+    if sockets.is_empty() {
+        return Err(Failure::Usage(format!(
+            "there is no daemon's socket on this node; looked for {}",
+            PLACES.join(" and ")
+        )));
+    }
+    let answers: Vec<(PathBuf, Result<v1::StatusReply, Failure>)> =
+        sockets.into_iter().map(|socket| (socket.clone(), ask::status(&socket))).collect();
+    let is_good = answers.iter().all(|(_, answer)| answer.is_ok());
+    if args.common.json {
+        let daemon = |(socket, answer): &(PathBuf, Result<v1::StatusReply, Failure>)| match answer {
+            Ok(status) => json!({ "socket": socket, "status": to_json(status) }),
+            Err(error) => json!({ "socket": socket, "error": chain(error) }),
+        };
+        print_json(&json!({ "daemons": answers.iter().map(daemon).collect::<Vec<_>>() }));
+        return Ok(u8::from(!is_good));
+    }
+    let mut table =
+        Table::new(&["daemon", "device", ">budget", ">leased", ">available", ">foreign", ">sessions", "state"]);
+    for (socket, answer) in &answers {
+        let name = socket.display().to_string();
+        match answer {
+            Ok(status) => {
+                for device in &status.devices {
+                    table.row(vec![
+                        name.clone(),
+                        name_of(device).0,
+                        Bytes::new(device.budget_bytes).to_string(),
+                        Bytes::new(device.leased_bytes).to_string(),
+                        Bytes::new(device.available_bytes).to_string(),
+                        Bytes::new(device.foreign_bytes).to_string(),
+                        status.sessions.len().to_string(),
+                        show::device_state(device).to_owned(),
+                    ]);
+                }
+            }
+            Err(error) => {
+                let mut row = vec![String::new(); table.columns()];
+                row[0] = name;
+                row[7] = chain(error);
+                table.row(row);
+            }
+        }
+    }
+    out!("{table}");
+    Ok(u8::from(!is_good))
 }
 
 pub(super) fn run(args: &StatusArgs) -> Outcome {
+    if args.all {
+        return run_all(args);
+    }
     let status = ask::status(&args.common.socket())?;
     if args.common.json {
         print_json(&to_json(&status));
@@ -66,7 +163,7 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
             bytes(device.quarantined_bytes + device.destroying_bytes),
             device.waiting_requests.to_string(),
             format!("{} of {}", device.chunks, device.chunks_max),
-            format!("{}{}", state_of(device), if device.is_mps { ", MPS" } else { "" }),
+            format!("{}{}", show::device_state(device), if device.is_mps { ", MPS" } else { "" }),
         ]);
     }
     out!("{table}");
@@ -100,53 +197,17 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
     DONE
 }
 
-fn state_of(status: &v1::DeviceStatus) -> &'static str {
-    match (status.is_lost, status.is_draining) {
-        (true, _) => "lost",
-        (false, true) => "draining",
-        (false, false) => "ready",
-    }
-}
-
 fn name_of(status: &v1::DeviceStatus) -> (String, String) {
     status.device.as_ref().map_or_else(Default::default, |device| (device.ordinal.to_string(), device.model.clone()))
 }
 
 fn to_json(status: &v1::StatusReply) -> Value {
-    let device = |status: &v1::DeviceStatus| {
-        let device = status.device.clone().unwrap_or_default();
-        let uuid: [u8; 16] = device.uuid.try_into().unwrap_or_default();
-        json!({
-            "ordinal": device.ordinal,
-            "uuid": DeviceUuid(uuid).to_string(),
-            "model": device.model,
-            "total_bytes": device.total_bytes,
-            "budget_bytes": status.budget_bytes,
-            "creating_bytes": status.creating_bytes,
-            "idle_bytes": status.idle_bytes,
-            "reserved_bytes": status.reserved_bytes,
-            "leased_bytes": status.leased_bytes,
-            "shared_bytes": status.shared_bytes,
-            "guaranteed_bytes": status.guaranteed_bytes,
-            "peak_leased_bytes": status.peak_leased_bytes,
-            "destroying_bytes": status.destroying_bytes,
-            "quarantined_bytes": status.quarantined_bytes,
-            "foreign_bytes": status.foreign_bytes,
-            "available_bytes": status.available_bytes,
-            "waiting_requests": status.waiting_requests,
-            "refused_creates": status.refused_creates,
-            "chunks": status.chunks,
-            "chunks_max": status.chunks_max,
-            "state": state_of(status),
-            "mps": status.is_mps,
-        })
-    };
     json!({
         "version": status.version,
         "driver": status.driver,
         "uptime_ms": status.uptime_ms,
         "is_draining": status.is_draining,
-        "devices": status.devices.iter().map(device).collect::<Vec<_>>(),
+        "devices": status.devices.iter().map(show::device).collect::<Vec<_>>(),
         "sessions": status.sessions.len(),
         "waiting_requests": status.waiting_requests,
         "returned_by_release_bytes": status.returned_by_release_bytes,
@@ -164,4 +225,27 @@ fn to_json(status: &v1::StatusReply) -> Value {
             "journal_bytes": keeper.journal_bytes,
         })),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_stand_for_a_name_or_a_part_of_it_and_what_is_not_there_is_not_found() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["run/stitchd", "run/stitchd-b", "run/other", "pods/1/v/own", "pods/2/v", "pods/3/v/own"] {
+            std::fs::create_dir_all(dir.path().join(name)).unwrap();
+        }
+        for name in ["run/stitchd/s", "run/stitchd-b/s", "run/other/s", "pods/1/v/own/s", "pods/3/v/own/s"] {
+            std::fs::write(dir.path().join(name), "").unwrap();
+        }
+        let found = |pattern: &str| -> Vec<String> {
+            let short = |path: PathBuf| path.strip_prefix(dir.path()).unwrap().to_str().unwrap().to_owned();
+            matching(dir.path(), pattern).into_iter().map(short).collect()
+        };
+        assert_eq!(found("/run/stitchd*/s"), ["run/stitchd/s", "run/stitchd-b/s"]);
+        assert_eq!(found("/pods/*/v/own/s"), ["pods/1/v/own/s", "pods/3/v/own/s"]);
+        assert_eq!(found("/nowhere/*/s"), Vec::<String>::new());
+    }
 }

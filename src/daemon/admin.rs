@@ -57,32 +57,7 @@ impl Service {
 #[tonic::async_trait]
 impl Admin for Service {
     async fn status(&self, _request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
-        let daemon = &self.0;
-        let returned = daemon.steward.returned();
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        Ok(Response::new(v1::StatusReply {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            driver: daemon_driver(daemon),
-            uptime_ms: millis(daemon.uptime()),
-            devices: device_statuses(daemon),
-            sessions: session_statuses(daemon),
-            waiting_requests: daemon.steward.request_count() as u64,
-            returned_by_release_bytes: returned.release.get(),
-            returned_by_death_bytes: returned.death.get(),
-            exports: daemon.steward.store().counts().1,
-            exports_max: limits::EXPORTS_MAX,
-            open_fds: Daemon::open_fds(),
-            open_fds_max: Daemon::open_fds_max(),
-            is_draining: daemon.is_draining(),
-            asked: daemon.revocations.asked(),
-            unanswered: daemon.revocations.unanswered(),
-            returned_by_revocation_bytes: returned.revoke.get(),
-            keeper: daemon.keeping.as_ref().map(|keeping| v1::Keeper {
-                pid: keeping.pid().unwrap_or(0),
-                restarts: keeping.restarts(),
-                journal_bytes: daemon.steward.journal_len().unwrap_or(0),
-            }),
-        }))
+        Ok(Response::new(status_reply(&self.0)))
     }
 
     async fn limit(&self, request: Request<v1::LimitRequest>) -> Result<Response<v1::LimitReply>, Status> {
@@ -209,6 +184,37 @@ impl Admin for Service {
         _request: Request<v1::RevocationsRequest>,
     ) -> Result<Response<v1::RevocationsReply>, Status> {
         Ok(Response::new(v1::RevocationsReply { revocations: self.0.revocations.log() }))
+    }
+
+    async fn live(&self, _request: Request<v1::LiveRequest>) -> Result<Response<v1::LiveReply>, Status> {
+        Ok(Response::new(self.0.live().as_ref().clone()))
+    }
+}
+
+pub(super) fn status_reply(daemon: &Daemon) -> v1::StatusReply {
+    let returned = daemon.steward.returned();
+    v1::StatusReply {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        driver: daemon_driver(daemon),
+        uptime_ms: daemon.uptime_ms(),
+        devices: device_statuses(daemon),
+        sessions: session_statuses(daemon),
+        waiting_requests: daemon.steward.request_count() as u64,
+        returned_by_release_bytes: returned.release.get(),
+        returned_by_death_bytes: returned.death.get(),
+        exports: daemon.steward.store().counts().1,
+        exports_max: limits::EXPORTS_MAX,
+        open_fds: Daemon::open_fds(),
+        open_fds_max: Daemon::open_fds_max(),
+        is_draining: daemon.is_draining(),
+        asked: daemon.revocations.asked(),
+        unanswered: daemon.revocations.unanswered(),
+        returned_by_revocation_bytes: returned.revoke.get(),
+        keeper: daemon.keeping.as_ref().map(|keeping| v1::Keeper {
+            pid: keeping.pid().unwrap_or(0),
+            restarts: keeping.restarts(),
+            journal_bytes: daemon.steward.journal_len().unwrap_or(0),
+        }),
     }
 }
 

@@ -21,17 +21,19 @@
 //! guarantee_max = "60GiB"         # the most that one may ask for
 //!
 //! [[device]]
-//! ordinal = 0
+//! ordinal = 0                     # or uuid = "GPU-…", which is the same device after the next start of the machine, too
 //! bytes = "16GiB"                 # how large a pretended device is; of a GPU, how much the daemon takes at most
 //! ```
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::driver::DriverName;
+use crate::driver::{DeviceDescription, DriverName};
+use crate::ids::DeviceUuid;
 use crate::keeper::manager::Passed;
 use crate::ladder::{Ladder, LadderError};
 use crate::ledger::Overstay;
@@ -150,11 +152,29 @@ pub struct TenantConfig {
     pub priority: u32,
 }
 
+/// How a device is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// The driver's ordinal, from 0.
+    Ordinal(u32),
+    /// Its UUID.
+    Uuid(DeviceUuid),
+}
+
+impl std::fmt::Display for Which {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Which::Ordinal(ordinal) => write!(f, "{ordinal}"),
+            Which::Uuid(uuid) => write!(f, "{uuid}"),
+        }
+    }
+}
+
 /// One device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// The driver's ordinal.
-    pub ordinal: u32,
+    /// By the driver's ordinal, or by name.
+    pub which: Which,
     /// Its bytes, where the driver only pretends; else the most that the daemon takes of it.
     pub bytes: Option<Bytes>,
 }
@@ -317,7 +337,8 @@ impl FileLadder {
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct FileDevice {
-    ordinal: u32,
+    ordinal: Option<u32>,
+    uuid: Option<String>,
     bytes: Option<String>,
 }
 
@@ -358,19 +379,31 @@ impl Config {
         let mut devices: Vec<DeviceConfig> = Vec::new();
         if flags.devices.is_empty() {
             for device in &file.device {
-                if device.ordinal >= limits::ORDINALS_MAX {
-                    return Err(value("device.ordinal", format!("{} is above any machine's", device.ordinal)));
-                }
+                let which = match (device.ordinal, &device.uuid) {
+                    (Some(ordinal), None) if ordinal < limits::ORDINALS_MAX => Which::Ordinal(ordinal),
+                    (Some(ordinal), None) => {
+                        return Err(value("device.ordinal", format!("{ordinal} is above any machine's")));
+                    }
+                    (None, Some(text)) => Which::Uuid(DeviceUuid::parse(text.trim()).ok_or_else(|| {
+                        value(
+                            "device.uuid",
+                            format!("'{text}' is no UUID, such as GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"),
+                        )
+                    })?),
+                    (Some(_), Some(_)) | (None, None) => {
+                        return Err(value("device", "each has an ordinal or a uuid, and not both"));
+                    }
+                };
                 let bytes = device.bytes.as_ref().map(|text| device_size("device.bytes", text)).transpose()?;
-                devices.push(DeviceConfig { ordinal: device.ordinal, bytes });
+                devices.push(DeviceConfig { which, bytes });
             }
         }
         for text in &flags.devices {
             devices.push(parse_device(text)?);
         }
         for (at, device) in devices.iter().enumerate() {
-            if devices[..at].iter().any(|other| other.ordinal == device.ordinal) {
-                return Err(value("device", format!("device {} is there twice", device.ordinal)));
+            if devices[..at].iter().any(|other| other.which == device.which) {
+                return Err(value("device", format!("device {} is there twice", device.which)));
             }
         }
         let tenants = file.tenant.into_iter().map(FileTenant::read).collect::<Result<Vec<_>, _>>()?;
@@ -450,7 +483,13 @@ impl Config {
     fn to_file(&self) -> File {
         let name = DriverName::ALL.iter().find(|(_, driver)| *driver == self.driver).map_or("auto", |(name, _)| name);
         let exact = |bytes: Bytes| bytes.get().to_string();
-        let device = |device: &DeviceConfig| FileDevice { ordinal: device.ordinal, bytes: device.bytes.map(exact) };
+        let device = |device: &DeviceConfig| {
+            let (ordinal, uuid) = match device.which {
+                Which::Ordinal(ordinal) => (Some(ordinal), None),
+                Which::Uuid(uuid) => (None, Some(uuid.to_string())),
+            };
+            FileDevice { ordinal, uuid, bytes: device.bytes.map(exact) }
+        };
         File {
             driver: Some(name.to_owned()),
             runtime_dir: Some(self.runtime_dir.clone()),
@@ -484,25 +523,41 @@ impl Config {
 
     /// Bytes of each pretended device, by ordinal.
     pub fn pretended_totals(&self) -> Vec<Bytes> {
-        let count = self.devices.iter().map(|device| device.ordinal as usize + 1).max().unwrap_or(1);
-        let total = |ordinal: usize| {
-            let configured = self.devices.iter().find(|device| device.ordinal as usize == ordinal);
-            configured.and_then(|device| device.bytes).unwrap_or(PRETENDED_DEVICE)
+        let by_ordinal = |device: &DeviceConfig| match device.which {
+            Which::Ordinal(ordinal) => Some((ordinal as usize, device.bytes)),
+            // There is one before it has a name.
+            Which::Uuid(_) => None,
         };
-        (0..count).map(total).collect()
+        let configured: BTreeMap<usize, Option<Bytes>> = self.devices.iter().filter_map(by_ordinal).collect();
+        let count = configured.keys().max().map_or(1, |last| last + 1);
+        (0..count).map(|ordinal| configured.get(&ordinal).copied().flatten().unwrap_or(PRETENDED_DEVICE)).collect()
     }
 
-    /// The most that the daemon takes of a device, if somebody says.
-    pub(super) fn cap_of(&self, ordinal: u32) -> Option<Bytes> {
-        self.devices.iter().find(|device| device.ordinal == ordinal).and_then(|device| device.bytes)
-    }
-
-    /// The ordinals of the devices to own, of those `there` are: they may have gaps, where a device does not answer.
-    pub(super) fn device_ordinals(&self, there: impl Iterator<Item = u32>) -> Vec<u32> {
+    /// The devices to own, of those that are there (ordinals may have gaps, where a device does not answer), each with the most that is taken of it.
+    ///
+    /// # Errors
+    ///
+    /// The one that is not there, or is named twice.
+    pub(super) fn choose<'a>(
+        &self,
+        there: &'a [DeviceDescription],
+    ) -> Result<Vec<(&'a DeviceDescription, Option<Bytes>)>, Which> {
         if self.devices.is_empty() {
-            return there.collect();
+            return Ok(there.iter().map(|device| (device, None)).collect());
         }
-        self.devices.iter().map(|device| device.ordinal).collect()
+        let mut chosen: Vec<(&DeviceDescription, Option<Bytes>)> = Vec::new();
+        for DeviceConfig { which, bytes } in &self.devices {
+            let is_it = |device: &&DeviceDescription| match which {
+                Which::Ordinal(ordinal) => device.id.0 == *ordinal,
+                Which::Uuid(uuid) => device.uuid == *uuid,
+            };
+            let found = there.iter().find(is_it).ok_or(*which)?;
+            if chosen.iter().any(|(device, _)| device.id == found.id) {
+                return Err(*which);
+            }
+            chosen.push((found, *bytes));
+        }
+        Ok(chosen)
     }
 
     /// Where plans are stored.
@@ -538,12 +593,15 @@ fn device_size(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
     Ok(bytes)
 }
 
-/// `ORDINAL` or `ORDINAL=BYTES`.
+/// `ORDINAL` or `UUID`, with `=BYTES` or without.
 fn parse_device(text: &str) -> Result<DeviceConfig, ConfigError> {
-    let (ordinal, bytes) = text.split_once('=').map_or((text, None), |(ordinal, bytes)| (ordinal, Some(bytes)));
-    let expected = || value("device", format!("'{text}' is not ORDINAL or ORDINAL=BYTES, such as 0=80GiB"));
-    let ordinal = ordinal.trim().parse().ok().filter(|ordinal| *ordinal < limits::ORDINALS_MAX).ok_or_else(expected)?;
-    Ok(DeviceConfig { ordinal, bytes: bytes.map(|text| device_size("device", text)).transpose()? })
+    let (which, bytes) = text.split_once('=').map_or((text, None), |(which, bytes)| (which, Some(bytes)));
+    let expected =
+        || value("device", format!("'{text}' is not ORDINAL, UUID, ORDINAL=BYTES or UUID=BYTES, such as 0=80GiB"));
+    let by_ordinal = which.trim().parse().ok().filter(|ordinal| *ordinal < limits::ORDINALS_MAX).map(Which::Ordinal);
+    let by_uuid = || DeviceUuid::parse(which.trim()).map(Which::Uuid);
+    let which = by_ordinal.or_else(by_uuid).ok_or_else(expected)?;
+    Ok(DeviceConfig { which, bytes: bytes.map(|text| device_size("device", text)).transpose()? })
 }
 
 fn parse_address(text: &str) -> Result<SocketAddr, ConfigError> {
@@ -624,6 +682,30 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_named_by_ordinal_or_uuid_and_each_once() {
+        let device = |ordinal: u32, uuid: u8| DeviceDescription {
+            id: crate::ids::DeviceId(ordinal),
+            uuid: DeviceUuid([uuid; 16]),
+            model: String::new(),
+            total: Bytes::gib(8),
+        };
+        // With a gap: a device does not answer.
+        let there = [device(0, 1), device(2, 3)];
+        let chosen = |names: &[&str]| -> Result<Vec<(u32, Option<Bytes>)>, String> {
+            let config = load("", &flags(names)).unwrap();
+            assert_eq!(load(&config.to_toml(), &Flags::default()).unwrap(), config);
+            let chosen = config.choose(&there).map_err(|which| which.to_string())?;
+            Ok(chosen.into_iter().map(|(device, bytes)| (device.id.0, bytes)).collect())
+        };
+        let uuid = |byte: u8| DeviceUuid([byte; 16]).to_string();
+        assert_eq!(chosen(&[]).unwrap(), [(0, None), (2, None)]);
+        assert_eq!(chosen(&[&format!("{}=2GiB", uuid(3)), "0"]).unwrap(), [(2, Some(Bytes::gib(2))), (0, None)]);
+        assert_eq!(chosen(&[&uuid(2)]).unwrap_err(), uuid(2));
+        assert_eq!(chosen(&["1"]).unwrap_err(), "1");
+        assert_eq!(chosen(&["2", &uuid(3)]).unwrap_err(), uuid(3), "it is the same");
+    }
+
+    #[test]
     fn a_ladder_is_a_list_or_is_to_be_measured() {
         let listed = load("ladder = ['2MiB', '64MiB']", &Flags::default()).unwrap();
         assert_eq!((listed.ladder.steps(), listed.ladder_is), (&[Bytes::mib(2), Bytes::mib(64)][..], LadderIs::Listed));
@@ -647,6 +729,9 @@ mod tests {
             ("drain = '5'", "drain: '5' is not a time"),
             ("drain = '18446744073709551615s'", "drain: '18446744073709551615s' is not a time"),
             ("[[device]]\nordinal = 4294967295", "device.ordinal: 4294967295 is above any machine's"),
+            ("[[device]]\nbytes = '1GiB'", "device: each has an ordinal or a uuid"),
+            ("[[device]]\nordinal = 0\nuuid = 'GPU-1'", "device: each has an ordinal or a uuid"),
+            ("[[device]]\nuuid = 'GPU-1'", "device.uuid: 'GPU-1' is no UUID"),
             ("socket_mode = '999'", "socket_mode"),
             ("borrowed = 'never'", "borrowed: it is one of refuse, wait and end"),
             ("[[tenant]]\nname = ''", "tenant.name: '' is no name"),

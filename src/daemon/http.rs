@@ -1,4 +1,4 @@
-//! What is served over HTTP: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever starts and stops daemons.
+//! What is served over HTTP: a page for people at `/`, `/metrics` for Prometheus, `/livez` and `/readyz` for whoever starts and stops daemons.
 //!
 //! Anybody who reaches the port may connect, and nobody is asked who they are: so there are only so many connections, each for one request and a moment. One too many takes the place of the oldest, so that who
 //! connects and says nothing keeps nobody out, neither here nor from the descriptors that chunks and sessions need.
@@ -20,6 +20,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::Daemon;
 use super::listener::AcceptFailures;
+use super::live::page;
 use super::metrics::Format;
 use crate::limits;
 
@@ -29,6 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Serves until the daemon drops it.
 pub(super) async fn run(daemon: Arc<Daemon>, listener: TcpListener) {
     let router = Router::new()
+        .route("/", get(page::page))
+        .route("/live.json", get(page::figures))
         .route("/metrics", get(metrics))
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(ready))

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -19,6 +20,7 @@ use tonic::transport::server::Connected;
 use super::config::Config;
 use super::connections::{Connections, Seat};
 use crate::error::ErrorKind;
+use crate::keeper::manager::Sockets;
 use crate::keeper::{self, KeeperError, LOCK_NAME};
 use crate::session::locate::SOCKET_NAME;
 use crate::wire::peer::Peer;
@@ -65,6 +67,16 @@ pub enum ListenError {
         /// The socket.
         path: PathBuf,
     },
+    /// What a service manager listens on is not where clients look.
+    #[error(
+        "the service manager listens on {path}, and clients look at {expected}: have its socket unit and --runtime-dir name the same directory"
+    )]
+    Passed {
+        /// Its.
+        path: PathBuf,
+        /// Ours.
+        expected: PathBuf,
+    },
     /// A socket cannot be made.
     #[error("cannot listen on {what}")]
     Socket {
@@ -84,6 +96,7 @@ impl ListenError {
             ListenError::Directory { .. }
             | ListenError::State { .. }
             | ListenError::TooLong { .. }
+            | ListenError::Passed { .. }
             | ListenError::Socket { .. } => ErrorKind::Invalid,
         }
     }
@@ -117,8 +130,8 @@ impl Drop for RuntimeLock {
 }
 
 impl Listeners {
-    /// Takes the runtime directory and opens what the configuration asks for. Must be called inside a tokio runtime.
-    pub async fn open(config: &Config) -> Result<Listeners, ListenError> {
+    /// Takes the runtime directory and opens what the configuration asks for, but for what a service manager has opened. Must be called inside a tokio runtime.
+    pub async fn open(config: &Config, passed: Sockets) -> Result<Listeners, ListenError> {
         for name in [SOCKET_NAME, CHUNK_SOCKET_NAME] {
             let path = config.runtime_dir.join(name);
             if path.as_os_str().len() > SOCKET_PATH_LEN_MAX {
@@ -134,15 +147,34 @@ impl Listeners {
             if is_same { Ok(None) } else { RuntimeLock::take(dir, None).map(Some) }
         });
         let state_lock = state_lock.transpose()?.flatten();
-        let grpc_path = lock.socket_path(&config.runtime_dir, SOCKET_NAME)?;
-        let grpc = UnixListener::bind(&grpc_path).map_err(socket(&grpc_path))?;
-        set_access(&grpc_path, config)?;
-        let chunk_path = lock.socket_path(&config.runtime_dir, CHUNK_SOCKET_NAME)?;
-        let chunks = listen_for_chunks(&chunk_path).map_err(|errno| socket(&chunk_path)(errno.into()))?;
-        set_access(&chunk_path, config)?;
-        let http = match config.http {
-            None => None,
-            Some(address) => Some(listen_for_http(address).await?),
+        let grpc = match passed.stream {
+            Some(passed) => {
+                let path = check_passed(&passed, &config.runtime_dir.join(SOCKET_NAME))?;
+                UnixListener::from_std(passed.into()).map_err(socket(&path))?
+            }
+            None => {
+                let path = lock.socket_path(&config.runtime_dir, SOCKET_NAME)?;
+                let grpc = UnixListener::bind(&path).map_err(socket(&path))?;
+                set_access(&path, config)?;
+                grpc
+            }
+        };
+        let chunks = match passed.packets {
+            Some(passed) => {
+                check_passed(&passed, &config.runtime_dir.join(CHUNK_SOCKET_NAME))?;
+                passed
+            }
+            None => {
+                let path = lock.socket_path(&config.runtime_dir, CHUNK_SOCKET_NAME)?;
+                let chunks = listen_for_chunks(&path).map_err(|errno| socket(&path)(errno.into()))?;
+                set_access(&path, config)?;
+                chunks
+            }
+        };
+        let http = match (passed.tcp, config.http) {
+            (Some(passed), _) => Some(passed_http(passed)?),
+            (None, Some(address)) => Some(listen_for_http(address).await?),
+            (None, None) => None,
         };
         Ok(Listeners { lock, state_lock, grpc, chunks, http })
     }
@@ -246,6 +278,26 @@ fn listen_for_chunks(path: &Path) -> Result<OwnedFd, Errno> {
     rustix::net::bind(&listener, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&listener, BACKLOG)?;
     Ok(listener)
+}
+
+/// A socket that a service manager has opened waits for nobody from here on, and is where clients look.
+fn check_passed(passed: &OwnedFd, expected: &Path) -> Result<PathBuf, ListenError> {
+    let named = || -> Result<PathBuf, Errno> {
+        rustix::io::ioctl_fionbio(passed, true)?;
+        let address = SocketAddrUnix::try_from(rustix::net::getsockname(passed)?)?;
+        Ok(PathBuf::from(std::ffi::OsStr::from_bytes(address.path_bytes().unwrap_or_default())))
+    };
+    let path = named().map_err(|errno| socket(expected)(errno.into()))?;
+    // One whose file is gone is found by nobody either.
+    let is_there =
+        std::fs::canonicalize(expected).is_ok_and(|there| std::fs::canonicalize(&path).is_ok_and(|path| path == there));
+    if is_there { Ok(path) } else { Err(ListenError::Passed { path, expected: expected.to_owned() }) }
+}
+
+fn passed_http(passed: OwnedFd) -> Result<TcpListener, ListenError> {
+    let error = |source| ListenError::Socket { what: "the HTTP port of the service manager".to_owned(), source };
+    rustix::io::ioctl_fionbio(&passed, true).map_err(|errno| error(errno.into()))?;
+    TcpListener::from_std(passed.into()).map_err(error)
 }
 
 async fn listen_for_http(address: SocketAddr) -> Result<TcpListener, ListenError> {

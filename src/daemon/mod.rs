@@ -31,6 +31,7 @@ mod gate;
 mod http;
 mod keeping;
 mod listener;
+pub mod live;
 mod measured;
 mod metrics;
 mod plans;
@@ -73,12 +74,14 @@ use crate::memory::Device;
 use crate::mortal::moment;
 use crate::steward::{FollowError, Steward};
 use crate::store::{Keep, ScrubError, Store, StoreError};
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
+use crate::wire::v1::event::Kind;
 use config::{Config, KeeperIs, LadderIs};
 use connections::Connections;
 use deadline::Deadline;
 use keeping::Keeping;
 pub use listener::{ListenError, Listeners};
+use live::Live;
 use metrics::{CallTimes, Ended, Latencies, SessionCounts};
 use plans::{PlanStore, PlanStoreError};
 use ranges::Names;
@@ -117,6 +120,10 @@ pub struct Daemon {
     ending: watch::Sender<bool>,
     /// Devices that are gone.
     lost: watch::Sender<Vec<DeviceUuid>>,
+    /// What people look at that is nowhere else.
+    live: Live,
+    /// Somebody may wait: time moves on in small steps.
+    stirred: tokio::sync::Notify,
 }
 
 /// A device as the daemon shows it.
@@ -142,12 +149,12 @@ pub enum DaemonError {
     #[error("cannot look at the devices")]
     Store(#[from] StoreError),
     /// There is no such device.
-    #[error("there is no device {wanted}; the driver has {count}")]
+    #[error("there is no device {wanted}, or it is named twice; the driver has {there}")]
     NoDevice {
         /// As configured.
-        wanted: u32,
-        /// How many there are.
-        count: usize,
+        wanted: config::Which,
+        /// Those that there are.
+        there: String,
     },
     /// New memory of the device may hold what another process wrote, and cannot be cleared.
     #[error("the driver does not promise that new memory of device {device} is cleared, and nothing else clears it")]
@@ -247,14 +254,20 @@ impl Daemon {
         let driver = Meter::around(driver, Arc::clone(&clock));
         let listed = driver.devices();
         let mut devices = Vec::new();
-        for wanted in config.device_ordinals(listed.iter().map(|device| device.id.0)) {
-            let no_device = || DaemonError::NoDevice { wanted, count: listed.len() };
-            let found = listed.iter().find(|device| device.id.0 == wanted).ok_or_else(no_device)?;
+        let chosen = config.choose(&listed).map_err(|wanted| DaemonError::NoDevice {
+            wanted,
+            there: listed
+                .iter()
+                .map(|device| format!("{} ({})", device.id.0, device.uuid))
+                .collect::<Vec<_>>()
+                .join(", "),
+        })?;
+        for (found, cap) in chosen {
             devices.push(NodeDevice {
                 id: found.id,
                 uuid: found.uuid,
                 model: found.model.clone(),
-                total: config.cap_of(wanted).map_or(found.total, |cap| found.total.min(cap)),
+                total: cap.map_or(found.total, |cap| found.total.min(cap)),
                 is_mps: driver.capabilities(found.id)?.mps,
             });
         }
@@ -354,6 +367,8 @@ impl Daemon {
             draining: AtomicBool::new(false),
             ending: watch::Sender::new(false),
             lost: watch::Sender::new(Vec::new()),
+            live: Live::default(),
+            stirred: tokio::sync::Notify::new(),
         };
         let daemon = Arc::new(daemon);
         daemon.steward.set_overstay(daemon.config.borrowed);
@@ -395,6 +410,13 @@ impl Daemon {
                 took_ms = self.uptime().as_millis(),
                 "taken over from the daemon before"
             );
+            let (sessions, chunks) = (self.registry.count() as u64, book.chunks().len() as u64);
+            let text = format!(
+                "{} and {bytes} in {} from the daemon before",
+                counted(sessions, "session"),
+                counted(chunks, "chunk")
+            );
+            self.note_event(Kind::TakenOver, text);
         }
     }
 
@@ -526,6 +548,12 @@ impl Daemon {
             // Appended, so that who has heard of some hears of the others.
             let more: Vec<_> = lost.into_iter().filter(|uuid| !known.contains(uuid)).collect();
             known.extend(&more);
+            more.iter().for_each(|uuid| {
+                self.note_event(
+                    Kind::DeviceLost,
+                    format!("{uuid}: nothing more of it is leased until the daemon is started again"),
+                )
+            });
             !more.is_empty()
         });
     }
@@ -756,26 +784,40 @@ fn warn_of_few_chunks(device: &NodeDevice, chunks_max: u64, steps: &[Bytes]) {
 
 /// Moves time on: requests time out, tickets expire, drivers are asked what others hold.
 async fn tick(daemon: Arc<Daemon>) {
+    /// Where somebody waits.
     const TICK: Duration = Duration::from_millis(20);
-    /// A tenth of a second.
-    const MEND_EVERY: u64 = 5;
-    /// Five seconds: where nobody scrapes what was recorded would pile up.
-    const SORT_EVERY: u64 = 250;
-    let mut ticks = tokio::time::interval(TICK);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    /// Where nobody does, until somebody may.
+    const IDLE_TICK: Duration = Duration::from_millis(100);
+    const MEND_EVERY: Duration = Duration::from_millis(100);
+    /// Where nobody scrapes what was recorded would pile up.
+    const SORT_EVERY: Duration = Duration::from_secs(5);
     let mut failures = BTreeMap::new();
     // Beside the rest: a keeper that does not answer holds nobody up.
     let mut mending: Option<tokio::task::JoinHandle<()>> = None;
-    for tick in 0_u64.. {
-        ticks.tick().await;
-        if tick % SORT_EVERY == 0 {
+    let (mut mended, mut sorted) = (Duration::ZERO, Duration::ZERO);
+    // Twice in that time is what sd_watchdog_enabled(3) advises; a third leaves room for one that is late.
+    let watched = daemon.config.manager.watchdog.map(|every| every / 3);
+    let mut said_alive = Duration::ZERO;
+    let mut is_idle = false;
+    loop {
+        let next = tokio::time::Instant::now() + TICK;
+        if is_idle {
+            // Somebody may wait, or nothing has happened for so long.
+            let _ = tokio::time::timeout(IDLE_TICK, daemon.stirred.notified()).await;
+        }
+        tokio::time::sleep_until(next).await;
+        let now = daemon.clock.now();
+        if now.saturating_sub(sorted) >= SORT_EVERY {
+            sorted = now;
             daemon.latencies.sort();
         }
+        daemon.sample();
         if let Some(keeping) = &daemon.keeping
-            && tick % MEND_EVERY == 0
+            && now.saturating_sub(mended) >= MEND_EVERY
             && mending.as_ref().is_none_or(tokio::task::JoinHandle::is_finished)
             && !daemon.is_draining()
         {
+            mended = now;
             let keeping = Arc::clone(keeping);
             mending = Some(tokio::task::spawn_blocking(move || keeping.mend()));
         }
@@ -789,5 +831,23 @@ async fn tick(daemon: Arc<Daemon>) {
         for expired in daemon.registry.expired_claims(daemon.clock.now()) {
             chunk_server::take_back(&daemon, &expired);
         }
+        is_idle = accounts.iter().all(is_idle_device);
+        // Behind the rest: whoever cannot take the ledger's lock any more is not well.
+        if watched.is_some_and(|every| now.saturating_sub(said_alive) >= every) {
+            said_alive = now;
+            let passed = daemon.config.manager.clone();
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = manager::say_alive(&passed) {
+                    tracing::warn!(error = %chain(&error), "the service manager cannot be told that this daemon is well");
+                }
+            });
+        }
     }
+}
+
+/// Nobody waits for anything of it, and nothing is on its way.
+fn is_idle_device(account: &AccountView) -> bool {
+    let bytes = &account.bytes;
+    let moving = bytes.creating + bytes.claimed + bytes.destroying;
+    account.waiting == 0 && account.asked == 0 && moving.is_zero()
 }

@@ -27,6 +27,7 @@ use crate::limits;
 use crate::units::Bytes;
 use crate::wire::convert::Token;
 use crate::wire::peer::{Identity, Peer};
+use crate::wire::v1::event::Kind;
 
 /// A session.
 #[derive(Debug)]
@@ -294,6 +295,11 @@ impl Daemon {
         }
         match ended {
             Ok(returned) => {
+                let kind = match reason {
+                    EndReason::Closed => Kind::Closed,
+                    EndReason::Died => Kind::Died,
+                };
+                self.note_event(kind, format!("{} ({session}): {returned} came back", entry.name));
                 tracing::info!(%session, name = entry.name, ?reason, returned_bytes = returned.get(), "session ended");
                 Some(returned)
             }

@@ -132,11 +132,18 @@ impl Daemon {
             tracing::info!(target: "audit", session = %from, tenant = of, for_session = %to, for_tenant = tenant, bytes = given.get(), "gave idle memory back for another tenant");
         }
         let device = self.devices.iter().find(|known| known.id == device);
+        let giver = name(from);
+        let for_whom = if to.is_empty() { String::new() } else { format!(" for {to}") };
+        if is_unanswered {
+            self.note_event(v1::event::Kind::NoAnswer, format!("{giver} ({from}) was asked for {asked}{for_whom}"));
+        } else if !given.is_zero() {
+            self.note_event(v1::event::Kind::Gave, format!("{giver} ({from}) gave {given}{for_whom} in {took_ms} ms"));
+        }
         self.revocations.note(v1::Revocation {
-            at_ms: u64::try_from(self.uptime().as_millis()).unwrap_or(u64::MAX),
+            at_ms: self.uptime_ms(),
             device_uuid: device.map_or_else(Vec::new, |device| device.uuid.0.to_vec()),
             from_session_id: from.0,
-            from: name(from),
+            from: giver,
             to_session_id,
             to,
             asked_bytes: asked.get(),

@@ -155,6 +155,7 @@ impl Daemon {
         })?;
         if wanted.wait_ms > 0 && self.steward.room(session, device.id).is_some_and(|room| room < wanted.len) {
             self.look_for_parked(device.id);
+            self.stirred.notify_one();
         }
         let holder = Holder::Session(session);
         Ok(Ask { holder, device: device.id, parts, plan: wanted.plan, wait_ms: wanted.wait_ms })
@@ -386,6 +387,7 @@ impl Sessions for Service {
         }
         daemon.registry.add(Arc::clone(&entry));
         daemon.session_counts.note_start();
+        daemon.note_event(v1::event::Kind::Opened, format!("{} ({id}, process {})", entry.name, entry.pid));
         tracing::info!(session = %id, name = entry.name, pid = entry.pid, tenant = entry.tenant, limit_bytes = seated.terms.limit.get(), "session opened");
         match pidfd {
             Some(pidfd) => drop(tokio::spawn(Arc::clone(daemon).watch_process(Arc::clone(&entry), pidfd))),

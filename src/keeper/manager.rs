@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_acceptconn, socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
@@ -31,8 +31,21 @@ use crate::mortal::moment;
 pub struct Passed {
     /// `NOTIFY_SOCKET`: where it listens.
     pub socket: Option<OsString>,
-    /// `LISTEN_FDNAMES`, of as many as `LISTEN_FDS` says: what it passes has the numbers from 3 on.
+    /// `LISTEN_FDNAMES`, of as many as `LISTEN_FDS` says: what it passes has the numbers from 3 on. Empty where it was taken.
     pub names: Vec<String>,
+    /// `WATCHDOG_USEC`: it wants to hear that often that this process is well, or ends it and starts another.
+    pub watchdog: Option<Duration>,
+}
+
+/// Sockets on which a service manager listens for this process (systemd.socket(5)): it has them while no daemon is there, so that who connects then waits and is served by the next.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    /// `ListenStream=` with a path.
+    pub stream: Option<OwnedFd>,
+    /// `ListenSequentialPacket=`.
+    pub packets: Option<OwnedFd>,
+    /// `ListenStream=` with a port.
+    pub tcp: Option<OwnedFd>,
 }
 
 /// Of the first descriptor that is passed (sd_listen_fds(3), SD_LISTEN_FDS_START).
@@ -122,6 +135,37 @@ pub fn close_on_exec(passed: &Passed) {
     }
 }
 
+/// Takes those of what was passed that listen, each told by its kind: one unit may have them all, and they have its name then.
+pub fn take_sockets(passed: &mut Passed) -> Sockets {
+    let mut sockets = Sockets::default();
+    for (number, name) in (FIRST..).zip(&mut passed.names) {
+        // SAFETY: as in `close_on_exec`.
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        let listens = key_of(name).is_none() && socket_acceptconn(fd).is_ok_and(|listens| listens);
+        let place = match (listens, socket_domain(fd), socket_type(fd)) {
+            (true, Ok(AddressFamily::UNIX), Ok(SocketType::STREAM)) => &mut sockets.stream,
+            (true, Ok(AddressFamily::UNIX), Ok(SocketType::SEQPACKET)) => &mut sockets.packets,
+            (true, Ok(AddressFamily::INET | AddressFamily::INET6), Ok(SocketType::STREAM)) => &mut sockets.tcp,
+            _ => continue,
+        };
+        if place.is_none() {
+            // SAFETY: as in `take`, which leaves it alone: its name is gone.
+            *place = Some(unsafe { OwnedFd::from_raw_fd(number) });
+            name.clear();
+        }
+    }
+    sockets
+}
+
+/// Says that this process is well, where whoever started it wants to hear that (sd_watchdog_enabled(3)).
+///
+/// # Errors
+///
+/// It cannot be reached.
+pub fn say_alive(passed: &Passed) -> Result<(), KeeperError> {
+    Manager::connect(passed)?.send("WATCHDOG=1", &[])
+}
+
 /// Says that this process serves, where whoever started it waits for that (sd_notify(3), `READY=1`).
 ///
 /// # Errors
@@ -137,7 +181,7 @@ pub fn say_ready(passed: &Passed) -> Result<(), KeeperError> {
 /// Takes what was passed to this process. What has no name of ours is closed. To be called once, before anything else opens files.
 pub fn take(passed: &Passed) -> Vec<(Key, OwnedFd)> {
     let mut taken = Vec::new();
-    for (number, name) in (FIRST..).zip(&passed.names) {
+    for (number, name) in (FIRST..).zip(&passed.names).filter(|(_, name)| !name.is_empty()) {
         // SAFETY:
         // * whoever started this process says that this number is an open descriptor and ours alone; nothing here has used it before;
         // * if that is a lie it is closed as one that is not open, which changes nothing, or is refused when it is used.

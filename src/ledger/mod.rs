@@ -38,7 +38,7 @@ pub use facts::{ChunkFact, Facts, FactsError, Owner, RangeFact, SessionFact};
 pub use refusal::{Holding, LedgerError, Refusal};
 pub use session::{SessionView, Terms};
 pub use shared::RangeView;
-pub use views::RequestView;
+pub use views::{ChunkIs, ChunkView, RequestView};
 
 use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use crate::ladder::Part;

@@ -1,10 +1,10 @@
-//! What people look at beside the accounts: who waits for what.
+//! What people look at beside the accounts: who waits for what, and whose each chunk is.
 //!
 //! Not for: anything that decides.
 
 use super::queue::Phase;
-use super::{Holder, Ledger};
-use crate::ids::{DeviceId, RequestId};
+use super::{Holder, Ledger, State};
+use crate::ids::{ChunkId, DeviceId, RequestId, SessionId};
 use crate::units::Bytes;
 
 /// A request that is not answered.
@@ -24,7 +24,56 @@ pub struct RequestView {
     pub age_ms: u64,
 }
 
+/// What a chunk is to who looks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum ChunkIs {
+    /// Promised, or set aside for a request.
+    Creating,
+    /// With the daemon.
+    Idle,
+    /// With the daemon, for the job of a plan.
+    Reserved,
+    /// This session may have it mapped.
+    Leased(SessionId),
+    /// Of a shared range.
+    Shared,
+    /// Being given back to the driver, or it could not be.
+    Quarantined,
+}
+
+/// A chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ChunkView {
+    /// Which.
+    pub chunk: ChunkId,
+    /// Where.
+    pub device: DeviceId,
+    /// How large.
+    pub len: Bytes,
+    /// Whose.
+    pub is: ChunkIs,
+}
+
 impl Ledger {
+    /// Every chunk, in no order: sorting is for whoever has the time.
+    pub fn chunks(&self) -> Vec<ChunkView> {
+        let is = |state: &State| match state {
+            State::Creating { .. } | State::Claimed { .. } => ChunkIs::Creating,
+            State::Idle { .. } => ChunkIs::Idle,
+            State::Reserved { .. } => ChunkIs::Reserved,
+            State::Leased { session } => ChunkIs::Leased(*session),
+            State::Shared { .. } => ChunkIs::Shared,
+            State::Quarantined { .. } => ChunkIs::Quarantined,
+        };
+        let view = |(chunk, record): (&ChunkId, &super::Record)| ChunkView {
+            chunk: *chunk,
+            device: record.device,
+            len: record.len,
+            is: is(&record.state),
+        };
+        self.chunks.iter().map(view).collect()
+    }
+
     /// Every request that is not answered, the oldest first.
     pub fn requests(&self) -> Vec<RequestView> {
         let view = |(request, known): (&RequestId, &super::Request)| RequestView {

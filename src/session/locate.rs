@@ -31,6 +31,13 @@ fn passed_names(read: &impl Fn(&'static str) -> Option<OsString>) -> Vec<String>
     if number("LISTEN_FDS").map(|count| count as usize) == Some(names.len()) { names } else { Vec::new() }
 }
 
+/// What sd_watchdog_enabled(3) says.
+fn watchdog(read: &impl Fn(&'static str) -> Option<OsString>) -> Option<std::time::Duration> {
+    let number = |name| read(name)?.to_str()?.parse::<u64>().ok();
+    let is_ours = read("WATCHDOG_PID").is_none() || number("WATCHDOG_PID") == Some(std::process::id().into());
+    number("WATCHDOG_USEC").filter(|_| is_ours).map(std::time::Duration::from_micros)
+}
+
 /// What a process does that finds no daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WithoutDaemon {
@@ -85,6 +92,8 @@ pub struct Environment {
     pub notify_socket: Option<OsString>,
     /// `LISTEN_FDNAMES`, where `LISTEN_PID` is this process: what a service manager passes to it, from descriptor 3 on.
     pub passed_names: Vec<String>,
+    /// `WATCHDOG_USEC`, where `WATCHDOG_PID` is this process or is not there: how often a service manager wants to hear that it is well.
+    pub watchdog: Option<std::time::Duration>,
     /// `STITCHD_TEST_DIE_AT`, read in tests only: `daemon:12:FILE` has a daemon killed at its twelfth moment, unless the file is there ([`crate::mortal`]).
     #[cfg(feature = "testing")]
     pub die_at: Option<OsString>,
@@ -120,6 +129,7 @@ impl Environment {
             library: LibraryPlace::default(),
             notify_socket: read("NOTIFY_SOCKET"),
             passed_names: passed_names(&read),
+            watchdog: watchdog(&read),
             #[cfg(feature = "testing")]
             die_at: read("STITCHD_TEST_DIE_AT"),
         }

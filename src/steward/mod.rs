@@ -25,8 +25,8 @@ use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use crate::journal::Record;
 use crate::ladder::Part;
 use crate::ledger::{
-    AccountView, Change, ChunkFact, Command, Effect, EndReason, Facts, Holder, Ledger, LedgerError, Overstay,
-    RangeView, Refusal, RequestView, ReturnedBytes, SessionView, Shortage, Terms,
+    AccountView, Change, ChunkFact, ChunkView, Command, Effect, EndReason, Facts, Holder, Ledger, LedgerError,
+    Overstay, RangeView, Refusal, RequestView, ReturnedBytes, SessionView, Shortage, Terms,
 };
 use crate::limits;
 use crate::mortal::moment;
@@ -836,6 +836,11 @@ impl Steward {
     /// Requests that wait or are being created.
     pub fn request_count(&self) -> usize {
         self.lock().ledger.request_count()
+    }
+
+    /// Every chunk, in no order.
+    pub fn chunks(&self) -> Vec<ChunkView> {
+        self.lock().ledger.chunks()
     }
 
     /// Every request that is not answered, the oldest first.

@@ -23,6 +23,7 @@ mod isolation;
 mod keepers;
 mod lease;
 mod life;
+mod live;
 mod looks;
 mod memcheck;
 mod metrics;

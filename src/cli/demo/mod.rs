@@ -30,6 +30,9 @@ pub(super) struct DemoArgs {
     /// Replay the last iteration of each trace so many times more
     #[arg(long, value_name = "N", default_value_t = 12)]
     repeat: u32,
+    /// Where the daemon's page and metrics are to be; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
+    http: String,
     /// Keep the scratch directory: traces, plans, the daemon's log
     #[arg(long)]
     keep: bool,
@@ -71,9 +74,10 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
 }
 
 fn perform(args: &DemoArgs, show: &Show, clock: &SystemClock) -> anyhow::Result<Result> {
-    let mut node = Node::start(args.driver, args.keep, show)?;
+    let mut node = Node::start(args.driver, &args.http, args.keep, show)?;
     show.say(&node.introduce()?);
     show.say(&format!("daemon    pid {} in {}", node.daemon_pid(), node.directory().display()));
+    show.say(&format!("look      http://{}/ or stitchd top --socket {}", node.http(), node.socket().display()));
     let mut acts = Vec::new();
     for role in &CAST {
         let act = Act::prepare(role, node.directory())?;

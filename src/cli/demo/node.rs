@@ -39,6 +39,8 @@ pub(super) struct Node {
     driver: DriverName,
     /// What others held before anything began: other processes, and the context of the process that clears new memory.
     foreign: Bytes,
+    /// Where its page is.
+    http: String,
 }
 
 /// What was left when all had finished.
@@ -85,7 +87,7 @@ fn this_binary() -> anyhow::Result<PathBuf> {
 }
 
 impl Node {
-    pub(super) fn start(driver: DriverName, keep: bool, show: &Show) -> anyhow::Result<Node> {
+    pub(super) fn start(driver: DriverName, http: &str, keep: bool, show: &Show) -> anyhow::Result<Node> {
         let chunk_len = chunk_len_for(rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum)?;
         let directory = scratch::directory("stitchd-demo")?;
         let config = directory.join("stitchd.toml");
@@ -98,7 +100,7 @@ impl Node {
         }
         let log = std::fs::File::create(directory.join("daemon.log")).context("creating the daemon's log")?;
         let daemon = Command::new(this_binary()?)
-            .args(["serve", "--json", "--driver", driver.as_str(), "--http", "127.0.0.1:0"])
+            .args(["serve", "--json", "--driver", driver.as_str(), "--http", http])
             .arg("--config")
             .arg(&config)
             .arg("--runtime-dir")
@@ -110,14 +112,21 @@ impl Node {
             .stderr(log)
             .spawn()
             .context("starting the daemon")?;
-        let mut node = Node { daemon, directory, keep, driver, foreign: Bytes::ZERO };
+        let mut node = Node { daemon, directory, keep, driver, foreign: Bytes::ZERO, http: String::new() };
         node.clean_up_on_signals()?;
         let stdout = node.daemon.stdout.take().context("the daemon has a standard output")?;
         let mut ready = String::new();
         BufReader::new(stdout).read_line(&mut ready).context("waiting for the daemon")?;
         ensure!(!ready.is_empty(), "the daemon did not start:\n{}", node.log());
+        let said: serde_json::Value = serde_json::from_str(&ready).context("what the daemon says when it serves")?;
+        node.http = said["http"].as_str().unwrap_or_default().to_owned();
         node.foreign = Bytes::new(node.device()?.foreign_bytes);
         Ok(node)
+    }
+
+    /// Address and port of its page.
+    pub(super) fn http(&self) -> &str {
+        &self.http
     }
 
     /// What the demo runs on, in a sentence.
@@ -166,7 +175,7 @@ impl Node {
         &self.directory
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(super) fn socket(&self) -> PathBuf {
         self.directory.join(SOCKET_NAME)
     }
 

@@ -33,10 +33,12 @@ use crate::limits::{self, COUNTERS_MAX};
 use crate::runtime::Counter;
 use crate::units::Bytes;
 use crate::wire::stats_page;
+pub(super) use devices::Free;
 use devices::record_device;
 pub(super) use latencies::{CallTimes, Latencies};
 use open_metrics::to_open_metrics;
-use sessions::{SessionFigures, record_sessions};
+pub(super) use sessions::SessionFigures;
+use sessions::record_sessions;
 
 /// What a session counts, of one device or of all.
 pub(super) type CounterSet = [u64; COUNTERS_MAX];
@@ -202,13 +204,18 @@ impl Daemon {
     }
 
     /// What sessions have counted, those that are over among them.
-    fn record_counters(&self, sessions: &[SessionFigures]) {
+    pub(super) fn totals(&self, sessions: &[SessionFigures]) -> ByDevice {
         let mut sums = self.ended.get();
         for session in sessions {
             for (device, counters) in &session.counters {
                 add(sums.entry(*device).or_insert([0; COUNTERS_MAX]), counters);
             }
         }
+        sums
+    }
+
+    fn record_counters(&self, sessions: &[SessionFigures]) {
+        let sums = self.totals(sessions);
         let returned = self.steward.returned();
         for device in &self.devices {
             let sum = sums.get(&device.id).copied().unwrap_or([0; COUNTERS_MAX]);

@@ -60,7 +60,7 @@ impl Who {
 }
 
 impl SessionFigures {
-    pub(super) fn get(&self, device: DeviceId, counter: Counter) -> u64 {
+    pub(in crate::daemon) fn get(&self, device: DeviceId, counter: Counter) -> u64 {
         self.counters.get(&device).map_or(0, |counters| counters[counter as usize])
     }
 }

@@ -1,6 +1,6 @@
 //! What people write on a command line or into a file: sizes, times, devices, uuids, names of plans and drivers.
 
-use stitchd::daemon::config::{Config, Flags};
+use stitchd::daemon::config::{Config, Flags, Which};
 use stitchd::driver::DriverName;
 use stitchd::driver::cost_table::CostTable;
 use stitchd::ids::{DeviceUuid, PlanId};
@@ -27,7 +27,11 @@ pub(crate) fn read(bytes: &[u8]) {
     if let Ok(config) = Config::load(None, &device) {
         let [device] = config.devices[..] else { panic!("one flag is one device") };
         assert!(device.bytes.is_none_or(|bytes| bytes >= limits::CHUNK_LEN_MIN && bytes <= limits::ACQUIRE_BYTES_MAX));
-        assert_eq!(config.pretended_totals().len(), device.ordinal as usize + 1);
+        let count = match device.which {
+            Which::Ordinal(ordinal) => ordinal as usize + 1,
+            Which::Uuid(_) => 1,
+        };
+        assert_eq!(config.pretended_totals().len(), count);
     }
     let http = Flags { http: Some(text.clone().into_owned()), ..Flags::default() };
     if let Ok(config) = Config::load(None, &http) {

@@ -1,0 +1,143 @@
+//! What a daemon costs a node that only has it, and what it costs to look at it: processor time while nothing happens, memory, and a scrape, with no session and with a thousand.
+//!
+//! The floor of a scrape is `/livez`: the same connection, request and answer, and nothing to say. That of the memory is the same daemon without sessions.
+#![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use stitchd::clock::{Clock as _, SystemClock};
+use stitchd::session::dial;
+use stitchd::wire::v1;
+use stitchd::wire::v1::sessions_client::SessionsClient;
+
+const SESSIONS: usize = 1_000;
+const SCRAPES: usize = 51;
+const QUIET: Duration = Duration::from_secs(20);
+
+struct Daemon {
+    child: Child,
+    dir: tempfile::TempDir,
+    http: String,
+}
+
+impl Daemon {
+    fn start() -> Daemon {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_stitchd"))
+            .args([
+                "serve",
+                "--json",
+                "--driver",
+                "host",
+                "--device=0=80GiB",
+                "--log",
+                "error",
+                "--http",
+                "127.0.0.1:0",
+            ])
+            .arg("--runtime-dir")
+            .arg(dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let said: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let http = said["http"].as_str().unwrap().to_owned();
+        Daemon { child, dir, http }
+    }
+
+    /// Processor time so far, of all its threads: fields 14 and 15 of stat(5), in hundredths of a second.
+    fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+        let ticks = |at: usize| fields[at - 3].parse::<u64>().unwrap();
+        Duration::from_millis((ticks(14) + ticks(15)) * 10)
+    }
+
+    /// Bytes of it that are in memory.
+    fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    }
+
+    /// Of one core, while nothing happens.
+    fn idle_share(&self) -> f64 {
+        // What came before has settled.
+        std::thread::sleep(Duration::from_secs(2));
+        let (clock, before) = (SystemClock::new(), self.cpu());
+        std::thread::sleep(QUIET);
+        (self.cpu() - before).as_secs_f64() / clock.now().as_secs_f64()
+    }
+
+    /// How long it takes to get a page, and how large it is: the median of many.
+    fn get(&self, path: &str) -> (Duration, usize) {
+        let mut len = 0;
+        let mut times: Vec<Duration> = (0..SCRAPES)
+            .map(|_| {
+                let clock = SystemClock::new();
+                let mut stream = TcpStream::connect(&self.http).unwrap();
+                write!(stream, "GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n").unwrap();
+                let mut answer = Vec::new();
+                stream.read_to_end(&mut answer).unwrap();
+                assert!(answer.starts_with(b"HTTP/1.1 200"), "{path}");
+                len = answer.len();
+                clock.now()
+            })
+            .collect();
+        times.sort_unstable();
+        (times[times.len() / 2], len)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn main() {
+    let daemon = Daemon::start();
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let show = |daemon: &Daemon, sessions: usize| {
+        let idle = daemon.idle_share();
+        let (floor, _) = daemon.get("/livez");
+        let (scrape, scrape_len) = daemon.get("/metrics");
+        let (look, look_len) = daemon.get("/live.json");
+        println!("with {sessions} sessions:");
+        println!("  idle: {:.3} % of a core over {} s", idle * 100.0, QUIET.as_secs());
+        println!("  resident: {:.1} MB", daemon.resident() as f64 / 1e6);
+        println!(
+            "  scrape: {:.2} ms for {} kB, {:.1} times /livez ({:.3} ms)",
+            ms(scrape),
+            scrape_len / 1000,
+            ms(scrape) / ms(floor),
+            ms(floor)
+        );
+        println!("  the live page's figures: {:.2} ms for {} kB", ms(look), look_len / 1000);
+        daemon.resident()
+    };
+    let before = show(&daemon, 0);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let socket = daemon.dir.path().join("stitchd.sock");
+    // They are this process's, and as many as there are: each has its stats page and its place in the ledger.
+    let _channel = runtime.block_on(async {
+        let channel = dial(&socket).await.unwrap();
+        for number in 0..SESSIONS {
+            let request = v1::OpenRequest { protocol: 1, name: format!("job-{number}"), ..v1::OpenRequest::default() };
+            SessionsClient::new(channel.clone()).open(request).await.unwrap();
+        }
+        channel
+    });
+    let after = show(&daemon, SESSIONS);
+    println!(
+        "a session takes {:.1} KiB of the daemon's memory",
+        after.saturating_sub(before) as f64 / 1024.0 / SESSIONS as f64
+    );
+}

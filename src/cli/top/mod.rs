@@ -1,0 +1,120 @@
+//! `stitchd top`: a running daemon, live in the terminal.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`screen`] | what is shown, as lines |
+//! | [`terminal`] | a terminal that is as it was before when this ends, however it ends |
+
+mod screen;
+mod terminal;
+
+use std::time::Duration;
+
+use clap::Args;
+use tonic::transport::Channel;
+
+use super::{Common, DONE, Failure, Outcome, ask, print_json};
+use crate::daemon::live::json as show;
+use crate::session::{SessionError, dial};
+use crate::units::parse_time;
+use crate::wire::v1;
+use crate::wire::v1::admin_client::AdminClient;
+use screen::{Sort, View};
+use terminal::{Key, Terminal};
+
+/// A daemon that takes longer for an answer is shown as one that does not answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  stitchd top                       # live; h for keys\n  stitchd top --once                # one look, for a script or a report\n  stitchd top --json | jq .waiting  # the same as data\n\nKeys: q quits; l, u, a, n, r, f sort by leased, in use, age, name, requests, failures (again: the other way round); space stops and goes on; arrows move the list of sessions."
+)]
+pub(super) struct TopArgs {
+    #[command(flatten)]
+    common: Common,
+    /// How often it looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_time)]
+    every: Duration,
+    /// Print what there is once, and end: also where this is no terminal
+    #[arg(long)]
+    once: bool,
+}
+
+pub(super) fn run(args: &TopArgs) -> Outcome {
+    let socket = args.common.socket();
+    let look =
+        async |channel| AdminClient::new(channel).max_decoding_message_size(LEN_MAX).live(v1::LiveRequest {}).await;
+    if args.common.json {
+        print_json(&show::live(&ask::ask(&socket, Duration::ZERO, look)?));
+        return DONE;
+    }
+    if args.once || !Terminal::is_there() {
+        const COLUMNS: usize = 120;
+        let live = ask::ask(&socket, Duration::ZERO, look)?;
+        let view = View { columns: COLUMNS, rows: usize::MAX, is_colored: false, ..View::default() };
+        screen::lines(&live, &view).iter().for_each(|line| outln!("{line}"));
+        return DONE;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
+    runtime.block_on(async {
+        // Where there is no daemon that is said as of every other command, and not on a screen that is gone at once.
+        let channel = dial(&socket).await.map_err(Failure::from)?;
+        let mut client = AdminClient::new(channel).max_decoding_message_size(LEN_MAX);
+        let first = tokio::time::timeout(PATIENCE, client.live(v1::LiveRequest {})).await;
+        let no_answer = |reason: String| SessionError::NoDaemon { socket: socket.clone(), reason };
+        let first = match first {
+            Ok(Ok(reply)) => reply.into_inner(),
+            Ok(Err(status)) => return Err(Failure::from(no_answer(status.message().to_owned()))),
+            Err(_) => return Err(Failure::from(no_answer("no answer in time".into()))),
+        };
+        let terminal = Terminal::begin().map_err(|error| Failure::Other(error.into()))?;
+        watch(client, first, terminal, args.every.max(Duration::from_millis(100))).await
+    })
+}
+
+/// A node of hundreds of sessions is some hundred kilobytes.
+const LEN_MAX: usize = 64 << 20;
+
+async fn watch(
+    mut client: AdminClient<Channel>,
+    first: v1::LiveReply,
+    mut terminal: Terminal,
+    every: Duration,
+) -> Outcome {
+    let mut view = View { is_colored: true, ..View::default() };
+    let mut live = first;
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        (view.columns, view.rows) = terminal.size();
+        terminal.show(&screen::lines(&live, &view)).map_err(|error| Failure::Other(error.into()))?;
+        tokio::select! {
+            _ = ticks.tick(), if !view.is_stopped => {
+                let asked = tokio::time::timeout(PATIENCE, client.live(v1::LiveRequest {})).await;
+                view.trouble = match asked {
+                    Ok(Ok(reply)) => {
+                        live = reply.into_inner();
+                        None
+                    }
+                    Ok(Err(status)) => Some(format!("the daemon does not answer: {}", status.message())),
+                    Err(_) => Some(format!("the daemon does not answer within {} s", PATIENCE.as_secs())),
+                };
+            }
+            key = terminal.key() => match key {
+                Key::End => return DONE,
+                Key::Letter('q' | 'Q') => return DONE,
+                Key::Letter(' ') => view.is_stopped = !view.is_stopped,
+                Key::Letter('h' | '?') => view.is_helping = !view.is_helping,
+                Key::Letter(letter) => view.sort_by(Sort::of(letter)),
+                Key::Up => view.first = view.first.saturating_sub(1),
+                Key::Down => view.first = (view.first + 1).min(sessions(&live).saturating_sub(1)),
+                Key::Resized | Key::Other => {}
+            }
+        }
+    }
+}
+
+fn sessions(live: &v1::LiveReply) -> usize {
+    live.status.as_ref().map_or(0, |status| status.sessions.len())
+}
