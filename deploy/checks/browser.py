@@ -1,0 +1,38 @@
+"""The live page in a browser."""
+
+import re
+import shutil
+import subprocess
+
+from .report import check, skip
+
+
+def page(url, directory, screenshots):
+    """The live page in a browser: that it shows who is there, complains of nothing, and asks nobody else. Pictures of it, light and dark, where they are wanted."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not chromium:
+        skip("the live page in a browser", "chromium is not installed")
+        return
+
+    def browse(*flags):
+        # Time goes as fast as the page lets it: it looks several times.
+        words = [chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1250", "--virtual-time-budget=8000"]
+        profile = directory / f"browser-{len(list(directory.glob('browser-*')))}"
+        done = subprocess.run([*words, f"--user-data-dir={profile}", *flags, url], capture_output=True, text=True, timeout=120)
+        return done.stdout, done.stderr
+
+    text, said = browse("--enable-logging=stderr", "--dump-dom")
+    complaints = [line for line in said.splitlines() if "CONSOLE" in line]
+    check("the live page complains of nothing", not complaints, "\n".join(complaints))
+    for what, found in [
+        ("is live", '<span id="state" role="status" class="soft">live</span>' in text),
+        ("shows the device", "Device 0 · " in text and text.count("<canvas") == 2),
+        ("shows both sessions", text.count('class="name') == 2 and all(f">{name} <" in text for name in ("one", "two"))),
+        ("says whose the chunks are", bool(re.search(r'aria-label="Chunks of device 0: [^"]* leased · (one|two)', text))),
+        ("shows what happened", ">opened<" in text),
+    ]:
+        check(f"the live page {what}", found, text[-6000:])
+    if screenshots:
+        screenshots.mkdir(parents=True, exist_ok=True)
+        for name, flags in [("light", []), ("dark", ["--blink-settings=preferredColorScheme=0"])]:
+            browse(*flags, f"--screenshot={screenshots.resolve() / f'live-{name}.png'}")

