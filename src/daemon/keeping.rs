@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -20,7 +19,7 @@ use crate::error::chain;
 use crate::ids::ChunkId;
 use crate::keeper::link::is_readable;
 use crate::keeper::manager::{self, Manager, Passed};
-use crate::keeper::process::find;
+use crate::keeper::process::{find, inode_of};
 use crate::keeper::{CANDIDATE_PREFIX, KeeperError, Key, Link, SOCKET_NAME};
 use crate::mortal::moment;
 use crate::steward::Steward;
@@ -205,11 +204,6 @@ struct Post {
     is_over: bool,
 }
 
-/// Which file is at a path.
-fn inode(path: &Path) -> Option<u64> {
-    std::fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
-}
-
 /// The last chunk among these.
 fn last_of(keys: impl Iterator<Item = Key>) -> ChunkId {
     let chunk = |key| if let Key::Chunk(chunk) = key { Some(chunk) } else { None };
@@ -334,7 +328,7 @@ impl Keeping {
     /// The next daemon finds this keeper from here on: it has everything. Says which file its socket is.
     fn publish(&self, name: &str) -> Result<Option<u64>, KeeperError> {
         let (own, socket) = (self.state_dir.join(name), self.state_dir.join(SOCKET_NAME));
-        let file = inode(&own);
+        let file = inode_of(&own);
         std::fs::rename(own, socket)
             .map_err(|source| KeeperError::System { action: "have the keeper found", source })?;
         moment();
@@ -384,7 +378,7 @@ impl Keeping {
 
     /// Which file the keeper's socket is.
     fn socket(&self) -> Option<u64> {
-        inode(&self.state_dir.join(SOCKET_NAME))
+        inode_of(&self.state_dir.join(SOCKET_NAME))
     }
 
     /// The next daemon may not find this keeper, as its socket is gone, or another's is there; or another has come.

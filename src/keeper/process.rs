@@ -173,7 +173,8 @@ fn listen(state_dir: &Path) -> Result<(OwnedFd, PathBuf, u64), std::io::Error> {
     Ok((socket, own, inode))
 }
 
-fn inode_of(path: &Path) -> Option<u64> {
+/// Which file is at a path.
+pub(crate) fn inode_of(path: &Path) -> Option<u64> {
     std::fs::symlink_metadata(path).ok().map(|metadata| metadata.ino())
 }
 

@@ -3,7 +3,6 @@
 //! Names are others': what would move a cursor or change a color is shown as a question mark.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 
 use crate::cli::table::Table;
 use crate::daemon::live::json as show;
@@ -322,8 +321,7 @@ fn below(live: &v1::LiveReply, view: &View) -> Vec<String> {
     let mut lines = Vec::new();
     if !live.waiting.is_empty() {
         lines.extend([String::new(), view.strong("waiting")]);
-        let mut by_name: BTreeMap<usize, String> = BTreeMap::new();
-        for (at, wait) in live.waiting.iter().enumerate().take(WAITING) {
+        for wait in live.waiting.iter().take(WAITING) {
             let what = if wait.is_waiting { "waits for others" } else { "is being created" };
             let text = format!(
                 "{} for {} on device {}: {what}, for {:.1} s",
@@ -332,9 +330,8 @@ fn below(live: &v1::LiveReply, view: &View) -> Vec<String> {
                 wait.ordinal,
                 wait.age_ms as f64 / 1e3
             );
-            by_name.insert(at, view.cut(&text));
+            lines.push(view.cut(&text));
         }
-        lines.extend(by_name.into_values());
         if live.waiting.len() > WAITING {
             lines.push(format!("and {} more", live.waiting.len() - WAITING));
         }
