@@ -117,7 +117,7 @@ fn main() {
         let (mut child, took) = serve(dir.path());
         fresh.push(took);
         end(&mut child);
-        keeper.kill().unwrap();
+        keeper.discard();
         let dir = tempfile::tempdir().unwrap();
         let keeper = leave(dir.path(), device, CHUNKS);
         let (mut child, took) = serve(dir.path());
@@ -131,7 +131,7 @@ fn main() {
         assert_eq!(status["devices"][0]["leased_bytes"], CHUNKS * CHUNK.get(), "all of it is there");
         assert_eq!(status["sessions"], SESSIONS);
         end(&mut child);
-        keeper.kill().unwrap();
+        keeper.discard();
     }
     let (followed, driver) = followed.into_iter().unzip();
     let (fresh, _): (Vec<_>, Vec<_>) = fresh.into_iter().unzip();

@@ -1,6 +1,6 @@
 //! `stitchd keep`: the process that holds what is to outlive the daemon.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -31,15 +31,18 @@ pub(super) struct KeepArgs {
     connected: bool,
 }
 
+/// Standard input, and nothing in its place: a second copy would keep the connection open.
+fn take_input() -> std::io::Result<OwnedFd> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned()?;
+    rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    Ok(socket)
+}
+
 pub(super) fn run(args: &KeepArgs) -> Outcome {
     super::serve::raise_descriptor_limit();
     Environment::read().be_mortal("keeper");
-    let daemon = if args.connected {
-        let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input").map_err(Failure::Other)?;
-        Some(socket)
-    } else {
-        None
-    };
+    let daemon =
+        if args.connected { Some(take_input().context("standard input").map_err(Failure::Other)?) } else { None };
     let state_dir = args.state_dir.clone().or(args.runtime_dir.clone());
     let state_dir = state_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR));
     if !args.connected {

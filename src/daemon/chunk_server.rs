@@ -649,6 +649,7 @@ impl<'a> Served<'a> {
                 let _ = send.send(answer);
             })
             .map_err(|error| (request, error.kind(), error.to_string()))?;
+        daemon.stirred.notify_one();
         let word_due = self.word_every.map(|every| tokio::time::Instant::now() + every);
         self.asked = Some(Asked { request, ledger, answer, since, word_due });
         Ok(())

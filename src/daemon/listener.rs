@@ -77,6 +77,14 @@ pub enum ListenError {
         /// Ours.
         expected: PathBuf,
     },
+    /// Somebody listens already who is no daemon: clients would not find him any more.
+    #[error(
+        "somebody listens on {path} already, and is no daemon: where it is a service manager's socket unit, have that start the daemon (systemctl start stitchd), or end it (systemctl stop stitchd.socket)"
+    )]
+    Listened {
+        /// Where.
+        path: PathBuf,
+    },
     /// A socket cannot be made.
     #[error("cannot listen on {what}")]
     Socket {
@@ -92,7 +100,7 @@ impl ListenError {
     /// What a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            ListenError::SecondDaemon { .. } => ErrorKind::Conflict,
+            ListenError::SecondDaemon { .. } | ListenError::Listened { .. } => ErrorKind::Conflict,
             ListenError::Directory { .. }
             | ListenError::State { .. }
             | ListenError::TooLong { .. }
@@ -230,9 +238,12 @@ impl RuntimeLock {
         Ok(RuntimeLock { _file: file, sockets: Vec::new() })
     }
 
-    /// The path of a socket, free to bind: with the lock held, one that is there was left behind.
+    /// The path of a socket, free to bind: with the lock held, one that is there was left behind, unless a service manager listens on it.
     fn socket_path(&mut self, directory: &Path, name: &str) -> Result<PathBuf, ListenError> {
         let path = directory.join(name);
+        if is_listened_on(&path).map_err(|errno| socket(&path)(errno.into()))? {
+            return Err(ListenError::Listened { path });
+        }
         match std::fs::remove_file(&path) {
             Ok(()) => tracing::debug!(path = %path.display(), "removed a socket that a daemon had left behind"),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -241,6 +252,23 @@ impl RuntimeLock {
         self.sockets.push(path.clone());
         Ok(path)
     }
+}
+
+/// Somebody has a socket at a path. Nobody is connected to: a service manager would start a daemon. A socket of another type is told apart by the kernel, before anybody hears of it
+/// (EPROTOTYPE in unix(7)); one that was left behind is refused.
+fn is_listened_on(path: &Path) -> Result<bool, Errno> {
+    // A daemon that was killed has lost its lock, perhaps, and not yet its sockets.
+    const TIMES: u32 = 25;
+    const PAUSE: Duration = Duration::from_millis(20);
+    let other = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    for _ in 0..TIMES {
+        if rustix::net::connect(&other, &address) != Err(Errno::PROTOTYPE) {
+            return Ok(false);
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(true)
 }
 
 /// Locks a directory's file. A keeper that takes another's place has it for a moment.

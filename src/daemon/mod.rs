@@ -592,7 +592,9 @@ impl Daemon {
     fn fds_for_chunks(config: &Config, nodes: u64) -> u64 {
         /// The keeper's socket and process, the journal (and the one that takes its place), and the witness.
         const KEEPING: u64 = 8;
-        let http = config.http.map_or(0, |_| limits::HTTP_CONNECTIONS_MAX as u64);
+        // A service manager may have passed a port on.
+        let is_http = config.http.is_some() || !config.manager.names.is_empty();
+        let http = if is_http { limits::HTTP_CONNECTIONS_MAX as u64 } else { 0 };
         let open = Daemon::open_fds().saturating_sub(config.manager.names.len() as u64);
         let kept = open + KEEPING + nodes + Daemon::fds_for_connections() + http;
         Daemon::open_fds_max().saturating_sub(kept)
@@ -797,13 +799,14 @@ async fn tick(daemon: Arc<Daemon>) {
     let (mut mended, mut sorted) = (Duration::ZERO, Duration::ZERO);
     // Twice in that time is what sd_watchdog_enabled(3) advises; a third leaves room for one that is late.
     let watched = daemon.config.manager.watchdog.map(|every| every / 3);
+    let idle_tick = watched.map_or(IDLE_TICK, |every| IDLE_TICK.min(every / 2));
     let mut said_alive = Duration::ZERO;
     let mut is_idle = false;
     loop {
         let next = tokio::time::Instant::now() + TICK;
         if is_idle {
             // Somebody may wait, or nothing has happened for so long.
-            let _ = tokio::time::timeout(IDLE_TICK, daemon.stirred.notified()).await;
+            let _ = tokio::time::timeout(idle_tick, daemon.stirred.notified()).await;
         }
         tokio::time::sleep_until(next).await;
         let now = daemon.clock.now();

@@ -155,7 +155,6 @@ impl Daemon {
         })?;
         if wanted.wait_ms > 0 && self.steward.room(session, device.id).is_some_and(|room| room < wanted.len) {
             self.look_for_parked(device.id);
-            self.stirred.notify_one();
         }
         let holder = Holder::Session(session);
         Ok(Ask { holder, device: device.id, parts, plan: wanted.plan, wait_ms: wanted.wait_ms })
@@ -265,6 +264,7 @@ impl Service {
             }
         }))
         .map_err(|error| from_ledger(&error))?;
+        daemon.stirred.notify_one();
         let mut asked = Asked { daemon, request, session, receive };
         let answer = (&mut asked.receive).await.unwrap_or(Answer::Refused(Refusal::Cancelled));
         drop(asked);

@@ -8,17 +8,15 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::{KEYS_MAX, KeeperError, Key, SOCKET_NAME, VERSION, is_one_of_us, to, v1};
+use super::{KEYS_MAX, KeeperError, Key, SOCKET_NAME, VERSION, files_max, is_one_of_us, to, v1};
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
 use crate::mortal::moment;
 use crate::wire::fd_channel::{ChannelError, FdChannel};
-use crate::wire::peer::{Peer, unread_bytes};
+use crate::wire::peer::{Identity, Peer, process_by_pid, unread_bytes};
 
 /// How long a keeper may take for a message: it does nothing but read them.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long a process that was killed may take to be gone: it closes what it holds.
-const ENDING: Duration = Duration::from_secs(2);
 /// Descriptors on their way are few for a moment.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -26,9 +24,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Link {
     channel: FdChannel,
-    pid: u32,
-    /// Where it listens as long as it is not found.
-    name: String,
+    /// What it says of itself.
+    welcome: v1::Welcome,
     /// Where this process has started it: whoever starts one is told when it ends.
     child: Option<Child>,
 }
@@ -68,21 +65,22 @@ impl Link {
     }
 
     fn over(channel: FdChannel, child: Option<Child>) -> Result<Link, KeeperError> {
-        let link = Link { channel, pid: 0, name: String::new(), child };
+        let link = Link { channel, welcome: v1::Welcome::default(), child };
         match link.channel.send(&to(v1::To::Hello(v1::Hello { version: VERSION })), &[]) {
             Ok(()) => Ok(link),
             Err(error) => {
-                link.leave_nothing();
+                link.discard();
                 Err(error.into())
             }
         }
     }
 
-    /// One that was started for this and is of no use is not left behind.
-    fn leave_nothing(self) {
-        if self.child.is_some() {
-            // A child can be killed.
-            let _ = self.kill();
+    /// Nobody needs one that was started just now: it ends.
+    pub fn discard(mut self) {
+        if let Some(mut child) = self.child.take() {
+            // It may have ended already.
+            let _ = child.kill();
+            let _ = child.wait();
         }
     }
 
@@ -108,11 +106,10 @@ impl Link {
     pub fn greeted(mut self, path: &Path) -> Result<Link, KeeperError> {
         let heard = self.channel.receive::<v1::FromKeeper>().map(|(message, _)| message.what);
         if let Ok(Some(v1::From::Welcome(welcome))) = heard {
-            self.pid = welcome.pid;
-            self.name = welcome.name;
+            self.welcome = welcome;
             return Ok(self);
         }
-        self.leave_nothing();
+        self.discard();
         match heard? {
             Some(v1::From::Refused(text)) => Err(KeeperError::Refused(text)),
             _ => Err(KeeperError::NoKeeper(path.to_owned())),
@@ -126,17 +123,44 @@ impl Link {
 
     /// Which process it is, as it says itself.
     pub fn pid(&self) -> u32 {
-        self.pid
+        self.welcome.pid
     }
 
     /// The file in the state directory where it listens as long as it is not the one that is found.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.welcome.name
+    }
+
+    /// Whoever has started it ends it: it does not end by itself.
+    pub fn is_for_ever(&self) -> bool {
+        self.welcome.is_for_ever
+    }
+
+    /// How many files it may have open; 0 where it does not say.
+    pub fn files_max(&self) -> u64 {
+        self.welcome.files_max
+    }
+
+    /// Fails where it may not have as many files open as this process: a keeper of before says nothing of that.
+    ///
+    /// # Errors
+    ///
+    /// How many are missing.
+    pub fn check_files(&self) -> Result<(), KeeperError> {
+        let (keeper, daemon) = (self.welcome.files_max, files_max());
+        if keeper == 0 || keeper >= daemon { Ok(()) } else { Err(KeeperError::TooFewFiles { keeper, daemon }) }
     }
 
     /// The process, where the kernel says which it is.
     pub fn process(&self) -> Peer {
-        Peer::of(self.channel.as_fd())
+        let peer = Peer::of(self.channel.as_fd());
+        // The kernel says who has made the connection: of a child that is this process.
+        let child = self.child.as_ref().and_then(|child| i32::try_from(child.id()).ok());
+        match child.map(|pid| (pid, process_by_pid(pid))) {
+            None => peer,
+            Some((pid, Some((pidfd, identity)))) => Peer { pidfd: Some(pidfd), identity, pid, ..peer },
+            Some((pid, None)) => Peer { pidfd: None, identity: Identity::Unproven, pid, ..peer },
+        }
     }
 
     /// Everything that it holds: copies.
@@ -305,25 +329,14 @@ impl Link {
         Ok(heard?)
     }
 
-    /// Ends the process, whatever it does: before another takes its place. One that this process may not end, as of another pid namespace, is returned: it may go on, with what it holds.
-    ///
-    /// # Errors
-    ///
-    /// Who goes on.
-    pub fn kill(mut self) -> Result<(), Box<Link>> {
-        if let Some(mut child) = self.child.take() {
-            // It may have ended already.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Ok(());
+    /// Kills the process, whatever it does, and does not wait for its end. Says whether it could: not one of another pid namespace, or that is not known.
+    pub fn say_kill(&mut self) -> bool {
+        if let Some(child) = &mut self.child {
+            return child.kill().is_ok();
         }
-        let Some(pidfd) = self.process().pidfd else { return Err(Box::new(self)) };
+        let Some(pidfd) = self.process().pidfd else { return false };
         let killed = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
-        let has_ended = match killed {
-            Ok(()) => is_readable(&pidfd, ENDING),
-            Err(errno) => errno == Errno::SRCH,
-        };
-        if has_ended { Ok(()) } else { Err(Box::new(self)) }
+        matches!(killed, Ok(()) | Err(Errno::SRCH))
     }
 
     /// This process has started it.

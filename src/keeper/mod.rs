@@ -42,6 +42,10 @@ pub const LOCK_NAME: &str = "stitchd.lock";
 pub const SOCKET_NAME: &str = "keeper.sock";
 /// How names of keepers' sockets begin that are not found yet: the daemon looks for them, tells each everything, and then gives it the other name. Shorter than that, as a path has a length.
 pub const CANDIDATE_PREFIX: &str = "k.";
+/// And of those that were found once, and wait until one is wanted again: one that takes the place of another is to stay.
+pub const RESERVE_PREFIX: &str = "s.";
+/// And before anybody listens there.
+pub const UNFINISHED_PREFIX: &str = "n.";
 /// What this build speaks. A keeper serves daemons that speak the same.
 pub const VERSION: u32 = 1;
 
@@ -95,6 +99,16 @@ pub enum KeeperError {
     /// It says something else.
     #[error("what answers at {0} is no keeper of stitchd")]
     NoKeeper(PathBuf),
+    /// It may come to hold less than it is told to.
+    #[error(
+        "it may open {keeper} files and the daemon {daemon}: give it as many (LimitNOFILE, ulimit -n), or the daemon fewer"
+    )]
+    TooFewFiles {
+        /// How many it may open.
+        keeper: u64,
+        /// And how many the daemon.
+        daemon: u64,
+    },
     /// It cannot be started, or cannot serve.
     #[error("cannot {action}")]
     System {
@@ -112,7 +126,7 @@ impl KeeperError {
         match self {
             KeeperError::Channel(error) => error.kind(),
             KeeperError::Refused(_) => ErrorKind::Unsupported,
-            KeeperError::NoKeeper(_) => ErrorKind::Invalid,
+            KeeperError::NoKeeper(_) | KeeperError::TooFewFiles { .. } => ErrorKind::Invalid,
             KeeperError::System { .. } => ErrorKind::Unavailable,
         }
     }
@@ -201,7 +215,18 @@ mod v1 {
         /// Where it listens beside the one that is found: a file in the state directory, as long as nobody has it found.
         #[prost(string, tag = "3")]
         pub(super) name: String,
+        /// How many files it may have open.
+        #[prost(uint64, tag = "4")]
+        pub(super) files_max: u64,
+        /// Whoever has started it ends it.
+        #[prost(bool, tag = "5")]
+        pub(super) is_for_ever: bool,
     }
+}
+
+/// How many files this process may have open.
+pub fn files_max() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 fn to(what: v1::To) -> v1::ToKeeper {

@@ -11,7 +11,10 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::{CANDIDATE_PREFIX, KeeperError, Key, LOCK_NAME, Link, SOCKET_NAME, VERSION, from, is_one_of_us, v1};
+use super::{
+    CANDIDATE_PREFIX, KeeperError, Key, LOCK_NAME, Link, RESERVE_PREFIX, SOCKET_NAME, UNFINISHED_PREFIX, VERSION, from,
+    is_one_of_us, v1,
+};
 use crate::clock::{Clock as _, SystemClock};
 use crate::error::chain;
 use crate::limits;
@@ -75,6 +78,10 @@ pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
     let (mut alone_since, mut looked) = (clock.now(), clock.now());
     let mut is_first = true;
     loop {
+        if keeper.daemon.is_none() && keeper.is_for_ever && !keeper.is_found() {
+            // Another has its place. Whoever has started both goes on with both.
+            keeper.stand_by()?;
+        }
         // Where a daemon is there, it has this one found when it has told it everything.
         if keeper.daemon.is_none() && keeper.is_candidate() {
             match keeper.take_over() {
@@ -98,8 +105,9 @@ pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
         if now.saturating_sub(looked) >= LOOK {
             looked = now;
             let is_long = keeping.alone_max.is_some_and(|most| now.saturating_sub(alone_since) >= most);
-            // Where its socket is gone nobody can find it any more.
-            if keeper.daemon.is_none() && (!keeper.is_found() || is_long && !keeper.is_anybody_alive()) {
+            // Where its socket is gone nobody can find it any more; one that is to stay listens anew.
+            let is_lost = !keeper.is_for_ever && !keeper.is_found();
+            if keeper.daemon.is_none() && (is_lost || is_long && !keeper.is_anybody_alive()) {
                 keeper.remove_socket();
                 return Ok(());
             }
@@ -149,8 +157,8 @@ pub fn find(state_dir: &Path, patience: Duration) -> Result<Option<Held>, Keeper
     }
 }
 
-/// Listens where only its own user finds it, under a name that no other has. Says which that is, and which file.
-fn listen(state_dir: &Path) -> Result<(OwnedFd, PathBuf, u64), std::io::Error> {
+/// Listens where only its own user finds it, under a name that no other has and that begins with `prefix`. Says which that is, and which file.
+fn listen(state_dir: &Path, prefix: &str) -> Result<(OwnedFd, PathBuf, u64), std::io::Error> {
     const BACKLOG: i32 = 8;
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -162,13 +170,13 @@ fn listen(state_dir: &Path) -> Result<(OwnedFd, PathBuf, u64), std::io::Error> {
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     let number = u32::from_ne_bytes(random);
     // Not where anybody looks before somebody listens.
-    let new = state_dir.join(format!("n.{number:08x}"));
+    let new = state_dir.join(format!("{UNFINISHED_PREFIX}{number:08x}"));
     rustix::net::bind(&socket, &SocketAddrUnix::new(&new)?)?;
     // Whoever connects before this is asked who he is all the same.
     std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, BACKLOG)?;
     let inode = std::fs::symlink_metadata(&new)?.ino();
-    let own = state_dir.join(format!("{CANDIDATE_PREFIX}{number:08x}"));
+    let own = state_dir.join(format!("{prefix}{number:08x}"));
     std::fs::rename(&new, &own)?;
     Ok((socket, own, inode))
 }
@@ -193,9 +201,21 @@ impl Keeper {
     /// One that listens beside the one that is found, if there is any: until it has everything, whoever ends meanwhile.
     fn candidate(state_dir: &Path, is_for_ever: bool) -> Result<Keeper, KeeperError> {
         super::prepare(state_dir)?;
-        let (listener, own, inode) = listen(state_dir).map_err(KeeperError::system("listen for daemons"))?;
+        let (listener, own, inode) =
+            listen(state_dir, CANDIDATE_PREFIX).map_err(KeeperError::system("listen for daemons"))?;
         let socket = state_dir.join(SOCKET_NAME);
         Ok(Keeper { listener, socket, own, inode, daemon: None, is_for_ever, held: BTreeMap::new() })
+    }
+
+    /// Waits until no other is there.
+    fn stand_by(&mut self) -> Result<(), KeeperError> {
+        let listening = listen(self.state_dir(), RESERVE_PREFIX).map_err(KeeperError::system("listen for daemons"))?;
+        (self.listener, self.own, self.inode) = listening;
+        Ok(())
+    }
+
+    fn state_dir(&self) -> &Path {
+        self.socket.parent().unwrap_or(Path::new("."))
     }
 
     /// From here on this is the one that is found.
@@ -210,8 +230,17 @@ impl Keeper {
 
     /// Where no daemon is there, takes the place of the keeper that is found, with what it holds. No daemon begins meanwhile, and no other keeper does this.
     fn take_over(&mut self) -> Result<(), KeeperError> {
-        let Some(_lock) = self.socket.parent().map(daemon_lock).transpose()?.flatten() else { return Ok(()) };
-        let before = find(self.socket.parent().unwrap_or(Path::new(".")), TAKING_OVER)?;
+        let Some(_lock) = daemon_lock(self.state_dir())? else { return Ok(()) };
+        let stands_by =
+            self.own.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(RESERVE_PREFIX.as_bytes()));
+        if stands_by && matches!(Link::connect(self.state_dir(), TAKING_OVER), Ok(Some(link)) if link.is_for_ever()) {
+            return Ok(());
+        }
+        let before = find(self.state_dir(), TAKING_OVER)?;
+        if before.as_ref().is_some_and(|(link, _)| link.files_max() > super::files_max()) {
+            // Nor could this one hold all that the other will be told.
+            return Ok(());
+        }
         moment();
         if let Some((link, held)) = before {
             self.held.extend(held);
@@ -340,7 +369,13 @@ impl Keeper {
             Some(v1::To::Hello(hello)) if hello.version == VERSION => {
                 let pid = std::process::id();
                 let name = self.own.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                let _ = self.say(v1::From::Welcome(v1::Welcome { version: VERSION, pid, name }));
+                let _ = self.say(v1::From::Welcome(v1::Welcome {
+                    version: VERSION,
+                    pid,
+                    name,
+                    files_max: super::files_max(),
+                    is_for_ever: self.is_for_ever,
+                }));
                 Then::GoOn
             }
             Some(v1::To::Hello(hello)) => {

@@ -24,6 +24,13 @@ fn start(alone_max: Option<Duration>) -> Running {
 }
 
 impl Running {
+    /// One that is to stay, and that nobody can find any more.
+    fn remove_all(self) {
+        drop(self.dir);
+        let error = self.thread.join().unwrap().unwrap_err();
+        assert!(matches!(error, KeeperError::System { .. }), "{error}");
+    }
+
     fn connect(&self) -> Link {
         let since = SystemClock::new();
         loop {
@@ -141,16 +148,29 @@ fn one_that_somebody_else_has_started_is_emptied_and_stays() {
     let link = running.connect();
     assert_eq!(held(&link), []);
     drop(link);
+    running.remove_all();
+}
+
+#[test]
+fn one_whose_socket_is_gone_ends_for_nobody_can_find_it() {
+    let running = start(Some(PATIENCE));
+    drop(running.connect());
     std::fs::remove_file(running.dir.path().join(SOCKET_NAME)).unwrap();
     running.thread.join().unwrap().unwrap();
 }
 
 #[test]
-fn one_whose_socket_is_gone_ends_for_nobody_can_find_it() {
+fn one_that_is_to_stay_and_whose_socket_is_gone_is_found_again_with_what_it_holds() {
     let running = start(None);
-    drop(running.connect());
+    let link = running.connect();
+    keep(&link, &[Key::Chunk(ChunkId(1))]);
+    drop(link);
     std::fs::remove_file(running.dir.path().join(SOCKET_NAME)).unwrap();
-    running.thread.join().unwrap().unwrap();
+    let link = running.connect();
+    assert_eq!(held(&link), [Key::Chunk(ChunkId(1))]);
+    assert!(link.is_for_ever());
+    drop(link);
+    running.remove_all();
 }
 
 #[test]

@@ -134,6 +134,11 @@ fn device_of(work: &[Effect], wanted: ChunkId) -> Option<DeviceId> {
     })
 }
 
+/// A keeper that another has taken the place of lets go in a moment; of one that does not the daemon says so.
+fn is_soon_well(error: &StoreError) -> bool {
+    matches!(error, StoreError::Held)
+}
+
 /// What a create that has failed was short of.
 fn shortage(error: &StoreError) -> Shortage {
     match (Store::is_out_of_chunks(error), Store::is_exhaustion(error)) {
@@ -336,10 +341,12 @@ impl Steward {
             self.follow(todo);
         }
         if kept > 1 {
-            tracing::error!(
-                chunks = kept,
-                "cannot destroy a chunk, nor the others that went with it: so many stay in quarantine"
-            );
+            let text = "cannot destroy a chunk, nor the others that went with it: so many stay in quarantine";
+            if failures.iter().all(is_soon_well) {
+                tracing::info!(chunks = kept, "{text}");
+            } else {
+                tracing::error!(chunks = kept, "{text}");
+            }
         }
     }
 
@@ -372,7 +379,12 @@ impl Steward {
                     // The first, here too; how many there are is said at the end.
                     let is_like = |known: &StoreError| std::mem::discriminant(known) == std::mem::discriminant(&error);
                     if !failures.iter().any(is_like) {
-                        tracing::error!(%chunk, error = %chain(&error), "cannot destroy a chunk: it stays in quarantine until it is free");
+                        let text = "cannot destroy a chunk: it stays in quarantine until it is free";
+                        if is_soon_well(&error) {
+                            tracing::info!(%chunk, error = %chain(&error), "{text}");
+                        } else {
+                            tracing::error!(%chunk, error = %chain(&error), "{text}");
+                        }
                         failures.push(error);
                     }
                     Command::DestroyFailed { chunk }

@@ -152,8 +152,8 @@ pub enum StoreError {
     /// The chunk is still used inside this process.
     #[error("{0} is in use in this process")]
     InUse(ChunkId),
-    /// Whoever was to let go of it has not answered, and cannot be ended: until then the memory is not free.
-    #[error("a keeper that does not answer, and that this process may not end, may hold it still")]
+    /// Whoever was to let go of it has not done so, nor ended: until then the memory is not free.
+    #[error("a keeper that another has taken the place of, or is about to, may hold it still")]
     Held,
     /// It was adopted, and its descriptor is nowhere any more: only those who have mapped it have it.
     #[error("the descriptor of {0} was lost with the processes that had it: only whoever has mapped it still has it")]

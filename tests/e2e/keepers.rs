@@ -7,12 +7,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use stitchd::clock::{Clock as _, SystemClock};
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
 use stitchd::runtime::RuntimeConfig;
-use stitchd::session::Session;
 use stitchd::session::shared::{Publishing, SharedRange};
+use stitchd::session::{Session, SessionConfig};
 use stitchd::units::Bytes;
 use stitchd::wire::v1;
 
@@ -56,6 +57,20 @@ fn keep_beside(dir: &Path) -> Child {
     let mut command = stitchd();
     command.args(["keep", "--runtime-dir"]).arg(dir).stdin(Stdio::null()).stdout(Stdio::null());
     command.spawn().unwrap()
+}
+
+/// One that may not have many files open.
+fn keep_few(dir: &Path, files: u32) -> Child {
+    let mut few = Command::new("sh");
+    let script = format!("ulimit -n {files}; exec \"$0\" keep --runtime-dir \"$1\"");
+    few.args(["-c", &script, env!("CARGO_BIN_EXE_stitchd")]).arg(dir);
+    few.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
+}
+
+/// How many files there are whose names begin so.
+fn files(dir: &Path, prefix: &str) -> usize {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with(prefix)).count()
 }
 
 fn end(mut child: Child) {
@@ -102,10 +117,7 @@ fn a_daemon_that_is_killed_before_it_has_told_a_new_keeper_anything_loses_nothin
     let outer = keep(dir.path());
     let mut daemon = with_range(dir);
     daemon.expect_complaint("keeper");
-    let candidates = |dir: &Path| {
-        let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name.starts_with("k.")).count()
-    };
+    let candidates = |dir: &Path| files(dir, "k.");
     // Well within the second in which it looks. Nobody finds it by the name that counts.
     let mut newer = keep_beside(daemon.path());
     eventually("that it is there", || (candidates(daemon.path()) == 1).then_some(()));
@@ -113,10 +125,9 @@ fn a_daemon_that_is_killed_before_it_has_told_a_new_keeper_anything_loses_nothin
     let mut daemon = TestDaemon::in_dir(dir, &[DEVICE]);
     daemon.expect_complaint("keeper");
     assert_eq!(daemon.device("shared_bytes"), 32 * MIB);
-    // It gets the place as soon as it has everything, and the one before ends.
+    // It gets the place as soon as it has everything, and the one before stands by.
     eventually("the new one", || (keeper(&daemon) == i64::from(newer.id())).then_some(()));
-    let mut outer = outer;
-    eventually("that the first is gone", || outer.try_wait().unwrap());
+    eventually("that the first stands by", || (files(daemon.path(), "s.") == 1).then_some(()));
     assert_eq!(candidates(daemon.path()), 0);
     let mut daemon = daemon.follow(&[DEVICE]);
     daemon.expect_complaint("keeper");
@@ -129,7 +140,32 @@ fn a_daemon_that_is_killed_before_it_has_told_a_new_keeper_anything_loses_nothin
     let daemon = daemon.follow(&[DEVICE]);
     assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, i64::from(newer.id())));
     assert!(newer.try_wait().unwrap().is_none());
+    // The first is there when it is wanted, and was told to let go of nothing that it has been told to hold since.
+    let mut daemon = daemon;
+    daemon.expect_complaint("keeper");
     end(newer);
+    eventually("the first", || (keeper(&daemon) == i64::from(outer.id())).then_some(()));
+    let daemon = daemon.follow(&[DEVICE]);
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, i64::from(outer.id())));
+    end(outer);
+}
+
+#[test]
+fn two_keepers_that_are_to_stay_do_not_take_each_others_place_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (keep(dir.path()), keep_beside(dir.path()));
+    let both = [i64::from(one.id()), i64::from(other.id())];
+    // Without a daemon, and with one.
+    eventually("that one stands by", || (files(dir.path(), "s.") == 1).then_some(()));
+    let daemon = with_range(dir);
+    let first = keeper(&daemon);
+    assert!(both.contains(&first));
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!((keeper(&daemon), files(daemon.path(), "s.")), (first, 1));
+    let daemon = daemon.follow(&[DEVICE]);
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, first));
+    drop(daemon);
+    [one, other].into_iter().for_each(end);
 }
 
 #[test]
@@ -141,10 +177,10 @@ fn a_keeper_that_may_not_open_as_many_files_takes_nobodys_place() {
     let session = daemon.session("job");
     let one = session.runtime(0, RuntimeConfig::default()).unwrap();
     one.alloc(&Request::of(Bytes::mib(64))).unwrap();
-    let mut small = Command::new("sh");
-    small.args(["-c", "ulimit -n 14; exec \"$0\" keep --runtime-dir \"$1\"", env!("CARGO_BIN_EXE_stitchd")]);
-    let small = small.arg(daemon.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    // More than there are now.
+    let small = keep_few(daemon.path(), 200);
     eventually("that it was tried", || daemon.log().contains("a keeper cannot be used").then_some(()));
+    assert!(daemon.log().contains("it may open 200 files and the daemon"), "{}", daemon.log());
     assert_eq!((keeper(&daemon), daemon.device("quarantined_bytes")), (first, 0));
     // What comes and goes is free at once: it holds nothing of it.
     drop((one, session));
@@ -152,6 +188,46 @@ fn a_keeper_that_may_not_open_as_many_files_takes_nobodys_place() {
     let daemon = daemon.follow(&[DEVICE]);
     assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, first));
     end(small);
+}
+
+#[test]
+fn a_keeper_that_can_hold_no_more_is_ended_when_another_has_everything_and_not_before() {
+    // The daemon dies at each moment, before it is refused and after that.
+    for moment in (1..).step_by(5) {
+        let dir = tempfile::tempdir().unwrap();
+        let died = dir.path().join("died");
+        let few = keep_few(dir.path(), 30);
+        eventually("its socket", || dir.path().join("keeper.sock").exists().then_some(()));
+        let mut daemon = with_range(dir);
+        daemon.expect_complaint("keeper");
+        assert_eq!(keeper(&daemon), i64::from(few.id()));
+        let died = daemon.path().join(died.file_name().unwrap());
+        // What it did not take, and the daemon died with.
+        daemon.expect_complaint("nobody has kept these chunks");
+        let mut daemon = daemon.follow_mortal(&format!("daemon:{moment}:{}", died.display()), &[DEVICE]);
+        let config = SessionConfig { patience: Duration::from_millis(500), ..daemon.session_config("job") };
+        // More than it can hold.
+        let session = Session::connect(&config);
+        let runtime = session.as_ref().ok().and_then(|session| session.runtime(0, RuntimeConfig::default()).ok());
+        let held = runtime.as_ref().map(|runtime| runtime.alloc(&Request::of(Bytes::mib(64))));
+        eventually("another, or an end", || {
+            let status = daemon.cli(&["status", "--json"]);
+            let pid =
+                serde_json::from_slice(&status.stdout).ok().and_then(|status: Value| status["keeper"]["pid"].as_i64());
+            let is_another = pid.is_some_and(|pid| pid > 0 && pid != i64::from(few.id()));
+            (is_another || daemon.has_died()).then_some(())
+        });
+        let has_died = died.exists();
+        let daemon = daemon.follow(&[DEVICE]);
+        assert_eq!(daemon.device("shared_bytes"), 32 * MIB, "killed at moment {moment}: {}", daemon.log());
+        drop((held, runtime, session, daemon));
+        end(few);
+        if !has_died {
+            println!("{moment} moments");
+            assert!(moment > 20, "so few moments are none");
+            return;
+        }
+    }
 }
 
 #[test]

@@ -33,6 +33,24 @@ fn sockets_that_a_killed_daemon_left_behind_do_not_stop_the_next() {
 }
 
 #[test]
+fn a_socket_that_somebody_listens_on_who_is_no_daemon_is_left_to_him() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("stitchd.sock");
+    // As a service manager does for a daemon that it is to start.
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let mut command = stitchd();
+    command.args(["serve", "--driver", "host", "--device=0=64MiB", "--runtime-dir"]).arg(dir.path());
+    let output = command.stdin(std::process::Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("systemctl start stitchd"), "{said}");
+    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "nobody has come");
+    drop(listener);
+    let daemon = TestDaemon::in_dir(dir, &["--device=0=64MiB"]);
+    assert_eq!(daemon.status()["sessions"], 0);
+}
+
+#[test]
 fn a_daemon_that_is_told_to_end_ends_well_and_leaves_no_sockets() {
     let mut daemon = TestDaemon::start(64);
     let session = daemon.session("unfinished");

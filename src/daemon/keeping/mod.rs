@@ -1,9 +1,17 @@
 //! The daemon's keeper: found or started, told what to hold, started again and told everything when it has gone.
 //!
+//! | file | what |
+//! |---|---|
+//! | [`holder`] | a process, or the service manager |
+//! | [`strays`] | keepers of before, as long as they may hold anything |
+//!
 //! Not for: what a keeper is ([`crate::keeper`]), and what becomes of what it holds when a daemon follows another ([`super::takeover`]).
 //!
 //! Invariant: what [`Keeping`] was given to keep is held by a keeper or, while there is none, known here, and told to the next. What a keeper may hold that was to let go of it is not called free
-//! ([`Keep::holds`]): one that has been replaced is told to end, and believed to have when it says so or is gone ([`Stray`]).
+//! ([`Keep::holds`]): one that has been replaced is told to end, or killed, and believed to have when it says so or is gone ([`Strays`]); never before another has everything.
+
+mod holder;
+mod strays;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -13,18 +21,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use self::holder::Holder;
+use self::strays::{End, Strays};
 use super::this_file_again;
 use crate::clock::{Clock as _, SystemClock};
 use crate::error::chain;
 use crate::ids::ChunkId;
-use crate::keeper::link::is_readable;
 use crate::keeper::manager::{self, Manager, Passed};
 use crate::keeper::process::{find, inode_of};
-use crate::keeper::{CANDIDATE_PREFIX, KeeperError, Key, Link, SOCKET_NAME};
+use crate::keeper::{CANDIDATE_PREFIX, KeeperError, Key, Link, RESERVE_PREFIX, SOCKET_NAME, UNFINISHED_PREFIX};
 use crate::mortal::moment;
 use crate::steward::Steward;
 use crate::store::Keep;
-use crate::wire::peer::Peer;
 
 /// After a keeper could not be started so long none is.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -39,125 +47,11 @@ const USELESS_MAX: usize = 64;
 /// How long the one that is there may take for its first answer: what only it holds is worth that.
 const FIRST_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Nobody takes so long to begin to listen.
+const UNFINISHED_MAX: Duration = Duration::from_secs(60);
+
 /// What is held, as it is given out.
 pub(super) type Descriptors = Vec<(Key, OwnedFd)>;
-
-/// Who holds it.
-#[derive(Debug)]
-enum Holder {
-    /// A process of ours.
-    Process(Link),
-    /// Who has started this one.
-    Manager(Manager),
-}
-
-impl Holder {
-    fn keep(&self, fds: &[(Key, BorrowedFd<'_>)]) -> Result<(), KeeperError> {
-        match self {
-            Holder::Process(link) => link.keep(fds),
-            Holder::Manager(manager) => manager.keep(fds),
-        }
-    }
-
-    fn let_go(&self, keys: &[Key]) -> Result<(), KeeperError> {
-        match self {
-            Holder::Process(link) => link.let_go(keys),
-            Holder::Manager(manager) => manager.let_go(keys),
-        }
-    }
-
-    /// The names of everything that it holds, where it can be asked.
-    fn names(&self) -> Result<Vec<Key>, KeeperError> {
-        match self {
-            Holder::Process(link) => link.names(),
-            Holder::Manager(_) => Ok(Vec::new()),
-        }
-    }
-
-    /// Where it listens as long as it is not the one that is found.
-    fn name(&self) -> Option<String> {
-        match self {
-            Holder::Process(link) => Some(link.name().to_owned()),
-            Holder::Manager(_) => None,
-        }
-    }
-
-    /// Returns when it holds what it was told to.
-    fn settle(&self) -> Result<(), KeeperError> {
-        match self {
-            Holder::Process(link) => link.settle(),
-            Holder::Manager(_) => Ok(()),
-        }
-    }
-
-    fn pid(&self) -> u32 {
-        match self {
-            Holder::Process(link) => link.pid(),
-            Holder::Manager(_) => MANAGER,
-        }
-    }
-
-    fn is_gone(&self) -> bool {
-        matches!(self, Holder::Process(link) if link.is_gone())
-    }
-
-    fn is_behind(&self) -> bool {
-        matches!(self, Holder::Process(link) if link.is_behind())
-    }
-
-    fn last_words(&self) -> Option<String> {
-        match self {
-            Holder::Process(link) => link.last_words(),
-            Holder::Manager(_) => None,
-        }
-    }
-
-    /// Whoever starts this process is not ours to end; nor is a process that this one may not end, which is returned.
-    fn kill(self) -> Option<Box<Link>> {
-        match self {
-            Holder::Process(link) => link.kill().err(),
-            Holder::Manager(_) => None,
-        }
-    }
-}
-
-/// A keeper that is none any more, and goes on with what it holds.
-#[derive(Debug)]
-struct Stray {
-    link: Box<Link>,
-    process: Peer,
-    /// Chunks up to this one may be among it.
-    last: ChunkId,
-    /// It was told to let go of everything.
-    was_told: bool,
-}
-
-impl Stray {
-    fn new(link: Box<Link>, last: ChunkId) -> Stray {
-        let process = link.process();
-        Stray { link, process, last, was_told: false }
-    }
-
-    /// It holds nothing any more. Waits for nothing.
-    fn is_over(&mut self, keeper: Option<&Peer>) -> bool {
-        if self.process.pidfd.as_ref().is_some_and(|pidfd| is_readable(pidfd, Duration::ZERO)) {
-            return true;
-        }
-        // It reads again.
-        if !self.was_told && !self.link.is_behind() {
-            self.was_told = self.link.say_end().is_ok();
-        }
-        let (has_ended, has_hung_up) = self.link.hear_end();
-        // Where processes cannot be told apart there is nothing more to hear.
-        let is_nobody = self.process.pidfd.is_none();
-        // It was asked again for what it holds, and what it should not was let go of.
-        let is_keeper = keeper.is_some_and(|keeper| keeper.identity == self.process.identity);
-        has_ended || has_hung_up && (is_nobody || is_keeper)
-    }
-}
-
-/// The number that a service manager's process has, or may as well.
-const MANAGER: u32 = 1;
 
 /// Who holds what is to outlive this process.
 #[derive(Debug)]
@@ -168,6 +62,8 @@ pub(super) struct Keeping {
     /// How long a keeper that this daemon starts stays when nobody is left.
     linger: Duration,
     post: Mutex<Post>,
+    /// Somebody looks for another keeper: what is said to it then is said before this daemon is over.
+    mending: Mutex<()>,
     /// Whose chunks are told to a new keeper.
     steward: OnceLock<Weak<Steward>>,
     /// The keeper's process; 0 where there is none.
@@ -190,19 +86,21 @@ struct Post {
     behind: Option<SystemClock>,
     /// A clock that began with the link.
     linked: Option<SystemClock>,
-    /// Those that were before it, as long as they may hold anything.
-    strays: Vec<Stray>,
+    strays: Strays,
     /// The last chunk that any of them was given.
     last: ChunkId,
     /// Which file the socket is by which it is found.
     socket: Option<u64>,
-    /// Names of those that cannot be used, with a clock that began when that was seen.
-    useless: BTreeMap<String, SystemClock>,
+    /// Names and files of those that cannot be used, with a clock that began when that was seen.
+    useless: BTreeMap<Place, SystemClock>,
     /// When that was looked at last.
     looked: Duration,
     /// This daemon keeps nothing any more: another may by now.
     is_over: bool,
 }
+
+/// Where a keeper listens, and which file that is: names are chosen anew each time that one is started, but for the one that is found.
+type Place = (String, Option<u64>);
 
 /// The last chunk among these.
 fn last_of(keys: impl Iterator<Item = Key>) -> ChunkId {
@@ -210,15 +108,25 @@ fn last_of(keys: impl Iterator<Item = Key>) -> ChunkId {
     keys.filter_map(chunk).max().unwrap_or(ChunkId(0))
 }
 
+/// A file that has been there for longer than anybody needs it.
+fn is_old(path: &Path) -> bool {
+    let written = std::fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
+    written.is_ok_and(|written| written.elapsed().is_ok_and(|age| age > UNFINISHED_MAX))
+}
+
 impl Post {
-    fn note_useless(&mut self, name: String, error: &KeeperError) {
-        if self.useless.insert(name.clone(), SystemClock::new()).is_none() {
+    fn note_useless(&mut self, place: Place, error: &KeeperError) {
+        let name = place.0.clone();
+        if self.useless.insert(place, SystemClock::new()).is_none() {
             tracing::error!(name, error = %chain(error), "a keeper cannot be used; it is tried again from time to time");
         }
-        // Names are chosen anew each time that one is started.
         while self.useless.len() > USELESS_MAX {
             self.useless.pop_first();
         }
+    }
+
+    fn is_useless(&self, place: &Place) -> bool {
+        self.useless.get(place).is_some_and(|since| since.now() < USELESS_FOR)
     }
 }
 
@@ -243,13 +151,14 @@ impl Keeping {
                 failed: None,
                 behind: None,
                 linked: None,
-                strays: Vec::new(),
+                strays: Strays::default(),
                 last: ChunkId(0),
                 socket: None,
                 useless: BTreeMap::new(),
                 looked: Duration::ZERO,
                 is_over: false,
             }),
+            mending: Mutex::new(()),
             steward: OnceLock::new(),
             pid: AtomicU32::new(0),
             restarts: AtomicU64::new(0),
@@ -261,7 +170,14 @@ impl Keeping {
         // One that is found at once: there is nothing to tell it yet.
         let begin = || {
             let link = keeping.start()?;
-            let socket = link.name().map_or(Ok(None), |name| keeping.publish(&name))?;
+            let socket = link.name().map_or(Ok(None), |name| keeping.publish(&name));
+            let socket = match socket {
+                Ok(socket) => socket,
+                Err(error) => {
+                    link.discard();
+                    return Err(error);
+                }
+            };
             Ok((link, socket))
         };
         let (link, held) = match passed {
@@ -301,6 +217,10 @@ impl Keeping {
         self.post.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn mending(&self) -> MutexGuard<'_, ()> {
+        self.mending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn start(&self) -> Result<Holder, KeeperError> {
         if let Some(passed) = &self.manager {
             return Manager::connect(passed).map(Holder::Manager);
@@ -318,11 +238,14 @@ impl Keeping {
         self.pid.store(link.pid(), Ordering::Relaxed);
         (post.failed, post.behind) = (None, None);
         (post.linked, post.socket) = (Some(SystemClock::new()), socket);
-        if let Some(Holder::Process(before)) = post.link.replace(link) {
-            // Whoever has started it may wait for its end, and does not find it killed.
-            let before = if before.is_child() { before.kill().err() } else { Some(Box::new(before)) };
-            before.into_iter().for_each(|before| self.note_stray(post, before));
+        if let Holder::Process(link) = &link {
+            post.strays.forget(&link.process());
         }
+        if let Some(Holder::Process(before)) = post.link.replace(link) {
+            let end = if before.is_child() { End::Killed } else { End::Told };
+            self.note_stray(post, before, end);
+        }
+        self.hear_strays(post);
     }
 
     /// The next daemon finds this keeper from here on: it has everything. Says which file its socket is.
@@ -335,45 +258,59 @@ impl Keeping {
         Ok(file)
     }
 
-    /// A keeper that waits for somebody to tell it everything, if there is one; with where it listens. Those that have gone leave a file behind.
-    fn candidate(&self) -> Option<(String, Link)> {
+    /// A keeper that waits for somebody to tell it everything, if there is one; with where it listens. Those that stand by are only asked where `is_any` will do. Those that have gone leave a file
+    /// behind.
+    fn candidate(&self, is_any: bool) -> Option<(Place, Link)> {
         let entries = std::fs::read_dir(&self.state_dir).ok()?;
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let is_wanted = |name: &String| {
-            let is_early = || self.post().useless.get(name).is_some_and(|since| since.now() < USELESS_FOR);
-            name.starts_with(CANDIDATE_PREFIX) && !is_early()
-        };
-        for name in names.filter(is_wanted) {
+        let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+        // Who stands by comes last.
+        names.sort_unstable();
+        for name in names {
             let path = self.state_dir.join(&name);
+            if name.starts_with(UNFINISHED_PREFIX) && is_old(&path) {
+                // Whoever has begun that has gone.
+                drop(std::fs::remove_file(&path));
+            }
+            let place = (name, inode_of(&path));
+            let is_one = place.0.starts_with(CANDIDATE_PREFIX) || is_any && place.0.starts_with(RESERVE_PREFIX);
+            if !is_one || self.post().is_useless(&place) {
+                continue;
+            }
             match Link::connect_at(&path, BEHIND_MAX) {
-                Ok(Some(link)) => return Some((name, link)),
+                Ok(Some(link)) => return Some((place, link)),
                 Ok(None) => drop(std::fs::remove_file(path)),
-                Err(error) => self.post().note_useless(name, &error),
+                Err(error) => self.post().note_useless(place, &error),
             }
         }
         None
     }
 
-    fn note_stray(&self, post: &mut Post, link: Box<Link>) {
-        let stray = Stray::new(link, post.last);
-        // It has been asked anew since, and did first what it was told before.
-        post.strays
-            .retain(|before| before.process.pidfd.is_none() || before.process.identity != stray.process.identity);
-        post.strays.push(stray);
+    /// The keeper that is found, where it is of use.
+    fn found(&self) -> Option<(Place, Link)> {
+        let place = (SOCKET_NAME.to_owned(), self.socket());
+        if self.manager.is_some() || self.post().is_useless(&place) {
+            return None;
+        }
+        match Link::connect(&self.state_dir, BEHIND_MAX) {
+            Ok(link) => link.map(|link| (place, link)),
+            Err(error) => {
+                self.post().note_useless(place, &error);
+                None
+            }
+        }
+    }
+
+    fn note_stray(&self, post: &mut Post, link: Link, end: End) {
+        post.strays.note(Box::new(link), post.last, end);
         self.has_strays.store(true, Ordering::Release);
     }
 
-    /// Hears of those before.
+    /// Hears of those before, and ends them where another has everything.
     fn hear_strays(&self, post: &mut Post) {
-        if post.strays.is_empty() {
-            return;
+        if !post.strays.is_empty() {
+            post.strays.hear(post.link.is_some());
+            self.has_strays.store(!post.strays.is_empty(), Ordering::Release);
         }
-        let keeper = if let Some(Holder::Process(link)) = &post.link { Some(link.process()) } else { None };
-        let over = post.strays.extract_if(.., |stray| stray.is_over(keeper.as_ref()));
-        for stray in over {
-            tracing::info!(pid = stray.link.pid(), "a keeper of before holds nothing any more");
-        }
-        self.has_strays.store(!post.strays.is_empty(), Ordering::Release);
     }
 
     /// Which file the keeper's socket is.
@@ -399,7 +336,7 @@ impl Keeping {
         self.pid.store(0, Ordering::Relaxed);
     }
 
-    /// Something went wrong with the keeper: it is ended, and [`Keeping::mend`] starts another.
+    /// Something went wrong with the keeper: [`Keeping::mend`] starts another, and what this one holds it holds until that has everything.
     fn drop_link(&self, post: &mut Post, error: Option<&KeeperError>) {
         let Some(link) = post.link.take() else { return };
         self.pid.store(0, Ordering::Relaxed);
@@ -415,12 +352,11 @@ impl Keeping {
             why = why.as_deref().unwrap_or(what),
             "the keeper is gone: another takes its place"
         );
-        if let Some(link) = link.kill() {
-            tracing::error!(
-                pid = link.pid(),
-                "that keeper cannot be ended from here (it may be in another pid namespace): what it should let go of is not free until it does or ends"
-            );
-            self.note_stray(post, link);
+        if let Holder::Process(link) = link {
+            // Where it is still there it is not the one to be told everything once more.
+            post.useless.insert((SOCKET_NAME.to_owned(), post.socket), SystemClock::new());
+            self.note_stray(post, link, End::Killed);
+            self.hear_strays(post);
         }
     }
 
@@ -449,6 +385,7 @@ impl Keeping {
 
     /// Looks whether there is a keeper, and where there is none starts one that holds all that there is to hold. Takes as long as a process takes to start.
     pub(super) fn mend(&self) {
+        let _mending = self.mending();
         {
             let mut post = self.post();
             if post.link.as_ref().is_some_and(Holder::is_gone) {
@@ -467,74 +404,71 @@ impl Keeping {
             }
         }
         // Without the lock: whoever creates chunks meanwhile does not wait for it.
-        let candidate = if self.manager.is_none() { self.candidate() } else { None };
-        let socket = self.socket();
-        {
-            let post = self.post();
-            let is_hidden = self.manager.is_none() && socket != post.socket;
-            match (&candidate, post.link.is_some(), is_hidden) {
-                (None, true, false) => return,
-                (None, true, true) => tracing::warn!(
-                    pid = self.pid().unwrap_or(0),
-                    "the keeper's socket is gone, or another keeper's: the one that the next daemon finds is told everything"
-                ),
-                (Some(_), true, _) => tracing::info!("a keeper has come to take the place of the one that is there"),
-                (_, false, _) => {}
-            }
-        }
+        let Some(candidate) = self.look() else { return };
         // One that is there by itself comes first; else one that is found already, else one of the daemon's own.
-        let found = match (candidate, &self.manager) {
-            (Some((name, link)), _) => Some((link, Some(name))),
-            (None, Some(_)) => None,
-            (None, None) => Link::connect(&self.state_dir, BEHIND_MAX).ok().flatten().map(|link| (link, None)),
-        };
-        if let Some((link, name)) = found {
+        let mut useless = None;
+        if let Some((place, link)) = candidate.or_else(|| self.found()) {
             let mut post = self.post();
-            if post.is_over {
-                // It may be its follower's.
-                return;
-            }
-            match self.fill(&mut post, Holder::Process(link), name.as_deref(), socket) {
+            match self.fill(&mut post, Holder::Process(link), &place.0) {
                 Ok(()) => return,
-                Err((link, error)) => self.give_up(&mut post, link, name, &error),
+                Err((Holder::Process(link), error)) => useless = Some(self.call_again(&mut post, place, link, &error)),
+                Err((Holder::Manager(_), _)) => {}
             }
-            // The one that nobody finds is better than none.
-            if post.link.is_some() {
+            // One that has died after it had been given the name leaves the daemon's keeper where nobody finds it.
+            if post.link.is_some() && self.socket() == post.socket {
+                useless.into_iter().for_each(|link| self.note_stray(&mut post, link, End::Told));
+                self.hear_strays(&mut post);
                 return;
             }
         }
         let started = self.start();
         moment();
         let mut post = self.post();
-        match started {
-            // Nobody is to be started for a daemon that has ended; it is a child, and can be.
-            Ok(link) if post.is_over => drop(link.kill()),
-            Ok(link) => {
-                let name = link.name();
-                if let Err((link, error)) = self.fill(&mut post, link, name.as_deref(), socket) {
-                    drop(link.kill());
-                    self.note_failed(&mut post, &error);
-                }
-            }
-            Err(error) => self.note_failed(&mut post, &error),
+        let filled = started.and_then(|link| {
+            let name = link.name().unwrap_or_default();
+            self.fill(&mut post, link, &name).map_err(|(link, error)| {
+                link.discard();
+                error
+            })
+        });
+        if let Err(error) = filled {
+            self.note_failed(&mut post, &error);
         }
+        useless.into_iter().for_each(|link| self.note_stray(&mut post, link, End::Told));
+        self.hear_strays(&mut post);
     }
 
-    /// Has a keeper hold all that there is to hold, and nothing else; then it is the one that is found, where it was not (its name), and the keeper of this daemon.
-    fn fill(
-        &self,
-        post: &mut Post,
-        link: Holder,
-        name: Option<&str>,
-        socket: Option<u64>,
-    ) -> Result<(), (Holder, KeeperError)> {
+    /// Looks whether another is to take the keeper's place, and says who where one waits for that; nothing where all is well.
+    fn look(&self) -> Option<Option<(Place, Link)>> {
+        if self.manager.is_some() {
+            return self.post().link.is_none().then_some(None);
+        }
+        let (is_there, stays, is_hidden) = {
+            let post = self.post();
+            (post.link.is_some(), post.link.as_ref().is_some_and(Holder::is_for_ever), self.socket() != post.socket)
+        };
+        let candidate = self.candidate(!is_there || !stays || is_hidden);
+        match (&candidate, is_there, is_hidden) {
+            (None, true, false) => return None,
+            (None, true, true) => tracing::warn!(
+                pid = self.pid().unwrap_or(0),
+                "the keeper's socket is gone, or another keeper's: the one that the next daemon finds is told everything"
+            ),
+            (Some(_), true, _) => tracing::info!("a keeper has come to take the place of the one that is there"),
+            (_, false, _) => {}
+        }
+        Some(candidate)
+    }
+
+    /// Has a keeper hold all that there is to hold, and nothing else; then it is the one that is found, and the keeper of this daemon. `name` is where it listens.
+    fn fill(&self, post: &mut Post, link: Holder, name: &str) -> Result<(), (Holder, KeeperError)> {
         // Chunks that come from here on are told to it after the lock; those before are in the store.
         let chunks = self.chunks();
         post.last = post.last.max(last_of(chunks.iter().map(|(chunk, _)| Key::Chunk(*chunk))));
         let others = post.others.iter().map(|(key, fd)| (*key, fd.as_fd()));
         let all: Vec<(Key, BorrowedFd<'_>)> =
             others.chain(chunks.iter().map(|(chunk, fd)| (Key::Chunk(*chunk), fd.as_fd()))).collect();
-        let filled = link.names().and_then(|held| {
+        let filled = link.check_files().and_then(|()| link.names()).and_then(|held| {
             // What one that was there before holds, and should not any more.
             let wanted: BTreeSet<Key> = all.iter().map(|(key, _)| *key).collect();
             let useless: Vec<Key> = held.into_iter().filter(|key| !wanted.contains(key)).collect();
@@ -543,7 +477,11 @@ impl Keeping {
             // What was sent is not held before it was read: the one before is let go next.
             link.settle()?;
             moment();
-            let socket = name.map_or(Ok(socket), |name| self.publish(name))?;
+            let socket = match name {
+                "" => None,
+                SOCKET_NAME => self.socket(),
+                name => self.publish(name)?,
+            };
             // One that has died in between is not worth the one that is there.
             link.settle()?;
             Ok(socket)
@@ -559,27 +497,24 @@ impl Keeping {
             "another keeper holds what is to outlive this process"
         );
         self.take(post, link, socket);
-        self.hear_strays(post);
         Ok(())
     }
 
-    /// A keeper that was there by itself cannot be used. It is not ended, as whoever has started it would start it again; it is to hold nothing.
-    fn give_up(&self, post: &mut Post, link: Holder, name: Option<String>, error: &KeeperError) {
-        let path = self.state_dir.join(name.as_deref().unwrap_or(SOCKET_NAME));
-        post.note_useless(name.unwrap_or_else(|| SOCKET_NAME.to_owned()), error);
-        let Holder::Process(link) = link else { return };
-        // It has hung up, perhaps, and hears who asks anew.
-        let ended = match Link::connect_at(&path, BEHIND_MAX) {
-            Ok(Some(again)) => again.end().is_ok(),
-            _ => false,
-        };
-        if !ended {
-            self.note_stray(post, Box::new(link));
-        }
+    /// A keeper that was there by itself cannot be used. It is not killed, as whoever has started it would start it again; it is to hold nothing once another has everything. It has hung up,
+    /// perhaps, and hears who asks anew; one that nobody has found forgets with that what it was told.
+    fn call_again(&self, post: &mut Post, place: Place, link: Link, error: &KeeperError) -> Link {
+        let again = [&place.0, SOCKET_NAME].into_iter().find_map(|name| {
+            let path = self.state_dir.join(name);
+            let is_its = inode_of(&path) == place.1;
+            is_its.then(|| Link::call(&path, BEHIND_MAX).ok().flatten()).flatten()
+        });
+        post.note_useless(place, error);
+        again.unwrap_or(link)
     }
 
     /// Nobody is to follow: the keeper ends, with all that it holds.
     pub(super) fn end(&self) {
+        let _mending = self.mending();
         let mut post = self.post();
         post.is_over = true;
         let Some(link) = post.link.take() else { return };
@@ -597,6 +532,7 @@ impl Keeping {
 
     /// A daemon follows, or may: the keeper holds on. Nothing is said to it from here on.
     pub(super) fn leave(&self) {
+        let _mending = self.mending();
         let mut post = self.post();
         post.is_over = true;
         drop(post.link.take());
@@ -634,7 +570,6 @@ impl Keep for Keeping {
         }
         let post = self.post();
         // Numbers grow: whatever was created since is not its.
-        let is_held = |chunk: &&ChunkId| post.strays.iter().any(|stray| **chunk <= stray.last);
-        chunks.iter().filter(is_held).copied().collect()
+        chunks.iter().copied().filter(|chunk| post.strays.may_hold(*chunk)).collect()
     }
 }

@@ -1,0 +1,97 @@
+//! Keepers of before, as long as they may hold anything.
+//!
+//! Invariant: none of them is told to let go of anything, or ended, before another has everything.
+
+use std::time::Duration;
+
+use crate::ids::ChunkId;
+use crate::keeper::Link;
+use crate::keeper::link::is_readable;
+use crate::wire::peer::Peer;
+
+/// How one ends that another has been found for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// It is told to let go of everything: whoever has started it may wait for its end, and does not find it killed.
+    Told,
+    /// It does not do what it is told.
+    Killed,
+}
+
+/// A keeper that is none any more, and goes on with what it holds.
+#[derive(Debug)]
+struct Stray {
+    link: Box<Link>,
+    process: Peer,
+    /// Chunks up to this one may be among it.
+    last: ChunkId,
+    end: End,
+    was_told: bool,
+    was_killed: bool,
+}
+
+impl Stray {
+    /// It has gone, with everything. Waits for nothing.
+    fn has_gone(&self) -> bool {
+        self.process.pidfd.as_ref().is_some_and(|pidfd| is_readable(pidfd, Duration::ZERO))
+    }
+
+    /// Ends it, now that another has everything, and says whether it holds nothing any more. Waits for nothing.
+    fn is_over(&mut self) -> bool {
+        if self.end == End::Killed && !self.was_killed {
+            self.was_killed = true;
+            if !self.link.say_kill() {
+                tracing::error!(
+                    pid = self.process.pid,
+                    "a keeper of before cannot be ended from here (it may be in another pid namespace): what it should let go of is not free until it does or ends"
+                );
+            }
+        }
+        // One that is behind may read again.
+        if !self.was_told && !self.link.is_behind() {
+            self.was_told = self.link.say_end().is_ok();
+        }
+        let (has_ended, has_hung_up) = self.link.hear_end();
+        if has_hung_up {
+            // There is nothing more to hear, and it may not have heard.
+            self.end = End::Killed;
+        }
+        // Where processes cannot be told apart that is all there is to know.
+        has_ended || has_hung_up && self.process.pidfd.is_none()
+    }
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Strays(Vec<Stray>);
+
+impl Strays {
+    /// One more: chunks up to `last` may be among what it holds. Its process has been asked anew, perhaps, and did first what it was told before.
+    pub(super) fn note(&mut self, link: Box<Link>, last: ChunkId, end: End) {
+        let process = link.process();
+        self.forget(&process);
+        self.0.push(Stray { link, process, last, end, was_told: false, was_killed: false });
+    }
+
+    /// This process holds what it should, and nothing else.
+    pub(super) fn forget(&mut self, process: &Peer) {
+        self.0.retain(|stray| stray.process.pidfd.is_none() || stray.process.identity != process.identity);
+    }
+
+    /// Hears of all, and ends them where another `has_everything`. Those that hold nothing any more are none.
+    pub(super) fn hear(&mut self, has_everything: bool) {
+        let over = self.0.extract_if(.., |stray| stray.has_gone() || has_everything && stray.is_over());
+        for stray in over {
+            tracing::info!(pid = stray.process.pid, "a keeper of before holds nothing any more");
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// One of them may hold this chunk: numbers grow, so that whatever was created since is not theirs.
+    pub(super) fn may_hold(&self, chunk: ChunkId) -> bool {
+        self.0.iter().any(|stray| chunk <= stray.last)
+    }
+}
