@@ -51,12 +51,14 @@ impl Daemon {
         Daemon { child, dir, http }
     }
 
-    /// Processor time so far, of all its threads: fields 14 and 15 of stat(5), in hundredths of a second.
+    /// Processor time so far, of the threads that there are: the first figure of each's schedstat, in nanoseconds.
     fn cpu(&self) -> Duration {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
-        let ticks = |at: usize| fields[at - 3].parse::<u64>().unwrap();
-        Duration::from_millis((ticks(14) + ticks(15)) * 10)
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let ns = threads.map(|thread| {
+            let schedstat = std::fs::read_to_string(thread.unwrap().path().join("schedstat")).unwrap();
+            schedstat.split(' ').next().unwrap().parse::<u64>().unwrap()
+        });
+        Duration::from_nanos(ns.sum())
     }
 
     /// Bytes of it that are in memory.
@@ -72,7 +74,7 @@ impl Daemon {
         std::thread::sleep(Duration::from_secs(2));
         let (clock, before) = (SystemClock::new(), self.cpu());
         std::thread::sleep(QUIET);
-        (self.cpu() - before).as_secs_f64() / clock.now().as_secs_f64()
+        self.cpu().saturating_sub(before).as_secs_f64() / clock.now().as_secs_f64()
     }
 
     /// How long it takes to get a page, and how large it is: the median of many.

@@ -260,7 +260,8 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
         let give = move |bytes| {
             runtime.give_back_idle_with(&tags::of_device(device as i32), bytes);
         };
-        lock(&GIVERS).extend(GiverThread::with(session, runtime.device().uuid(), give));
+        let segments = move || of_device(device as i32).iter().flat_map(|runtime| runtime.segments()).collect();
+        lock(&GIVERS).extend(GiverThread::with(session, runtime.device().uuid(), give, segments));
         exit::before(end_threads);
     }
     if let Some(planner) = planner {

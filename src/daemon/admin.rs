@@ -189,6 +189,15 @@ impl Admin for Service {
     async fn live(&self, _request: Request<v1::LiveRequest>) -> Result<Response<v1::LiveReply>, Status> {
         Ok(Response::new(self.0.live().as_ref().clone()))
     }
+
+    async fn address_map(
+        &self,
+        request: Request<v1::AddressMapRequest>,
+    ) -> Result<Response<v1::AddressMapReply>, Status> {
+        let session = SessionId(request.get_ref().session_id);
+        let map = self.0.address_map(session).await;
+        map.map(Response::new).ok_or_else(|| from_ledger(&LedgerError::NoSession(session)))
+    }
 }
 
 pub(super) fn status_reply(daemon: &Daemon) -> v1::StatusReply {

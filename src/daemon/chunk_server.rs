@@ -578,6 +578,14 @@ impl<'a> Served<'a> {
                 }
                 Ok(())
             }
+            Some(client_frame::What::Shown(shown)) => {
+                let uuid = convert::device_uuid("device_uuid", &shown.device_uuid);
+                let device = uuid.ok().and_then(|uuid| self.daemon.device(uuid));
+                if let (Some(device), Some(map)) = (device, shown.map) {
+                    self.daemon.note_map(&self.entry, device.id, shown.look, map);
+                }
+                Ok(())
+            }
             Some(client_frame::What::Hello(_) | client_frame::What::Claim(_)) => {
                 Err(ChannelError::Garbage("a second first message".into()))
             }

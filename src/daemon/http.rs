@@ -32,6 +32,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: TcpListener) {
     let router = Router::new()
         .route("/", get(page::page))
         .route("/live.json", get(page::figures))
+        .route("/map.json", get(page::map))
         .route("/metrics", get(metrics))
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(ready))

@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 
 use super::Daemon;
+use super::live::maps::Maps;
 use super::registry::{Entry, Good};
 use super::service::{Service, from_ledger, refused};
 use crate::error::{ErrorKind, chain};
@@ -266,6 +267,7 @@ impl Daemon {
             pod: OnceLock::new(),
             guarantee_max: of.guarantee_max,
             questions: tokio::sync::watch::Sender::default(),
+            maps: Maps::default(),
             unanswered: AtomicU64::new(0),
             ending: tokio::sync::watch::Sender::new(false),
             page: std::sync::Mutex::default(),

@@ -15,6 +15,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::Daemon;
 use super::connections::Seat;
+use super::live::maps::Maps;
 use super::pods::PodNames;
 use super::reattach::Told;
 use super::revocations::Questions;
@@ -46,6 +47,8 @@ pub(super) struct Entry {
     pub(super) guarantee_max: Bytes,
     /// What it is asked for.
     pub(super) questions: Questions,
+    /// Where its memory lies.
+    pub(super) maps: Maps,
     /// How often it has not answered in time.
     pub(super) unanswered: AtomicU64,
     /// Becomes true when its process is to be ended.
@@ -381,6 +384,7 @@ mod tests {
             pod: OnceLock::new(),
             guarantee_max: Bytes::ZERO,
             questions: Questions::default(),
+            maps: Maps::default(),
             unanswered: AtomicU64::new(0),
             ending: watch::Sender::new(false),
             page: Mutex::new(Some(stats_page::create(id).unwrap())),

@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status};
 use super::chunk_server::give_back;
 use super::gate::Gate;
 use super::listener::{AcceptFailures, CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
+use super::live::maps::Maps;
 use super::plans::{PlanStore, PlanStoreError, Stored};
 use super::reattach::process_of;
 use super::refusals::Refused;
@@ -367,6 +368,7 @@ impl Sessions for Service {
             pod: OnceLock::new(),
             guarantee_max: seated.guarantee_max,
             questions: tokio::sync::watch::Sender::default(),
+            maps: Maps::default(),
             unanswered: AtomicU64::new(0),
             ending: tokio::sync::watch::Sender::new(false),
             page: std::sync::Mutex::new(Some(page)),
@@ -481,6 +483,8 @@ impl Sessions for Service {
         let mut ending = self.0.ending.subscribe();
         let mut lost = self.0.lost.subscribe();
         let mut questions = entry.questions.subscribe();
+        // One that was not answered over the connection before is not asked again.
+        let mut looks = entry.maps.looks();
         let uuids: HashMap<DeviceId, Vec<u8>> =
             self.0.devices.iter().map(|device| (device.id, device.uuid.0.to_vec())).collect();
         let (send, receive) = mpsc::channel(2);
@@ -515,6 +519,12 @@ impl Sessions for Service {
                     // The sender lives in the daemon, which outlives its services.
                     Ok(()) = lost.changed() => {}
                     Ok(()) = questions.changed() => {}
+                    Ok(()) = looks.changed() => {
+                        let look = looks.borrow_and_update().0;
+                        for device_uuid in uuids.values().cloned() {
+                            let _ = send.send(notice(v1::notice::What::Look(v1::Look { device_uuid, look }))).await;
+                        }
+                    }
                     () = async { drop(ending.wait_for(|ending| *ending).await) } => {
                         let _ = send.send(notice(v1::notice::What::ShuttingDown(v1::ShuttingDown {}))).await;
                         return;

@@ -14,7 +14,7 @@ use tokio::sync::mpsc as tokio_mpsc;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use super::giving::{Givers, Question};
+use super::giving::{Givers, Question, Wish};
 use super::holdings::RangeHold;
 use super::line::Line;
 use super::quiet_stream::QuietStream;
@@ -452,7 +452,12 @@ async fn watch_until_gone(
                 let question = Question { device, ask: asked.ask, bytes: Bytes::new(asked.len_bytes) };
                 // Before the session is whole it has nothing.
                 let line = watched.get().map(|seen| seen.line.clone()).unwrap_or_default();
-                givers.hand_over(question, &line);
+                givers.hand_over(Wish::Memory(question), &line);
+            }
+            Ok(Some(v1::Notice { what: Some(v1::notice::What::Look(look)) })) => {
+                let Ok(device) = convert::device_uuid("device_uuid", &look.device_uuid) else { continue };
+                let line = watched.get().map(|seen| seen.line.clone()).unwrap_or_default();
+                givers.hand_over(Wish::Look(device, look.look), &line);
             }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return "the connection broke",

@@ -1,11 +1,10 @@
-//! Giving idle memory back when others wait for it: the daemon asks, a thread beside the job answers.
+//! Giving idle memory back when others wait for it, and showing where memory lies when somebody looks: the daemon asks, a thread beside the job answers.
 //!
-//! Not for: what is given, and in which order ([`Runtime::give_back_idle`]).
+//! Not for: what is given, and in which order ([`Runtime::give_back_idle`]), and what is shown ([`super::showing`]).
 //!
-//! Invariant: every question is answered, by whoever looks after its device, or with nothing where nobody does. The job never waits for this thread but where both want a pool's lock.
+//! Invariant: every question for memory is answered, by whoever looks after its device, or with nothing where nobody does. The job never waits for this thread but where both want a pool's lock.
 
 use std::collections::HashMap;
-use std::ops::Deref;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::Thread;
@@ -14,10 +13,14 @@ use std::time::Duration;
 use super::Session;
 use super::background::Background;
 use super::line::Line;
+use super::showing::map_of;
+use crate::clock::{Clock as _, SystemClock};
 use crate::error::chain;
 use crate::ids::DeviceUuid;
 use crate::runtime::Runtime;
+use crate::runtime::Segment;
 use crate::units::Bytes;
+use crate::wire::v1::AddressMap;
 
 /// A question of the daemon's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,6 +30,24 @@ pub(super) struct Question {
     pub(super) bytes: Bytes,
 }
 
+/// What the daemon wants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Wish {
+    /// Memory, and an answer.
+    Memory(Question),
+    /// To see where everything lies, for the `n`th time.
+    Look(DeviceUuid, u64),
+}
+
+impl Wish {
+    fn device(&self) -> DeviceUuid {
+        match self {
+            Wish::Memory(question) => question.device,
+            Wish::Look(device, _) => *device,
+        }
+    }
+}
+
 /// Who answers for which device.
 #[derive(Debug, Default)]
 pub(super) struct Givers(Mutex<HashMap<DeviceUuid, Arc<Inbox>>>);
@@ -34,8 +55,14 @@ pub(super) struct Givers(Mutex<HashMap<DeviceUuid, Arc<Inbox>>>);
 /// What somebody is to answer.
 #[derive(Debug)]
 struct Inbox {
-    questions: Mutex<Vec<Question>>,
+    wishes: Mutex<Vec<Wish>>,
     thread: Thread,
+}
+
+impl Inbox {
+    fn take(&self) -> Vec<Wish> {
+        std::mem::take(&mut *self.wishes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 impl Givers {
@@ -43,14 +70,16 @@ impl Givers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a question answered.
-    pub(super) fn hand_over(&self, question: Question, line: &Weak<Line>) {
-        if let Some(inbox) = self.all().get(&question.device) {
-            inbox.questions.lock().unwrap_or_else(PoisonError::into_inner).push(question);
+    /// Has a wish answered.
+    pub(super) fn hand_over(&self, wish: Wish, line: &Weak<Line>) {
+        if let Some(inbox) = self.all().get(&wish.device()) {
+            inbox.wishes.lock().unwrap_or_else(PoisonError::into_inner).push(wish);
             inbox.thread.unpark();
             return;
         }
-        answer(question, line);
+        if let Wish::Memory(question) = wish {
+            answer(question, line);
+        }
     }
 }
 
@@ -58,6 +87,31 @@ fn answer(question: Question, line: &Weak<Line>) {
     let Some(line) = line.upgrade() else { return };
     if let Err(error) = line.answer(question) {
         tracing::debug!(error = %chain(&error), "the daemon cannot be answered");
+    }
+}
+
+/// What was shown last, and when, and how long that took.
+#[derive(Default)]
+struct Shower {
+    last: Option<(Duration, Duration, AddressMap)>,
+}
+
+impl Shower {
+    /// The job waits while it is looked at: for a hundredth of the time at most, however often somebody looks.
+    const SHARE: u32 = 100;
+
+    fn show(&mut self, clock: &SystemClock, segments: &impl Fn() -> Vec<Segment>) -> AddressMap {
+        let now = clock.now();
+        if let Some((at, took, map)) = &self.last
+            && now.saturating_sub(*at) < *took * Shower::SHARE
+        {
+            return map.clone();
+        }
+        let segments = segments();
+        let took = clock.now().saturating_sub(now);
+        let map = map_of(&segments);
+        self.last = Some((clock.now(), took, map.clone()));
+        map
     }
 }
 
@@ -71,16 +125,15 @@ impl GiverThread {
     /// # Errors
     ///
     /// What the system says of one more thread.
-    pub fn begin<R>(session: &Arc<Session>, runtime: R) -> std::io::Result<GiverThread>
-    where
-        R: Deref<Target = Runtime> + Send + 'static,
-    {
-        GiverThread::with(session, runtime.device().uuid(), move |bytes| {
+    pub fn begin(session: &Arc<Session>, runtime: Arc<Runtime>) -> std::io::Result<GiverThread> {
+        let (device, shown) = (runtime.device().uuid(), Arc::clone(&runtime));
+        let give = move |bytes| {
             runtime.give_back_idle(bytes);
-        })
+        };
+        GiverThread::with(session, device, give, move || shown.segments())
     }
 
-    /// The same for a device on which several runtimes have memory of `session`: `give` has them give back so many bytes.
+    /// The same for a device on which several runtimes have memory of `session`: `give` has them give back so many bytes, `segments` says what they have.
     ///
     /// # Errors
     ///
@@ -89,20 +142,32 @@ impl GiverThread {
         session: &Arc<Session>,
         device: DeviceUuid,
         give: impl Fn(Bytes) + Send + 'static,
+        segments: impl Fn() -> Vec<Segment> + Send + 'static,
     ) -> std::io::Result<GiverThread> {
         let (givers, line) = (session.givers(), Arc::downgrade(&session.line));
         let thread = Background::begin("stitchd-give", move |is_over| {
-            let inbox = Inbox { questions: Mutex::default(), thread: std::thread::current() };
+            let inbox = Inbox { wishes: Mutex::default(), thread: std::thread::current() };
             let inbox = Arc::new(inbox);
             givers.all().insert(device, Arc::clone(&inbox));
+            let (clock, mut shower) = (SystemClock::new(), Shower::default());
             while !is_over.load(Ordering::Acquire) {
-                let questions = std::mem::take(&mut *inbox.questions.lock().unwrap_or_else(PoisonError::into_inner));
-                if questions.is_empty() {
+                let wishes = inbox.take();
+                if wishes.is_empty() {
                     std::thread::park();
                 }
-                for question in questions {
-                    give(question.bytes);
-                    answer(question, &line);
+                for wish in wishes {
+                    match wish {
+                        Wish::Memory(question) => {
+                            give(question.bytes);
+                            answer(question, &line);
+                        }
+                        Wish::Look(_, look) => {
+                            let Some(line) = line.upgrade() else { continue };
+                            if let Err(error) = line.show(device, look, shower.show(&clock, &segments)) {
+                                tracing::debug!(error = %chain(&error), "the daemon cannot be shown anything");
+                            }
+                        }
+                    }
                 }
             }
             // Another may have taken its place.
@@ -112,8 +177,11 @@ impl GiverThread {
             }
             drop(all);
             // What came in the last moment.
-            let left = std::mem::take(&mut *inbox.questions.lock().unwrap_or_else(PoisonError::into_inner));
-            left.into_iter().for_each(|question| answer(question, &line));
+            for wish in inbox.take() {
+                if let Wish::Memory(question) = wish {
+                    answer(question, &line);
+                }
+            }
         })?;
         Ok(GiverThread(thread))
     }

@@ -19,6 +19,7 @@ use super::{Guaranteed, SessionError};
 use crate::clock::Clock;
 use crate::ids::{DeviceUuid, SessionId};
 use crate::wire::convert::Token;
+use crate::wire::v1::AddressMap;
 
 /// A daemon that says no because it ends is gone soon: within that the session has noticed.
 const NOTICED: Duration = Duration::from_secs(1);
@@ -232,6 +233,11 @@ impl Line {
     /// Answers a question of the daemon's.
     pub(super) fn answer(&self, question: Question) -> Result<(), SessionError> {
         self.enter().ok_or(SessionError::DaemonGone)?.answer(question)
+    }
+
+    /// Shows the daemon where everything on a device lies, for its `look`th time.
+    pub(super) fn show(&self, device: DeviceUuid, look: u64, map: AddressMap) -> Result<(), SessionError> {
+        self.enter().ok_or(SessionError::DaemonGone)?.show(device, look, map)
     }
 
     /// See [`Link::settle`].

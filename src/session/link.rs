@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::SessionError;
 use super::giving::Question;
 use crate::error::ErrorKind;
-use crate::ids::ChunkId;
+use crate::ids::{ChunkId, DeviceUuid};
 use crate::limits;
 use crate::units::Bytes;
 use crate::wire::PROTOCOL;
@@ -260,6 +260,12 @@ impl Link {
     pub(super) fn answer(&self, question: Question) -> Result<(), SessionError> {
         let device_uuid = question.device.0.to_vec();
         self.send(client_frame::What::Answer(v1::Answer { device_uuid, ask: question.ask }))
+    }
+
+    /// Shows where everything on a device lies.
+    pub(super) fn show(&self, device: DeviceUuid, look: u64, map: v1::AddressMap) -> Result<(), SessionError> {
+        let shown = v1::Shown { device_uuid: device.0.to_vec(), look, map: Some(map) };
+        self.send(client_frame::What::Shown(shown))
     }
 
     /// Gives chunks back, without waiting for an answer.

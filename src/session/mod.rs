@@ -25,6 +25,7 @@ mod quiet_stream;
 pub mod recording;
 mod returning;
 pub mod shared;
+mod showing;
 mod source;
 mod stats_page;
 

@@ -8,7 +8,10 @@ use std::sync::{Arc, Mutex};
 use rustix::pty::{OpenptFlags, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::Value;
+use stitchd::ids::StreamId;
 use stitchd::pool::Request;
+use stitchd::runtime::RuntimeConfig;
+use stitchd::session::giving::GiverThread;
 use stitchd::units::Bytes;
 
 use crate::support::{TestDaemon, eventually, stitchd};
@@ -93,6 +96,55 @@ fn chunks_sessions_and_events_are_those_that_there_are() {
     let points = || live(&daemon)["samples"]["points"].as_array().unwrap().len();
     let before = points();
     eventually("figures of later", || (points() > before).then_some(()));
+}
+
+#[test]
+fn where_a_sessions_memory_lies_is_what_it_says_itself() {
+    let daemon = TestDaemon::with(&FLAGS);
+    let session = daemon.session("trainer");
+    let runtime = Arc::new(session.runtime(0, RuntimeConfig::default()).unwrap());
+    let kept = runtime.alloc(&Request::of(Bytes::mib(12))).unwrap();
+    let freed = runtime.alloc(&Request::of(Bytes::mib(8))).unwrap();
+    runtime.free(freed, StreamId(0)).unwrap();
+    let number = live(&daemon)["sessions"][0]["session"].as_u64().unwrap();
+    let path = format!("/map.json?session={number}");
+    let map = || -> Value {
+        let (status, text) = daemon.http(&path);
+        assert!(status.contains("200"), "{status}");
+        serde_json::from_str(&text).unwrap()
+    };
+    // Nobody is there to answer yet.
+    assert_eq!(map(), serde_json::json!({ "session": number, "devices": [] }));
+    let giver = GiverThread::begin(&session, Arc::clone(&runtime)).unwrap();
+    let seen = eventually("an answer", || Some(map()).filter(|map| map["devices"][0].is_object()));
+    let sum = |of: &str| -> u64 {
+        let ranges = seen["devices"][0]["ranges"].as_array().unwrap();
+        ranges.iter().filter(|range| range["kind"] != "stitched").map(|range| range[of].as_u64().unwrap()).sum()
+    };
+    assert_eq!((sum("bytes"), sum("live_bytes")), (20 * MIB, 12 * MIB), "{seen}");
+    let addresses: Vec<&str> = seen["devices"][0]["ranges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|range| range["address"].as_str().unwrap())
+        .collect();
+    assert!(addresses.contains(&format!("{:#x}", kept.get()).as_str()), "{kept:?}: {seen}");
+    // What it looks like is what it is now.
+    runtime.free(kept, StreamId(0)).unwrap();
+    eventually("that it is free", || {
+        let ranges = map()["devices"][0]["ranges"].as_array().unwrap().clone();
+        ranges.iter().all(|range| range["live_bytes"] == 0).then_some(())
+    });
+    let output = daemon.cli(&["top", "--once", "--map", &number.to_string()]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains(&format!("where the memory of trainer #{number} lies")) && text.contains("0 stitching"),
+        "{text}"
+    );
+    assert_eq!(daemon.cli_json(&["top", "--map", &number.to_string()])["session"], number);
+    drop((giver, runtime, session));
+    eventually("that it is over", || daemon.http(&path).0.contains("404").then_some(()));
+    assert!(daemon.http("/map.json").0.contains("400") && daemon.http("/map.json?session=x").0.contains("400"));
 }
 
 #[test]

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd top                       # live; h for keys\n  stitchd top --once                # one look, for a script or a report\n  stitchd top --json | jq .waiting  # the same as data\n\nKeys: q quits; l, u, a, n, r, f sort by leased, in use, age, name, requests, failures (again: the other way round); space stops and goes on; arrows move the list of sessions."
+    after_help = "Examples:\n  stitchd top                       # live; h for keys\n  stitchd top --once                # one look, for a script or a report\n  stitchd top --json | jq .waiting  # the same as data\n  stitchd top --once --map 7        # where the memory of session 7 lies\n\nKeys: q quits; m shows where the memory of the first session of the list lies; l, u, a, n, r, f sort by leased, in use, age, name, requests, failures (again: the other way round); space stops and goes on; arrows move the list of sessions."
 )]
 pub(super) struct TopArgs {
     #[command(flatten)]
@@ -38,20 +38,34 @@ pub(super) struct TopArgs {
     /// Print what there is once, and end: also where this is no terminal
     #[arg(long)]
     once: bool,
+    /// Show where the memory of this session lies
+    #[arg(long, value_name = "SESSION")]
+    map: Option<u64>,
 }
 
 pub(super) fn run(args: &TopArgs) -> Outcome {
     let socket = args.common.socket();
     let look =
         async |channel| AdminClient::new(channel).max_decoding_message_size(LEN_MAX).live(v1::LiveRequest {}).await;
+    let look_at =
+        async |session_id, channel| AdminClient::new(channel).address_map(v1::AddressMapRequest { session_id }).await;
+    let ask_map = |session| {
+        let map = ask::ask(&socket, Duration::ZERO, async |channel| look_at(session, channel).await)?;
+        Ok::<_, Failure>((session, map))
+    };
     if args.common.json {
-        print_json(&show::live(&ask::ask(&socket, Duration::ZERO, look)?));
+        let shown = match args.map.map(ask_map).transpose()? {
+            Some((session, map)) => show::address_map(session, &map),
+            None => show::live(&ask::ask(&socket, Duration::ZERO, look)?),
+        };
+        print_json(&shown);
         return DONE;
     }
     if args.once || !Terminal::is_there() {
         const COLUMNS: usize = 120;
         let live = ask::ask(&socket, Duration::ZERO, look)?;
-        let view = View { columns: COLUMNS, rows: usize::MAX, is_colored: false, ..View::default() };
+        let map = args.map.map(ask_map).transpose()?;
+        let view = View { columns: COLUMNS, rows: usize::MAX, is_colored: false, map, ..View::default() };
         screen::lines(&live, &view).iter().for_each(|line| outln!("{line}"));
         return DONE;
     }
@@ -69,7 +83,8 @@ pub(super) fn run(args: &TopArgs) -> Outcome {
             Err(_) => return Err(Failure::from(no_answer("no answer in time".into()))),
         };
         let terminal = Terminal::begin().map_err(|error| Failure::Other(error.into()))?;
-        watch(client, first, terminal, args.every.max(Duration::from_millis(100))).await
+        let map = args.map.map(|session| (session, v1::AddressMapReply::default()));
+        watch(client, first, terminal, args.every.max(Duration::from_millis(100)), map).await
     })
 }
 
@@ -81,8 +96,9 @@ async fn watch(
     first: v1::LiveReply,
     mut terminal: Terminal,
     every: Duration,
+    map: Option<(u64, v1::AddressMapReply)>,
 ) -> Outcome {
-    let mut view = View { is_colored: true, ..View::default() };
+    let mut view = View { is_colored: true, map, ..View::default() };
     let mut live = first;
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -100,12 +116,26 @@ async fn watch(
                     Ok(Err(status)) => Some(format!("the daemon does not answer: {}", status.message())),
                     Err(_) => Some(format!("the daemon does not answer within {} s", PATIENCE.as_secs())),
                 };
+                if let Some((session, map)) = &mut view.map {
+                    let wanted = v1::AddressMapRequest { session_id: *session };
+                    // A session that is over is shown as it was, and so is one while the daemon does not answer, which is said.
+                    if let Ok(Ok(reply)) = tokio::time::timeout(PATIENCE, client.address_map(wanted)).await {
+                        *map = reply.into_inner();
+                    }
+                }
             }
             key = terminal.key() => match key {
                 Key::End => return DONE,
                 Key::Letter('q' | 'Q') => return DONE,
                 Key::Letter(' ') => view.is_stopped = !view.is_stopped,
                 Key::Letter('h' | '?') => view.is_helping = !view.is_helping,
+                Key::Letter('m') => {
+                    view.map = match view.map.take() {
+                        None => screen::first_session(&live, &view).map(|session| (session, v1::AddressMapReply::default())),
+                        Some(_) => None,
+                    };
+                    ticks.reset_immediately();
+                }
                 Key::Letter(letter) => view.sort_by(Sort::of(letter)),
                 Key::Up => view.first = view.first.saturating_sub(1),
                 Key::Down => view.first = (view.first + 1).min(sessions(&live).saturating_sub(1)),

@@ -61,6 +61,8 @@ pub(super) struct View {
     pub(super) is_stopped: bool,
     pub(super) is_helping: bool,
     pub(super) trouble: Option<String>,
+    /// The session whose addresses are shown, and where its memory lies.
+    pub(super) map: Option<(u64, v1::AddressMapReply)>,
 }
 
 impl Default for View {
@@ -75,6 +77,7 @@ impl Default for View {
             is_stopped: false,
             is_helping: false,
             trouble: None,
+            map: None,
         }
     }
 }
@@ -145,7 +148,7 @@ pub(super) fn lines(live: &v1::LiveReply, view: &View) -> Vec<String> {
     }
     if view.is_helping {
         let help = [
-            "q quits, space stops and goes on, arrows (or j and k) move the sessions, h hides this",
+            "q quits, space stops and goes on, arrows (or j and k) move the sessions, m maps the first one, h hides this",
             "sort by: l leased, u in use, a age, n name, r requests, f failures; again for the other way round",
             "█ leased, in the session's color; ▓ shared; ▒ idle, or reserved for a plan; ▚ being created; ▞ in quarantine; ░ foreign; · free",
         ];
@@ -155,7 +158,10 @@ pub(super) fn lines(live: &v1::LiveReply, view: &View) -> Vec<String> {
         lines.extend(device_lines(device, live, view));
     }
     lines.push(String::new());
-    let below = below(live, view);
+    let below = match &view.map {
+        Some((session, reply)) => map_lines(*session, reply, &status, view),
+        None => below(live, view),
+    };
     // The list of sessions takes what is left, and at least some lines.
     let room = view.rows.saturating_sub(lines.len() + below.len()).max(4);
     lines.extend(session_lines(&status, view, room));
@@ -235,10 +241,68 @@ fn map(status: &v1::DeviceStatus, more: &v1::DeviceLive, view: &View) -> String 
     runs.map(|run| view.painted(run[0].1, &run.iter().map(|(sign, _)| *sign).collect::<String>())).collect()
 }
 
-fn session_lines(status: &v1::StatusReply, view: &View, room: usize) -> Vec<String> {
-    if status.sessions.is_empty() {
-        return vec![view.cut("no sessions")];
+/// Where a session's memory lies: a line for each range, as long as it is beside the longest.
+fn map_lines(session: u64, reply: &v1::AddressMapReply, status: &v1::StatusReply, view: &View) -> Vec<String> {
+    const TITLE: usize = 50;
+    let bytes = |bytes: u64| Bytes::new(bytes).to_string();
+    let name = status.sessions.iter().find(|of| of.session_id == session).map_or("", |of| &of.name);
+    let title = format!("where the memory of {} #{session} lies (m hides this)", plain(name));
+    let mut lines = vec![String::new(), view.strong(&view.cut(&title))];
+    if reply.devices.is_empty() {
+        lines.push(view.cut("it has not said: it is over, or its client is of before this question"));
     }
+    let width = view.columns.saturating_sub(TITLE).max(1);
+    for device in &reply.devices {
+        let map = device.map.clone().unwrap_or_default();
+        let longest = map.ranges.iter().map(|range| range.len_bytes).max().unwrap_or(0).max(1);
+        for range in &map.ranges {
+            let used = range.live_bytes as f64 / range.len_bytes.max(1) as f64 * 100.0;
+            let text = format!(
+                "{} {:<9} {:>9}, {used:>3.0} % used, hole {:>9}",
+                device.ordinal,
+                show::range_kind(range),
+                bytes(range.len_bytes),
+                bytes(range.largest_free_bytes),
+            );
+            let long = (range.len_bytes as u128 * width as u128 / u128::from(longest)) as usize;
+            let text = view.cut(&format!("{text:<TITLE$.TITLE$}"));
+            let drawn = if view.columns > TITLE { shades(&range.used, long.max(1)) } else { String::new() };
+            lines.push(text + &view.painted(color_of(session), &drawn));
+        }
+        if map.other_ranges > 0 {
+            let (all, live) = (bytes(map.other_bytes), bytes(map.other_live_bytes));
+            lines.push(
+                view.cut(&format!("{} and {} smaller ones of {all}, {live} used", device.ordinal, map.other_ranges)),
+            );
+        }
+    }
+    lines
+}
+
+/// Cells over so many columns, each as dark as it is in use on average.
+fn shades(cells: &[u8], columns: usize) -> String {
+    const SHADES: [char; 5] = ['·', '░', '▒', '▓', '█'];
+    let shade = |column: usize| {
+        let (from, until) = (column * cells.len() / columns, ((column + 1) * cells.len()).div_ceil(columns));
+        let some = cells.get(from..until.max(from + 1).min(cells.len())).unwrap_or_default();
+        let mean = some.iter().map(|cell| f64::from(*cell)).sum::<f64>() / some.len().max(1) as f64;
+        match mean {
+            0.0 => SHADES[0],
+            255.0 => SHADES[4],
+            mean => SHADES[1 + (mean / 256.0 * 3.0) as usize],
+        }
+    };
+    (0..columns).map(shade).collect()
+}
+
+/// The session that stands first in the list.
+pub(super) fn first_session(live: &v1::LiveReply, view: &View) -> Option<u64> {
+    let status = live.status.as_ref()?;
+    let sessions = sorted(status, view);
+    sessions.get(view.first.min(sessions.len().saturating_sub(1))).map(|session| session.session_id)
+}
+
+fn sorted<'a>(status: &'a v1::StatusReply, view: &View) -> Vec<&'a v1::SessionStatus> {
     let mut sessions: Vec<&v1::SessionStatus> = status.sessions.iter().collect();
     let by = |one: &v1::SessionStatus, next: &v1::SessionStatus| -> Ordering {
         let live = |session| show::counter(session, "live_bytes");
@@ -256,6 +320,14 @@ fn session_lines(status: &v1::StatusReply, view: &View, room: usize) -> Vec<Stri
         let order = if view.is_down { order.reverse() } else { order };
         order.then(one.session_id.cmp(&next.session_id))
     });
+    sessions
+}
+
+fn session_lines(status: &v1::StatusReply, view: &View, room: usize) -> Vec<String> {
+    if status.sessions.is_empty() {
+        return vec![view.cut("no sessions")];
+    }
+    let sessions = sorted(status, view);
     let all = sessions.len();
     let first = view.first.min(all - 1);
     // The header takes one line, and where some are not shown the last says so.
@@ -400,6 +472,34 @@ mod tests {
         let map = colored.iter().find(|line| line.contains('░')).unwrap();
         assert!(map.contains(&format!("\x1b[38;5;{}m{}", color_of(1), "█".repeat(10))), "{map:?}");
         assert!(map.contains(&format!("\x1b[38;5;{}m{}", color_of(2), "█".repeat(20))), "{map:?}");
+    }
+
+    #[test]
+    fn a_map_of_addresses_has_a_line_for_each_range_as_long_as_it_is_and_as_dark_as_it_is_used() {
+        let range = |kind: v1::address_range::Kind, mib: u64, used: &[u8]| v1::AddressRange {
+            kind: kind.into(),
+            len_bytes: mib << 20,
+            live_bytes: mib << 19,
+            used: used.to_vec(),
+            ..v1::AddressRange::default()
+        };
+        let kinds = (v1::address_range::Kind::Planned, v1::address_range::Kind::Stitched);
+        let map = v1::AddressMap {
+            ranges: vec![range(kinds.0, 40, &[255, 255, 0, 0]), range(kinds.1, 10, &[1])],
+            other_ranges: 3,
+            ..v1::AddressMap::default()
+        };
+        let devices = vec![v1::DeviceMap { ordinal: 0, age_ms: 0, map: Some(map) }];
+        let live = live(vec![session(7, "job", 50)]);
+        let view = View { map: Some((7, v1::AddressMapReply { devices })), ..view(90, 40) };
+        let lines = lines(&live, &view);
+        let drawn =
+            |kind: &str| lines.iter().find(|line| line.starts_with(kind)).unwrap().chars().skip(50).collect::<String>();
+        assert_eq!(drawn("0 planned"), "█".repeat(20) + &"·".repeat(20));
+        assert_eq!(drawn("0 stitched"), "░".repeat(10));
+        assert!(lines.iter().any(|line| line.contains("and 3 smaller ones")), "{lines:#?}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 90), "{lines:#?}");
+        assert_eq!(first_session(&live, &view), Some(7));
     }
 
     #[test]

@@ -150,6 +150,45 @@ pub fn live(live: &v1::LiveReply) -> Value {
     })
 }
 
+/// Where a session's memory lies, as `map.json` and `stitchd top --map --json` have it.
+pub fn address_map(session: u64, reply: &v1::AddressMapReply) -> Value {
+    let range = |range: &v1::AddressRange| {
+        json!({
+            "kind": range_kind(range),
+            "address": format!("{:#x}", range.address),
+            "bytes": range.len_bytes,
+            "live_bytes": range.live_bytes,
+            "largest_free_bytes": range.largest_free_bytes,
+            "used": range.used,
+        })
+    };
+    let device = |device: &v1::DeviceMap| {
+        let map = device.map.clone().unwrap_or_default();
+        json!({
+            "ordinal": device.ordinal,
+            "age_ms": device.age_ms,
+            "cell_bytes": map.cell_bytes,
+            "ranges": map.ranges.iter().map(range).collect::<Vec<_>>(),
+            "others": { "ranges": map.other_ranges, "bytes": map.other_bytes, "live_bytes": map.other_live_bytes },
+        })
+    };
+    json!({ "session": session, "devices": reply.devices.iter().map(device).collect::<Vec<_>>() })
+}
+
+/// `planned`, `stitching` and so on.
+pub fn range_kind(range: &v1::AddressRange) -> &'static str {
+    use v1::address_range::Kind;
+    match range.kind() {
+        Kind::Planned => "planned",
+        Kind::Packed => "packed",
+        Kind::Stitching => "stitching",
+        Kind::Stitched => "stitched",
+        Kind::Small => "small",
+        Kind::Private => "private",
+        Kind::Unspecified => "unknown",
+    }
+}
+
 fn device_live(mut shown: Value, more: Option<&v1::DeviceLive>) -> Value {
     let more = more.cloned().unwrap_or_default();
     shown["live_bytes"] = json!(more.live_bytes);

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`events`] | the last things that happened |
 //! | [`history`] | figures of the last minutes |
+//! | [`maps`] | where sessions' memory lies, as they say |
 //! | [`runs`] | chunks in a row that are the same to who looks |
 //! | [`page`] | both over HTTP |
 //! | [`json`] | all of it in JSON |
@@ -13,6 +14,7 @@
 pub(super) mod events;
 pub(super) mod history;
 pub mod json;
+pub(super) mod maps;
 pub(super) mod page;
 mod runs;
 

@@ -1,15 +1,16 @@
 //! The page at `/`, and what it reads once a second.
 //!
-//! It comes whole, with nothing from elsewhere, and asks for nothing but `live.json`: a policy says so to browsers, too. Names in it are others', and are shown as text.
+//! It comes whole, with nothing from elsewhere, and asks for nothing but `live.json` and `map.json`: a policy says so to browsers, too. Names in it are others', and are shown as text.
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use axum::http::header;
-use axum::response::IntoResponse;
+use axum::extract::{RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
 
 use super::json;
 use crate::daemon::Daemon;
+use crate::ids::SessionId;
 
 const PAGE: &str = include_str!("page.html");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
@@ -25,11 +26,24 @@ pub(in crate::daemon) async fn page() -> impl IntoResponse {
     (headers, PAGE)
 }
 
+const JSON: [(header::HeaderName, &str); 3] = [
+    (header::CONTENT_TYPE, "application/json"),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::CACHE_CONTROL, "no-store"),
+];
+
 pub(in crate::daemon) async fn figures(State(daemon): State<Arc<Daemon>>) -> impl IntoResponse {
-    let headers = [
-        (header::CONTENT_TYPE, "application/json"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::CACHE_CONTROL, "no-store"),
-    ];
-    (headers, json::live(&daemon.live()).to_string())
+    (JSON, json::live(&daemon.live()).to_string())
+}
+
+/// `?session=7`: where that one's memory lies.
+pub(in crate::daemon) async fn map(State(daemon): State<Arc<Daemon>>, RawQuery(wanted): RawQuery) -> Response {
+    let number = wanted.as_deref().and_then(|wanted| wanted.strip_prefix("session=")?.parse().ok());
+    let Some(number) = number else {
+        return (StatusCode::BAD_REQUEST, "map.json?session=NUMBER\n").into_response();
+    };
+    match daemon.address_map(SessionId(number)).await {
+        Some(reply) => (JSON, json::address_map(number, &reply).to_string()).into_response(),
+        None => (StatusCode::NOT_FOUND, "there is no such session\n").into_response(),
+    }
 }
