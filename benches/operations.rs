@@ -5,6 +5,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use stitchd::wire::v1;
 use stitchd::wire::v1::sessions_client::SessionsClient;
 
 const SESSIONS: usize = 1_000;
+/// Sessions of one process: a daemon lets it have 256.
+const EACH: usize = 250;
+const HOLD: &str = "--hold-sessions";
 const SCRAPES: usize = 51;
 const QUIET: Duration = Duration::from_secs(20);
 
@@ -104,7 +108,37 @@ impl Drop for Daemon {
     }
 }
 
+/// A process with many sessions, as one may not have all of them: it ends with its standard input.
+fn hold(socket: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.arg(HOLD).arg(socket).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "held\n");
+    child
+}
+
+fn hold_sessions(socket: &Path) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _channel = runtime.block_on(async {
+        let channel = dial(socket).await.unwrap();
+        for number in 0..EACH {
+            let name = format!("job-{}-{number}", std::process::id());
+            let request = v1::OpenRequest { protocol: 1, name, ..v1::OpenRequest::default() };
+            SessionsClient::new(channel.clone()).open(request).await.unwrap();
+        }
+        channel
+    });
+    println!("held");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
 fn main() {
+    let words: Vec<_> = std::env::args_os().collect();
+    if let Some(at) = words.iter().position(|word| word == HOLD) {
+        return hold_sessions(Path::new(&words[at + 1]));
+    }
     let daemon = Daemon::start();
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let show = |daemon: &Daemon, sessions: usize| {
@@ -126,20 +160,15 @@ fn main() {
         daemon.resident()
     };
     let before = show(&daemon, 0);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let socket = daemon.dir.path().join("stitchd.sock");
-    // They are this process's, and as many as there are: each has its stats page and its place in the ledger.
-    let _channel = runtime.block_on(async {
-        let channel = dial(&socket).await.unwrap();
-        for number in 0..SESSIONS {
-            let request = v1::OpenRequest { protocol: 1, name: format!("job-{number}"), ..v1::OpenRequest::default() };
-            SessionsClient::new(channel.clone()).open(request).await.unwrap();
-        }
-        channel
-    });
+    let holders: Vec<Child> = (0..SESSIONS / EACH).map(|_| hold(&socket)).collect();
     let after = show(&daemon, SESSIONS);
     println!(
         "a session takes {:.1} KiB of the daemon's memory",
         after.saturating_sub(before) as f64 / 1024.0 / SESSIONS as f64
     );
+    for mut holder in holders {
+        drop(holder.stdin.take());
+        holder.wait().unwrap();
+    }
 }

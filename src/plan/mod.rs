@@ -9,6 +9,7 @@
 //! do, and every entry lies inside the pool, aligned.
 
 mod detour;
+pub mod directory;
 mod expiry;
 mod fingerprint;
 pub mod format;

@@ -56,7 +56,7 @@ pub struct Environment {
     pub dra_directory: Option<OsString>,
     /// `STITCHD_RUNTIME_DIR`: the directory of the socket.
     pub runtime_dir: Option<OsString>,
-    /// `STITCHD_PLAN`: a plan file to serve from, or `auto` for plans that are made while the job runs.
+    /// `STITCHD_PLAN`: a plan file to serve from, a directory with one for each process ([`crate::plan::directory`]), or `auto` for plans that are made while the job runs.
     pub plan: Option<OsString>,
     /// `STITCHD_RECORD`: where what the process does is recorded; [`recording_path`] says in which file.
     pub record: Option<OsString>,

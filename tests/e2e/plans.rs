@@ -389,10 +389,20 @@ fn threads_that_race_are_recorded_planned_and_served_from_that_plan() {
 assert lib.stitch_malloc(400 * MIB, 0, None) is None
 assert '1 deviation from its plan' in lib.stitch_last_error().decode(), lib.stitch_last_error()
 ";
-    let (_, counters) = job(setting("STITCHD_PLAN", &plan), too_much).expect("it ran before");
-    assert_eq!(counters["requests_planned"], 720, "{counters}");
-    for kind in ["late", "blocked", "unplanned", "skipped", "resized"] {
-        let expected = u64::from(kind == "unplanned");
-        assert!(counters[format!("deviations_{kind}")].as_u64() <= Some(expected), "{counters}");
+    // As every node has it mounted.
+    let mounted = daemon.path().join("mounted");
+    std::fs::create_dir(&mounted).unwrap();
+    std::fs::copy(&plan, mounted.join("race.plan")).unwrap();
+    for plan in [&plan, &mounted] {
+        let (_, counters) = job(setting("STITCHD_PLAN", plan), too_much).expect("it ran before");
+        assert_eq!(counters["requests_planned"], 720, "{counters}");
+        for kind in ["late", "blocked", "unplanned", "skipped", "resized"] {
+            let expected = u64::from(kind == "unplanned");
+            assert!(counters[format!("deviations_{kind}")].as_u64() <= Some(expected), "{counters}");
+        }
     }
+    // One that has none for this process is no error.
+    std::fs::remove_file(mounted.join("race.plan")).unwrap();
+    let (_, counters) = job(setting("STITCHD_PLAN", &mounted), "").expect("it ran before");
+    assert_eq!((&counters["requests_planned"], &counters["failures"]), (&0.into(), &0.into()), "{counters}");
 }

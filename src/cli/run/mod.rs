@@ -20,6 +20,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::reports::Reports;
 use super::{Common, Failure, Outcome, ask, print_json, read_plan, scratch};
+use crate::error::chain;
+use crate::plan::directory;
 use crate::session::SessionError;
 use crate::session::locate::{AUTO, Environment, as_limit};
 use crate::units::{Bytes, parse_time};
@@ -38,7 +40,7 @@ const COMPARED_FOR: Duration = Duration::from_secs(20);
     after_help = "Examples:\n  stitchd run -- python train.py\n  stitchd run --plan auto -- torchrun --nproc-per-node 8 train.py    # plans are made while the job runs, and stored (stitchd plans)\n  stitchd run --record run.stitchtrace -- python train.py            # then: stitchd plan run.PID.DEVICE.stitchtrace -o job.plan\n  stitchd run --plan job.plan --without-daemon stop -- python train.py\n  stitchd run --guarantee 20GiB --limit 60GiB -- python train.py     # 20 GiB whenever it asks, 60 at most\n  stitchd run --plan auto --admit 60s -- python train.py             # takes turns with others at the bounds of its iterations\n\nThe exit code is the command's own; 2 if it cannot be started or an argument is wrong, 3 if there is no daemon and that is to stop it. With --json what the command prints goes to standard error."
 )]
 pub(super) struct RunArgs {
-    /// Serve from a plan: `auto` makes it while the job runs, anything else is a plan file
+    /// Serve from a plan: `auto` makes it while the job runs, anything else is a plan file, or a directory with one for each process (RANK and WORLD_SIZE say which)
     #[arg(long, value_name = "auto|FILE")]
     plan: Option<PathBuf>,
     /// Record what each process allocates on each device; PID and device are put into the name
@@ -88,7 +90,12 @@ enum WithoutDaemon {
 pub(super) fn run(args: &RunArgs) -> Outcome {
     // Before anything begins that takes long.
     if let Some(path) = args.plan.as_ref().filter(|plan| plan.as_os_str() != AUTO) {
-        read_plan(path)?;
+        if path.is_dir() {
+            // One is enough: whose each is only its process knows.
+            directory::find(path, None).map_err(|error| Failure::Usage(format!("--plan: {}", chain(&error))))?;
+        } else {
+            read_plan(path)?;
+        }
     }
     args.limit.map(as_limit).transpose().map_err(|error| Failure::Usage(format!("--limit: {error}")))?;
     if let Some(record) = &args.record {

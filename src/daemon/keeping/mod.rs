@@ -18,7 +18,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use self::holder::Holder;
@@ -320,12 +320,15 @@ impl Keeping {
 
     /// The next daemon may not find this keeper, as its socket is gone, or another's is there; or another has come.
     fn is_time_to_look(&self, post: &mut Post) -> bool {
-        let now = self.since.now();
-        let is_time = self.manager.is_none() && now.saturating_sub(post.looked) >= LOOK;
+        let is_time = self.is_look_due(post);
         if is_time {
-            post.looked = now;
+            post.looked = self.since.now();
         }
         is_time
+    }
+
+    fn is_look_due(&self, post: &Post) -> bool {
+        self.manager.is_none() && self.since.now().saturating_sub(post.looked) >= LOOK
     }
 
     fn note_failed(&self, post: &mut Post, error: &KeeperError) {
@@ -381,6 +384,17 @@ impl Keeping {
         if let Err(error) = told {
             self.drop_link(post, Some(&error));
         }
+    }
+
+    /// [`Keeping::mend`] has something to do. Waits for nothing: whoever fills a keeper just now is at it already.
+    pub(super) fn is_to_be_mended(&self) -> bool {
+        let post = match self.post.try_lock() {
+            Ok(post) => post,
+            Err(TryLockError::Poisoned(post)) => post.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let is_well = |link: &Holder| !link.is_gone() && !link.is_behind() && post.behind.is_none();
+        !(post.link.as_ref().is_some_and(is_well) && post.strays.is_empty()) || self.is_look_due(&post)
     }
 
     /// Looks whether there is a keeper, and where there is none starts one that holds all that there is to hold. Takes as long as a process takes to start.
