@@ -23,7 +23,7 @@ use crate::error::ErrorKind;
 use crate::keeper::manager::Sockets;
 use crate::keeper::{self, KeeperError, LOCK_NAME};
 use crate::session::locate::SOCKET_NAME;
-use crate::wire::peer::Peer;
+use crate::wire::peer::{self, Peer};
 
 /// The name of the chunk socket in a runtime directory.
 pub(super) const CHUNK_SOCKET_NAME: &str = "chunks.sock";
@@ -254,16 +254,13 @@ impl RuntimeLock {
     }
 }
 
-/// Somebody has a socket at a path. Nobody is connected to: a service manager would start a daemon. A socket of another type is told apart by the kernel, before anybody hears of it
-/// (EPROTOTYPE in unix(7)); one that was left behind is refused.
+/// Somebody listens on a socket, and goes on with that.
 fn is_listened_on(path: &Path) -> Result<bool, Errno> {
     // A daemon that was killed has lost its lock, perhaps, and not yet its sockets.
     const TIMES: u32 = 25;
     const PAUSE: Duration = Duration::from_millis(20);
-    let other = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    let address = SocketAddrUnix::new(path)?;
     for _ in 0..TIMES {
-        if rustix::net::connect(&other, &address) != Err(Errno::PROTOTYPE) {
+        if !peer::is_bound(path)? {
             return Ok(false);
         }
         std::thread::sleep(PAUSE);

@@ -473,7 +473,11 @@ impl Daemon {
         moment();
         self.steward.stop_journal();
         moment();
-        keeping.leave();
+        if !keeping.leave() {
+            tracing::error!(
+                "nobody holds what is to be taken over: it lives on where sessions have it mapped, and what they do not have is lost"
+            );
+        }
     }
 
     /// Tells the daemon to end: no new sessions, no more memory, and soon nobody there.
@@ -808,7 +812,7 @@ async fn tick(daemon: Arc<Daemon>) {
         let next = tokio::time::Instant::now() + TICK;
         if is_idle {
             // Somebody may wait, or nothing has happened for so long.
-            let _ = tokio::time::timeout(idle_tick, daemon.stirred.notified()).await;
+            is_idle = tokio::time::timeout(idle_tick, daemon.stirred.notified()).await.is_err();
         }
         tokio::time::sleep_until(next).await;
         let now = daemon.clock.now();

@@ -121,6 +121,16 @@ impl Link {
         unread_bytes(self.channel.as_fd()).is_ok_and(|bytes| bytes > 0)
     }
 
+    /// As long as it was asked for what only it holds it had more time.
+    ///
+    /// # Errors
+    ///
+    /// The system's.
+    pub fn with_usual_patience(self) -> Result<Link, KeeperError> {
+        self.channel.set_patience_of_both(PATIENCE)?;
+        Ok(self)
+    }
+
     /// Which process it is, as it says itself.
     pub fn pid(&self) -> u32 {
         self.welcome.pid
@@ -131,9 +141,9 @@ impl Link {
         &self.welcome.name
     }
 
-    /// Whoever has started it ends it: it does not end by itself.
-    pub fn is_for_ever(&self) -> bool {
-        self.welcome.is_for_ever
+    /// No daemon has started it: it goes on when another takes its place.
+    pub fn stays(&self) -> bool {
+        self.welcome.stays
     }
 
     /// How many files it may have open; 0 where it does not say.

@@ -42,7 +42,7 @@ pub const LOCK_NAME: &str = "stitchd.lock";
 pub const SOCKET_NAME: &str = "keeper.sock";
 /// How names of keepers' sockets begin that are not found yet: the daemon looks for them, tells each everything, and then gives it the other name. Shorter than that, as a path has a length.
 pub const CANDIDATE_PREFIX: &str = "k.";
-/// And of those that were found once, and wait until one is wanted again: one that takes the place of another is to stay.
+/// And of those that were found once, and wait until one is wanted again: that a daemon has not started.
 pub const RESERVE_PREFIX: &str = "s.";
 /// And before anybody listens there.
 pub const UNFINISHED_PREFIX: &str = "n.";
@@ -218,9 +218,9 @@ mod v1 {
         /// How many files it may have open.
         #[prost(uint64, tag = "4")]
         pub(super) files_max: u64,
-        /// Whoever has started it ends it.
+        /// No daemon has started it.
         #[prost(bool, tag = "5")]
-        pub(super) is_for_ever: bool,
+        pub(super) stays: bool,
     }
 }
 
@@ -258,6 +258,11 @@ pub fn prepare(state_dir: &Path) -> Result<(), KeeperError> {
         return Err(KeeperError::system("use the state directory")(std::io::Error::other(text)));
     }
     Ok(())
+}
+
+/// A name that only a keeper's socket has.
+pub fn is_own_name(name: &str) -> bool {
+    [CANDIDATE_PREFIX, RESERVE_PREFIX, UNFINISHED_PREFIX].iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// A message of keys fits.

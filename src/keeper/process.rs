@@ -20,6 +20,7 @@ use crate::error::chain;
 use crate::limits;
 use crate::mortal::moment;
 use crate::wire::fd_channel::{ChannelError, FdChannel};
+use crate::wire::peer::is_bound;
 
 /// How a keeper is to serve.
 #[derive(Debug)]
@@ -52,8 +53,10 @@ pub struct Keeper {
     /// Which file its socket is, wherever it is.
     inode: u64,
     daemon: Option<FdChannel>,
-    /// Whoever has started it ends it.
-    is_for_ever: bool,
+    /// It has been told something to hold, or to let go of: whoever only looks is no daemon.
+    is_served: bool,
+    /// No daemon has started it.
+    stays: bool,
     held: BTreeMap<Key, OwnedFd>,
 }
 
@@ -72,15 +75,26 @@ enum Then {
 ///
 /// The socket cannot be made.
 pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
-    let mut keeper = Keeper::candidate(&keeping.state_dir, keeping.alone_max.is_none())?;
+    // What a daemon has started is that daemon's; else somebody may start it again when it ends.
+    let stays = keeping.daemon.is_none();
+    let mut keeper = Keeper::candidate(&keeping.state_dir, stays)?;
     keeper.daemon = keeping.daemon.and_then(|socket| FdChannel::over(socket, true).with_patience(PATIENCE).ok());
     let clock = SystemClock::new();
     let (mut alone_since, mut looked) = (clock.now(), clock.now());
     let mut is_first = true;
     loop {
-        if keeper.daemon.is_none() && keeper.is_for_ever && !keeper.is_found() {
+        if keeper.daemon.is_none() && keeper.stays && !keeper.is_found() {
             // Another has its place. Whoever has started both goes on with both.
-            keeper.stand_by()?;
+            if let Err(error) = keeper.stand_by() {
+                // Where there is no directory any more nobody comes; else what it holds is worth another attempt.
+                if !keeping.state_dir.is_dir() {
+                    return Err(error);
+                }
+                if is_first {
+                    tracing::error!(error = %chain(&error), "it cannot listen anew; it is tried again");
+                }
+                is_first = false;
+            }
         }
         // Where a daemon is there, it has this one found when it has told it everything.
         if keeper.daemon.is_none() && keeper.is_candidate() {
@@ -99,14 +113,14 @@ pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
             return Ok(());
         }
         let now = clock.now();
-        if keeper.daemon.is_some() {
+        if keeper.is_served {
             alone_since = now;
         }
         if now.saturating_sub(looked) >= LOOK {
             looked = now;
             let is_long = keeping.alone_max.is_some_and(|most| now.saturating_sub(alone_since) >= most);
             // Where its socket is gone nobody can find it any more; one that is to stay listens anew.
-            let is_lost = !keeper.is_for_ever && !keeper.is_found();
+            let is_lost = !keeper.stays && !keeper.is_found();
             if keeper.daemon.is_none() && (is_lost || is_long && !keeper.is_anybody_alive()) {
                 keeper.remove_socket();
                 return Ok(());
@@ -137,12 +151,22 @@ pub type Held = (Link, Vec<(Key, OwnedFd)>);
 ///
 /// One is there, and cannot be asked: what only it holds is worth more than a start.
 pub fn find(state_dir: &Path, patience: Duration) -> Result<Option<Held>, KeeperError> {
+    Ok(find_if(state_dir, patience, |_| true)?.unwrap_or_default())
+}
+
+/// The same, where `is_wanted` says that it is to be asked; else it is returned as it is.
+fn find_if(
+    state_dir: &Path,
+    patience: Duration,
+    is_wanted: impl Fn(&Link) -> bool,
+) -> Result<Result<Option<Held>, Link>, KeeperError> {
     const TIMES: u32 = 5;
     let mut left = TIMES;
     loop {
-        let found = Link::connect(state_dir, patience).and_then(|link| {
-            let with = |link: Link| link.list().map(|held| (link, held));
-            link.map(with).transpose()
+        let found = Link::connect(state_dir, patience).and_then(|link| match link {
+            None => Ok(Ok(None)),
+            Some(link) if !is_wanted(&link) => Ok(Err(link)),
+            Some(link) => link.list().map(|held| Ok(Some((link, held)))),
         });
         left -= 1;
         match found {
@@ -150,7 +174,7 @@ pub fn find(state_dir: &Path, patience: Duration) -> Result<Option<Held>, Keeper
             // It holds nothing of ours.
             Err(error @ KeeperError::NoKeeper(_)) => {
                 tracing::error!(error = %chain(&error), "it is asked for nothing, and a keeper takes its place");
-                return Ok(None);
+                return Ok(Ok(None));
             }
             found => return found,
         }
@@ -192,23 +216,26 @@ impl Keeper {
     /// # Errors
     ///
     /// The socket cannot be made.
-    pub fn new(state_dir: &Path, is_for_ever: bool) -> Result<Keeper, KeeperError> {
-        let keeper = Keeper::candidate(state_dir, is_for_ever)?;
+    pub fn new(state_dir: &Path, stays: bool) -> Result<Keeper, KeeperError> {
+        let keeper = Keeper::candidate(state_dir, stays)?;
         keeper.publish()?;
         Ok(keeper)
     }
 
     /// One that listens beside the one that is found, if there is any: until it has everything, whoever ends meanwhile.
-    fn candidate(state_dir: &Path, is_for_ever: bool) -> Result<Keeper, KeeperError> {
+    fn candidate(state_dir: &Path, stays: bool) -> Result<Keeper, KeeperError> {
         super::prepare(state_dir)?;
         let (listener, own, inode) =
             listen(state_dir, CANDIDATE_PREFIX).map_err(KeeperError::system("listen for daemons"))?;
         let socket = state_dir.join(SOCKET_NAME);
-        Ok(Keeper { listener, socket, own, inode, daemon: None, is_for_ever, held: BTreeMap::new() })
+        Ok(Keeper { listener, socket, own, inode, daemon: None, is_served: false, stays, held: BTreeMap::new() })
     }
 
-    /// Waits until no other is there.
+    /// Waits until no other is there. One that is found has been told everything: what this one holds is from before.
     fn stand_by(&mut self) -> Result<(), KeeperError> {
+        if is_bound(&self.socket).unwrap_or(false) {
+            self.held.clear();
+        }
         let listening = listen(self.state_dir(), RESERVE_PREFIX).map_err(KeeperError::system("listen for daemons"))?;
         (self.listener, self.own, self.inode) = listening;
         Ok(())
@@ -233,17 +260,12 @@ impl Keeper {
         let Some(_lock) = daemon_lock(self.state_dir())? else { return Ok(()) };
         let stands_by =
             self.own.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(RESERVE_PREFIX.as_bytes()));
-        if stands_by && matches!(Link::connect(self.state_dir(), TAKING_OVER), Ok(Some(link)) if link.is_for_ever()) {
-            return Ok(());
-        }
-        let before = find(self.state_dir(), TAKING_OVER)?;
-        if before.as_ref().is_some_and(|(link, _)| link.files_max() > super::files_max()) {
-            // Nor could this one hold all that the other will be told.
-            return Ok(());
-        }
+        // One that could not hold all that the other will be told is no better. That is asked for nothing: it may hold a lot.
+        let is_better = |link: &Link| link.files_max() <= super::files_max() && !(stands_by && link.stays());
+        let Ok(before) = find_if(self.state_dir(), TAKING_OVER, is_better)? else { return Ok(()) };
         moment();
         if let Some((link, held)) = before {
-            self.held.extend(held);
+            self.held = held.into_iter().collect();
             self.publish()?;
             moment();
             // Nobody finds it any more, so that it ends by itself where it does not hear this.
@@ -268,7 +290,7 @@ impl Keeper {
 
     /// The daemon has gone. One that was not told everything is nobody's, and what it was told may be old by the time that it is somebody's.
     fn hang_up(&mut self) {
-        self.daemon = None;
+        (self.daemon, self.is_served) = (None, false);
         if self.is_candidate() {
             self.held.clear();
         }
@@ -330,7 +352,15 @@ impl Keeper {
     /// A daemon that connects takes the place of the one before, of which everything that it has sent is done first.
     fn accept(&mut self) -> Then {
         let flags = SocketFlags::CLOEXEC;
-        let Ok(socket) = rustix::net::accept_with(&self.listener, flags) else { return Then::GoOn };
+        let socket = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN) => return Then::GoOn,
+            Err(_) => {
+                // There are too few open files, say: whoever waits is still there after that.
+                std::thread::sleep(ENDING);
+                return Then::GoOn;
+            }
+        };
         if !is_one_of_us(socket.as_fd()) {
             return Then::GoOn;
         }
@@ -342,6 +372,7 @@ impl Keeper {
             }
         }
         self.daemon = FdChannel::over(socket, true).with_patience(PATIENCE).ok();
+        self.is_served = false;
         Then::GoOn
     }
 
@@ -374,7 +405,7 @@ impl Keeper {
                     pid,
                     name,
                     files_max: super::files_max(),
-                    is_for_ever: self.is_for_ever,
+                    stays: self.stays,
                 }));
                 Then::GoOn
             }
@@ -387,6 +418,7 @@ impl Keeper {
                 Then::Hang
             }
             Some(v1::To::Keep(v1::Keys { keys })) if keys.len() == fds.len() => {
+                self.is_served = true;
                 self.held.extend(keys.into_iter().map(Key::of).zip(fds));
                 Then::GoOn
             }
@@ -400,6 +432,7 @@ impl Keeper {
                 Then::Hang
             }
             Some(v1::To::LetGo(v1::Keys { keys })) => {
+                self.is_served = true;
                 for key in keys {
                     self.held.remove(&Key::of(key));
                 }
@@ -410,12 +443,12 @@ impl Keeper {
             Some(v1::To::List(_)) => self.list(),
             Some(v1::To::End(_)) => {
                 self.held.clear();
-                if !self.is_for_ever {
+                if !self.stays {
                     self.remove_socket();
                 }
                 // Whether or not anybody hears it.
                 let _ = self.say(v1::From::Ended(v1::Nothing {}));
-                if self.is_for_ever { Then::Hang } else { Then::End }
+                if self.stays { Then::Hang } else { Then::End }
             }
             None => {
                 let _ = self.say(v1::From::Refused(format!("a message that version {VERSION} does not know")));

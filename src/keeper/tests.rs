@@ -18,7 +18,9 @@ struct Running {
 
 fn start(alone_max: Option<Duration>) -> Running {
     let dir = tempfile::tempdir().unwrap();
-    let keeping = Keeping { state_dir: dir.path().to_owned(), daemon: None, alone_max };
+    // One that ends was started by a daemon, which has gone at once.
+    let daemon = alone_max.map(|_| FdChannel::pair().unwrap().0.into_socket());
+    let keeping = Keeping { state_dir: dir.path().to_owned(), daemon, alone_max };
     let thread = std::thread::spawn(move || serve(keeping));
     Running { dir, thread }
 }
@@ -168,7 +170,7 @@ fn one_that_is_to_stay_and_whose_socket_is_gone_is_found_again_with_what_it_hold
     std::fs::remove_file(running.dir.path().join(SOCKET_NAME)).unwrap();
     let link = running.connect();
     assert_eq!(held(&link), [Key::Chunk(ChunkId(1))]);
-    assert!(link.is_for_ever());
+    assert!(link.stays());
     drop(link);
     running.remove_all();
 }

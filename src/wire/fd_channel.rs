@@ -131,13 +131,17 @@ impl<S: AsFd> FdChannel<S> {
 
     /// The same, whose sends and receives take so long at most.
     pub fn with_patience(self, patience: Duration) -> Result<FdChannel<S>, ChannelError> {
-        for timeout in [Timeout::Recv, Timeout::Send] {
-            set_socket_timeout(&self.socket, timeout, Some(patience)).map_err(ChannelError::System)?;
-        }
+        self.set_patience_of_both(patience)?;
         Ok(self)
     }
 
     /// Changes how long sends and receives may take.
+    pub fn set_patience_of_both(&self, patience: Duration) -> Result<(), ChannelError> {
+        let set = |timeout| set_socket_timeout(&self.socket, timeout, Some(patience)).map_err(ChannelError::System);
+        [Timeout::Recv, Timeout::Send].into_iter().try_for_each(set)
+    }
+
+    /// Changes how long receives may take.
     pub fn set_patience(&self, patience: Duration) -> Result<(), ChannelError> {
         // Zero would mean for ever.
         let patience = patience.max(Duration::from_millis(1));

@@ -222,6 +222,18 @@ pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
+/// Somebody has the socket at `path`: it is not one that was left behind. Nobody is connected to, who would hear of that, or start a daemon: a socket of another type is told apart before that
+/// (EPROTOTYPE in unix(7)).
+///
+/// # Errors
+///
+/// What the system says.
+pub fn is_bound(path: &std::path::Path) -> Result<bool, Errno> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let other = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    Ok(connect(&other, &SocketAddrUnix::new(path)?) == Err(Errno::PROTOTYPE))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -151,9 +151,59 @@ fn a_daemon_that_is_killed_before_it_has_told_a_new_keeper_anything_loses_nothin
 }
 
 #[test]
+fn one_that_stands_by_holds_nothing_of_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = keep(dir.path());
+    let fds = || std::fs::read_dir(format!("/proc/{}/fd", first.id())).unwrap().count();
+    let empty = fds();
+    let mut daemon = with_range(dir);
+    daemon.expect_complaint("keeper");
+    assert!(fds() > empty, "it has the range's chunks");
+    signal(first.id().into(), rustix::process::Signal::STOP);
+    let second = keep_beside(daemon.path());
+    eventually("the second", || (keeper(&daemon) == i64::from(second.id())).then_some(()));
+    // It has told the first to let go of everything, which has not read that yet; and no daemon knows of it any more.
+    let dir = daemon.kill();
+    signal(first.id().into(), rustix::process::Signal::CONT);
+    eventually("that it stands by", || (files(dir.path(), "s.") == 1).then_some(()));
+    eventually("that it holds nothing", || (fds() <= empty).then_some(()));
+    let mut daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    daemon.expect_complaint("keeper");
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, i64::from(second.id())));
+    // What it leaves behind is cleared away.
+    end(first);
+    eventually("that it is cleared away", || (files(daemon.path(), "s.") == 0).then_some(()));
+    drop(daemon);
+    end(second);
+}
+
+#[test]
+fn a_daemon_that_ends_leaves_a_keeper_also_where_its_own_has_just_gone() {
+    for is_killed in [true, false] {
+        let mut daemon = with_range(tempfile::tempdir().unwrap());
+        daemon.expect_complaint("keeper");
+        if is_killed {
+            signal(keeper(&daemon), rustix::process::Signal::KILL);
+        } else {
+            std::fs::remove_file(daemon.path().join("keeper.sock")).unwrap();
+        }
+        assert!(daemon.terminate().success());
+        let daemon = daemon.follow(&[DEVICE]);
+        assert_eq!(daemon.device("shared_bytes"), 32 * MIB, "{}", daemon.log());
+    }
+}
+
+#[test]
 fn two_keepers_that_are_to_stay_do_not_take_each_others_place_for_ever() {
     let dir = tempfile::tempdir().unwrap();
-    let (one, other) = (keep(dir.path()), keep_beside(dir.path()));
+    // One that ends at some time is to stay until then.
+    let one = {
+        let mut command = stitchd();
+        command.args(["keep", "--until-alone-for", "10m", "--runtime-dir"]).arg(dir.path());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
+    };
+    eventually("its socket", || dir.path().join("keeper.sock").exists().then_some(()));
+    let other = keep_beside(dir.path());
     let both = [i64::from(one.id()), i64::from(other.id())];
     // Without a daemon, and with one.
     eventually("that one stands by", || (files(dir.path(), "s.") == 1).then_some(()));

@@ -87,9 +87,9 @@ impl Holder {
     }
 
     /// Somebody else has started it, and ends it.
-    pub(super) fn is_for_ever(&self) -> bool {
+    pub(super) fn stays(&self) -> bool {
         match self {
-            Holder::Process(link) => link.is_for_ever(),
+            Holder::Process(link) => link.stays(),
             Holder::Manager(_) => true,
         }
     }

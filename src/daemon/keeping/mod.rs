@@ -29,10 +29,11 @@ use crate::error::chain;
 use crate::ids::ChunkId;
 use crate::keeper::manager::{self, Manager, Passed};
 use crate::keeper::process::{find, inode_of};
-use crate::keeper::{CANDIDATE_PREFIX, KeeperError, Key, Link, RESERVE_PREFIX, SOCKET_NAME, UNFINISHED_PREFIX};
+use crate::keeper::{CANDIDATE_PREFIX, KeeperError, Key, Link, RESERVE_PREFIX, SOCKET_NAME, is_own_name};
 use crate::mortal::moment;
 use crate::steward::Steward;
 use crate::store::Keep;
+use crate::wire::peer::is_bound;
 
 /// After a keeper could not be started so long none is.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -46,9 +47,6 @@ const USELESS_FOR: Duration = Duration::from_secs(10);
 const USELESS_MAX: usize = 64;
 /// How long the one that is there may take for its first answer: what only it holds is worth that.
 const FIRST_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Nobody takes so long to begin to listen.
-const UNFINISHED_MAX: Duration = Duration::from_secs(60);
 
 /// What is held, as it is given out.
 pub(super) type Descriptors = Vec<(Key, OwnedFd)>;
@@ -91,6 +89,10 @@ struct Post {
     last: ChunkId,
     /// Which file the socket is by which it is found.
     socket: Option<u64>,
+    /// That it is not found was said.
+    is_said_hidden: bool,
+    /// It may have fewer open files than this process: another is to take its place.
+    is_small: bool,
     /// Names and files of those that cannot be used, with a clock that began when that was seen.
     useless: BTreeMap<Place, SystemClock>,
     /// When that was looked at last.
@@ -108,10 +110,18 @@ fn last_of(keys: impl Iterator<Item = Key>) -> ChunkId {
     keys.filter_map(chunk).max().unwrap_or(ChunkId(0))
 }
 
-/// A file that has been there for longer than anybody needs it.
-fn is_old(path: &Path) -> bool {
-    let written = std::fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
-    written.is_ok_and(|written| written.elapsed().is_ok_and(|age| age > UNFINISHED_MAX))
+/// A keeper that could not be told everything.
+#[derive(Debug)]
+struct Unfilled {
+    link: Holder,
+    error: KeeperError,
+    /// The next daemon would find it all the same.
+    is_found: bool,
+}
+
+/// One that could not hold everything is asked for nothing.
+fn checked(link: Option<Link>) -> Result<Option<Link>, KeeperError> {
+    link.map(|link| link.check_files().map(|()| link)).transpose()
 }
 
 impl Post {
@@ -154,6 +164,8 @@ impl Keeping {
                 strays: Strays::default(),
                 last: ChunkId(0),
                 socket: None,
+                is_said_hidden: false,
+                is_small: false,
                 useless: BTreeMap::new(),
                 looked: Duration::ZERO,
                 is_over: false,
@@ -183,7 +195,7 @@ impl Keeping {
         let (link, held) = match passed {
             Some(held) => (begin(), held),
             None => match find(state_dir, FIRST_PATIENCE)? {
-                Some((link, held)) => (Ok((Holder::Process(link), socket)), held),
+                Some((link, held)) => (link.with_usual_patience().map(|link| (Holder::Process(link), socket)), held),
                 None => (begin(), Vec::new()),
             },
         };
@@ -195,7 +207,13 @@ impl Keeping {
                     descriptors = held.len(),
                     "a keeper holds what is to outlive this process"
                 );
-                keeping.take(&mut keeping.post(), link, socket);
+                let mut post = keeping.post();
+                let enough = link.check_files();
+                keeping.take(&mut post, link, socket);
+                if let Err(error) = enough {
+                    tracing::warn!(error = %chain(&error), "the keeper that is there may come to hold less than it is told to: another takes its place");
+                    post.is_small = true;
+                }
             }
             Err(error) => keeping.note_failed(&mut keeping.post(), &error),
         }
@@ -238,12 +256,13 @@ impl Keeping {
         self.pid.store(link.pid(), Ordering::Relaxed);
         (post.failed, post.behind) = (None, None);
         (post.linked, post.socket) = (Some(SystemClock::new()), socket);
+        (post.is_said_hidden, post.is_small) = (false, false);
         if let Holder::Process(link) = &link {
             post.strays.forget(&link.process());
         }
         if let Some(Holder::Process(before)) = post.link.replace(link) {
             let end = if before.is_child() { End::Killed } else { End::Told };
-            self.note_stray(post, before, end);
+            self.note_stray(post, before, end, true);
         }
         self.hear_strays(post);
     }
@@ -262,36 +281,46 @@ impl Keeping {
     /// behind.
     fn candidate(&self, is_any: bool) -> Option<(Place, Link)> {
         let entries = std::fs::read_dir(&self.state_dir).ok()?;
-        let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-        // Who stands by comes last.
-        names.sort_unstable();
-        for name in names {
-            let path = self.state_dir.join(&name);
-            if name.starts_with(UNFINISHED_PREFIX) && is_old(&path) {
-                // Whoever has begun that has gone.
-                drop(std::fs::remove_file(&path));
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut places: Vec<Place> = names.filter(|name| is_own_name(name)).map(|name| self.place(name)).collect();
+        // Nobody has one that is bound no more: whoever began it has gone.
+        places.retain(|(name, _)| {
+            let path = self.state_dir.join(name);
+            let is_dead = matches!(is_bound(&path), Ok(false));
+            if is_dead {
+                // It may be another's to clear away in this moment.
+                let _ = std::fs::remove_file(path);
             }
-            let place = (name, inode_of(&path));
+            !is_dead
+        });
+        // Who stands by comes last.
+        places.sort_unstable();
+        for place in places {
             let is_one = place.0.starts_with(CANDIDATE_PREFIX) || is_any && place.0.starts_with(RESERVE_PREFIX);
             if !is_one || self.post().is_useless(&place) {
                 continue;
             }
-            match Link::connect_at(&path, BEHIND_MAX) {
+            match Link::connect_at(&self.state_dir.join(&place.0), BEHIND_MAX).and_then(checked) {
                 Ok(Some(link)) => return Some((place, link)),
-                Ok(None) => drop(std::fs::remove_file(path)),
+                Ok(None) => {}
                 Err(error) => self.post().note_useless(place, &error),
             }
         }
         None
     }
 
+    fn place(&self, name: String) -> Place {
+        let file = inode_of(&self.state_dir.join(&name));
+        (name, file)
+    }
+
     /// The keeper that is found, where it is of use.
     fn found(&self) -> Option<(Place, Link)> {
-        let place = (SOCKET_NAME.to_owned(), self.socket());
+        let place = self.place(SOCKET_NAME.to_owned());
         if self.manager.is_some() || self.post().is_useless(&place) {
             return None;
         }
-        match Link::connect(&self.state_dir, BEHIND_MAX) {
+        match Link::connect(&self.state_dir, BEHIND_MAX).and_then(checked) {
             Ok(link) => link.map(|link| (place, link)),
             Err(error) => {
                 self.post().note_useless(place, &error);
@@ -300,17 +329,23 @@ impl Keeping {
         }
     }
 
-    fn note_stray(&self, post: &mut Post, link: Link, end: End) {
-        post.strays.note(Box::new(link), post.last, end);
+    fn note_stray(&self, post: &mut Post, link: Link, end: End, is_needed: bool) {
+        post.strays.note(Box::new(link), post.last, end, is_needed);
         self.has_strays.store(true, Ordering::Release);
     }
 
     /// Hears of those before, and ends them where another has everything.
     fn hear_strays(&self, post: &mut Post) {
         if !post.strays.is_empty() {
-            post.strays.hear(post.link.is_some());
+            let has_everything = self.is_found(post);
+            post.strays.hear(has_everything);
             self.has_strays.store(!post.strays.is_empty(), Ordering::Release);
         }
+    }
+
+    /// There is a keeper, and the next daemon finds it.
+    fn is_found(&self, post: &Post) -> bool {
+        post.link.is_some() && (self.manager.is_some() || self.socket() == post.socket)
     }
 
     /// Which file the keeper's socket is.
@@ -333,10 +368,13 @@ impl Keeping {
 
     fn note_failed(&self, post: &mut Post, error: &KeeperError) {
         if post.failed.is_none() {
-            tracing::error!(error = %chain(error), "there is no keeper: where this daemon is killed, what it holds is lost; it is tried again");
+            let is_hidden = post.link.is_some();
+            tracing::error!(is_hidden, error = %chain(error), "there is no keeper that the next daemon would find: where this one is killed, what it holds is lost; it is tried again");
         }
         post.failed = Some(SystemClock::new());
-        self.pid.store(0, Ordering::Relaxed);
+        if post.link.is_none() {
+            self.pid.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Something went wrong with the keeper: [`Keeping::mend`] starts another, and what this one holds it holds until that has everything.
@@ -358,7 +396,7 @@ impl Keeping {
         if let Holder::Process(link) = link {
             // Where it is still there it is not the one to be told everything once more.
             post.useless.insert((SOCKET_NAME.to_owned(), post.socket), SystemClock::new());
-            self.note_stray(post, link, End::Killed);
+            self.note_stray(post, link, End::Killed, true);
             self.hear_strays(post);
         }
     }
@@ -394,7 +432,8 @@ impl Keeping {
             Err(TryLockError::WouldBlock) => return false,
         };
         let is_well = |link: &Holder| !link.is_gone() && !link.is_behind() && post.behind.is_none();
-        !(post.link.as_ref().is_some_and(is_well) && post.strays.is_empty()) || self.is_look_due(&post)
+        let is_all_well = post.link.as_ref().is_some_and(is_well) && post.strays.is_empty() && !post.is_small;
+        !is_all_well || self.is_look_due(&post)
     }
 
     /// Looks whether there is a keeper, and where there is none starts one that holds all that there is to hold. Takes as long as a process takes to start.
@@ -413,42 +452,47 @@ impl Keeping {
             }
             self.hear_strays(&mut post);
             let is_early = post.failed.as_ref().is_some_and(|since| since.now() < PAUSE);
-            if post.is_over || is_early || post.link.is_some() && !self.is_time_to_look(&mut post) {
+            if post.is_over || is_early || post.link.is_some() && !post.is_small && !self.is_time_to_look(&mut post) {
                 return;
             }
         }
         // Without the lock: whoever creates chunks meanwhile does not wait for it.
         let Some(candidate) = self.look() else { return };
         // One that is there by itself comes first; else one that is found already, else one of the daemon's own.
-        let mut useless = None;
-        if let Some((place, link)) = candidate.or_else(|| self.found()) {
+        // The one that it has is not to be asked once more: it would hang up.
+        let is_asked = self.is_found(&self.post());
+        if let Some((place, link)) = candidate.or_else(|| if is_asked { None } else { self.found() }) {
             let mut post = self.post();
             match self.fill(&mut post, Holder::Process(link), &place.0) {
                 Ok(()) => return,
-                Err((Holder::Process(link), error)) => useless = Some(self.call_again(&mut post, place, link, &error)),
-                Err((Holder::Manager(_), _)) => {}
+                Err(unfilled) => self.give_up(&mut post, place, *unfilled),
             }
             // One that has died after it had been given the name leaves the daemon's keeper where nobody finds it.
-            if post.link.is_some() && self.socket() == post.socket {
-                useless.into_iter().for_each(|link| self.note_stray(&mut post, link, End::Told));
-                self.hear_strays(&mut post);
+            if self.is_found(&post) && !post.is_small {
                 return;
             }
         }
+        self.start_own();
+    }
+
+    /// A keeper of the daemon's own, with everything.
+    fn start_own(&self) {
         let started = self.start();
         moment();
         let mut post = self.post();
         let filled = started.and_then(|link| {
             let name = link.name().unwrap_or_default();
-            self.fill(&mut post, link, &name).map_err(|(link, error)| {
-                link.discard();
+            self.fill(&mut post, link, &name).map_err(|unfilled| {
+                let Unfilled { link, error, is_found } = *unfilled;
+                if let Holder::Process(link) = link {
+                    self.note_stray(&mut post, link, End::Killed, is_found);
+                }
                 error
             })
         });
         if let Err(error) = filled {
             self.note_failed(&mut post, &error);
         }
-        useless.into_iter().for_each(|link| self.note_stray(&mut post, link, End::Told));
         self.hear_strays(&mut post);
     }
 
@@ -459,15 +503,23 @@ impl Keeping {
         }
         let (is_there, stays, is_hidden) = {
             let post = self.post();
-            (post.link.is_some(), post.link.as_ref().is_some_and(Holder::is_for_ever), self.socket() != post.socket)
+            let is_enough = !post.is_small;
+            (post.link.is_some() && is_enough, post.link.as_ref().is_some_and(Holder::stays), !self.is_found(&post))
         };
+        // Who comes beside one that no daemon has started waits until it has gone: both may be started again and again.
         let candidate = self.candidate(!is_there || !stays || is_hidden);
         match (&candidate, is_there, is_hidden) {
             (None, true, false) => return None,
-            (None, true, true) => tracing::warn!(
-                pid = self.pid().unwrap_or(0),
-                "the keeper's socket is gone, or another keeper's: the one that the next daemon finds is told everything"
-            ),
+            (None, true, true) => {
+                let pid = self.pid().unwrap_or(0);
+                let mut post = self.post();
+                if !std::mem::replace(&mut post.is_said_hidden, true) {
+                    tracing::warn!(
+                        pid,
+                        "the keeper's socket is gone, or another keeper's: the one that the next daemon finds is told everything"
+                    );
+                }
+            }
             (Some(_), true, _) => tracing::info!("a keeper has come to take the place of the one that is there"),
             (_, false, _) => {}
         }
@@ -475,14 +527,15 @@ impl Keeping {
     }
 
     /// Has a keeper hold all that there is to hold, and nothing else; then it is the one that is found, and the keeper of this daemon. `name` is where it listens.
-    fn fill(&self, post: &mut Post, link: Holder, name: &str) -> Result<(), (Holder, KeeperError)> {
+    fn fill(&self, post: &mut Post, link: Holder, name: &str) -> Result<(), Box<Unfilled>> {
+        let mut is_found = name == SOCKET_NAME;
         // Chunks that come from here on are told to it after the lock; those before are in the store.
         let chunks = self.chunks();
         post.last = post.last.max(last_of(chunks.iter().map(|(chunk, _)| Key::Chunk(*chunk))));
         let others = post.others.iter().map(|(key, fd)| (*key, fd.as_fd()));
         let all: Vec<(Key, BorrowedFd<'_>)> =
             others.chain(chunks.iter().map(|(chunk, fd)| (Key::Chunk(*chunk), fd.as_fd()))).collect();
-        let filled = link.check_files().and_then(|()| link.names()).and_then(|held| {
+        let filled = link.names().and_then(|held| {
             // What one that was there before holds, and should not any more.
             let wanted: BTreeSet<Key> = all.iter().map(|(key, _)| *key).collect();
             let useless: Vec<Key> = held.into_iter().filter(|key| !wanted.contains(key)).collect();
@@ -496,13 +549,14 @@ impl Keeping {
                 SOCKET_NAME => self.socket(),
                 name => self.publish(name)?,
             };
+            is_found = true;
             // One that has died in between is not worth the one that is there.
             link.settle()?;
             Ok(socket)
         });
         let socket = match filled {
             Ok(socket) => socket,
-            Err(error) => return Err((link, error)),
+            Err(error) => return Err(Box::new(Unfilled { link, error, is_found })),
         };
         self.restarts.fetch_add(1, Ordering::Relaxed);
         tracing::info!(
@@ -514,16 +568,18 @@ impl Keeping {
         Ok(())
     }
 
-    /// A keeper that was there by itself cannot be used. It is not killed, as whoever has started it would start it again; it is to hold nothing once another has everything. It has hung up,
-    /// perhaps, and hears who asks anew; one that nobody has found forgets with that what it was told.
-    fn call_again(&self, post: &mut Post, place: Place, link: Link, error: &KeeperError) -> Link {
+    /// A keeper that was there by itself cannot be used. It is not killed, as whoever has started it would start it again; it is to hold nothing. It has hung up, perhaps, and hears who asks anew;
+    /// one that nobody has found forgets with that what it was told.
+    fn give_up(&self, post: &mut Post, place: Place, unfilled: Unfilled) {
+        let Unfilled { link: Holder::Process(link), error, is_found } = unfilled else { return };
         let again = [&place.0, SOCKET_NAME].into_iter().find_map(|name| {
             let path = self.state_dir.join(name);
             let is_its = inode_of(&path) == place.1;
             is_its.then(|| Link::call(&path, BEHIND_MAX).ok().flatten()).flatten()
         });
-        post.note_useless(place, error);
-        again.unwrap_or(link)
+        post.note_useless(place, &error);
+        self.note_stray(post, again.unwrap_or(link), End::Told, is_found);
+        self.hear_strays(post);
     }
 
     /// Nobody is to follow: the keeper ends, with all that it holds.
@@ -531,6 +587,8 @@ impl Keeping {
         let _mending = self.mending();
         let mut post = self.post();
         post.is_over = true;
+        // What others held is nobody's either.
+        post.strays.hear(true);
         let Some(link) = post.link.take() else { return };
         let ended = match link {
             Holder::Process(link) => link.end(),
@@ -544,12 +602,25 @@ impl Keeping {
         }
     }
 
-    /// A daemon follows, or may: the keeper holds on. Nothing is said to it from here on.
-    pub(super) fn leave(&self) {
+    /// A daemon follows, or may: the keeper holds on, another where it is gone just now. Nothing is said to it from here on. Says whether there is one that the next daemon finds.
+    pub(super) fn leave(&self) -> bool {
         let _mending = self.mending();
+        let is_well = {
+            let mut post = self.post();
+            if post.link.as_ref().is_some_and(Holder::is_gone) {
+                self.drop_link(&mut post, None);
+            }
+            self.is_found(&post)
+        };
+        if !is_well {
+            self.start_own();
+        }
         let mut post = self.post();
         post.is_over = true;
+        self.hear_strays(&mut post);
+        let is_found = self.is_found(&post);
         drop(post.link.take());
+        is_found
     }
 
     /// The keeper's process, where there is one.

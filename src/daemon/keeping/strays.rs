@@ -1,13 +1,13 @@
 //! Keepers of before, as long as they may hold anything.
 //!
-//! Invariant: none of them is told to let go of anything, or ended, before another has everything.
+//! Invariant: none of them that the next daemon could find is told to let go of anything, or ended, before another has everything.
 
 use std::time::Duration;
 
 use crate::ids::ChunkId;
 use crate::keeper::Link;
 use crate::keeper::link::is_readable;
-use crate::wire::peer::Peer;
+use crate::wire::peer::{Identity, Peer};
 
 /// How one ends that another has been found for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +26,8 @@ struct Stray {
     /// Chunks up to this one may be among it.
     last: ChunkId,
     end: End,
+    /// The next daemon finds it, or might: until another has everything it is worth what it holds.
+    is_needed: bool,
     was_told: bool,
     was_killed: bool,
 }
@@ -67,20 +69,23 @@ pub(super) struct Strays(Vec<Stray>);
 
 impl Strays {
     /// One more: chunks up to `last` may be among what it holds. Its process has been asked anew, perhaps, and did first what it was told before.
-    pub(super) fn note(&mut self, link: Box<Link>, last: ChunkId, end: End) {
+    pub(super) fn note(&mut self, link: Box<Link>, last: ChunkId, end: End, is_needed: bool) {
         let process = link.process();
         self.forget(&process);
-        self.0.push(Stray { link, process, last, end, was_told: false, was_killed: false });
+        self.0.push(Stray { link, process, last, end, is_needed, was_told: false, was_killed: false });
     }
 
     /// This process holds what it should, and nothing else.
     pub(super) fn forget(&mut self, process: &Peer) {
-        self.0.retain(|stray| stray.process.pidfd.is_none() || stray.process.identity != process.identity);
+        // Where it cannot be told who is who each may be another.
+        let is_known = matches!(process.identity, Identity::Pidfs(_) | Identity::Process { .. });
+        self.0.retain(|stray| !is_known || stray.process.identity != process.identity);
     }
 
     /// Hears of all, and ends them where another `has_everything`. Those that hold nothing any more are none.
     pub(super) fn hear(&mut self, has_everything: bool) {
-        let over = self.0.extract_if(.., |stray| stray.has_gone() || has_everything && stray.is_over());
+        let over =
+            self.0.extract_if(.., |stray| stray.has_gone() || (has_everything || !stray.is_needed) && stray.is_over());
         for stray in over {
             tracing::info!(pid = stray.process.pid, "a keeper of before holds nothing any more");
         }
