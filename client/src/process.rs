@@ -330,12 +330,14 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
 /// The plan of a file; of a directory the one that is for this process, if there is one.
 fn choose_plan(path: &Path, position: Option<Position>) -> Result<Option<(PathBuf, Plan)>, String> {
     if path.is_dir() {
-        let found = directory::find(path, position).map_err(|error| of_plan(path, &chain(&error)))?;
-        if found.is_none() {
+        let found = directory::find(path, position).map_err(|error| of_plan(path, &error.to_string()))?;
+        if found.plan.is_none() {
             let whose = position.map_or_else(String::new, |position| format!(" for {position}, nor"));
-            ffi::note(&of_plan(path, &format!("there is no plan{whose} for any process: the job goes on without")));
+            let unusable = found.unusable.map_or_else(String::new, |unusable| format!("; {unusable}"));
+            let text = format!("there is no plan{whose} for any process: the job goes on without{unusable}");
+            ffi::note(&of_plan(path, &text));
         }
-        return Ok(found);
+        return Ok(found.plan);
     }
     let read = || {
         let bytes = std::fs::read(path).map_err(|error| error.to_string())?;

@@ -23,10 +23,30 @@ EXAMPLES = DEPLOY / "examples" / "kubernetes"
 SIDECAR = EXAMPLES / "sidecar.yaml"
 SIDECAR_VALUES = CHART / "ci" / "sidecar-values.yaml"
 SIDECAR_HEADER = """# Rendered from deploy/helm/stitchd with ci/sidecar-values.yaml by `deploy/check --render`; not to be edited. A job whose pod has a daemon of its own, as a native sidecar: it passes the Pod Security
-# Standard `restricted`, and shares memory with no other pod. Its configuration says how much of which device is its own.
+# Standard `restricted`, and shares memory with no other pod. The claim gives it one device, of which it says how much is its own.
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: stitchd
+  labels:
+    pod-security.kubernetes.io/enforce: restricted
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata:
+  namespace: stitchd
+  name: one-gpu
+spec:
+  spec:
+    devices:
+      requests:
+        - name: gpu
+          exactly: {deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: 1}
 """
+# What an expression of a policy must not set: an API server refuses a configuration with any of them, as they are of one piece (kubernetes.io, Mutating Admission Policy).
+ATOMIC = ("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "secretRef", "configMapRef", "command:", "args:", "capabilities")
 # The first Kubernetes that has their kinds as they are written.
-EXAMPLE_SINCE = {"admission": 36, "claim": 34}
+EXAMPLE_SINCE = {"admission": 36, "claim": 34, "sidecar": 34}
 # What examples need beyond the standard that their kind could have.
 EXAMPLE_NEEDS = {"client": {"hostPath", "volume hostPath"}}
 # What pods of the chart need beyond the Pod Security Standard that their kind could have; everything else would be a surprise.
@@ -83,7 +103,7 @@ def plain(helm, header, *flags):
 
 def renderings(helm):
     """What is rendered from the chart, with where it is kept."""
-    sidecar = ["--values", str(SIDECAR_VALUES), "--set", "networkPolicy.enabled=false", "--set", "metrics.podMonitor.enabled=false"]
+    sidecar = ["--values", str(SIDECAR_VALUES), "--set", "sidecar.devices={0=70GiB}", "--set", "networkPolicy.enabled=false", "--set", "metrics.podMonitor.enabled=false"]
     return [(MANIFEST, plain(helm, HEADER)), (SIDECAR, plain(helm, SIDECAR_HEADER, *sidecar))]
 
 
@@ -156,6 +176,9 @@ def examples(yaml):
     """The manifests that people begin with."""
     for path in sorted(EXAMPLES.glob("*.yaml")):
         name = str(path.relative_to(DEPLOY))
+        if "ApplyConfiguration" in path.read_text():
+            found = [word for word in ATOMIC if word in path.read_text().split("applyConfiguration:", 1)[1]]
+            check(f"{name}: what is applied can be", not found, str(found))
         for pod in (pod for document in documents(yaml, name, path.read_text(), EXAMPLE_SINCE.get(path.stem, 0)) for pod in pods(document)):
             found = beyond(pod, "restricted") - EXAMPLE_NEEDS.get(path.stem, set())
             check(f"{name}: its pod needs no more than it says", not found, f"restricted: {found}")

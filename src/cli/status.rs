@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use super::table::Table;
 use super::{Common, DONE, Failure, Outcome, ask, print_json};
 use crate::daemon::live::json as show;
-use crate::error::chain;
 use crate::units::Bytes;
 use crate::wire::v1;
 
@@ -60,11 +59,12 @@ fn run_all(args: &StatusArgs) -> Outcome {
     let mut sockets: Vec<PathBuf> = PLACES.iter().flat_map(|pattern| matching(Path::new("/"), pattern)).collect();
     let own = args.common.socket();
     if !sockets.contains(&own) && own.exists() {
-        sockets.insert(0, own);
+        sockets.insert(0, own.clone());
     }
     if sockets.is_empty() {
         return Err(Failure::Usage(format!(
-            "there is no daemon's socket on this node; looked for {}",
+            "this user finds no daemon's socket on this node; looked for {} and {}",
+            own.display(),
             PLACES.join(" and ")
         )));
     }
@@ -74,7 +74,7 @@ fn run_all(args: &StatusArgs) -> Outcome {
     if args.common.json {
         let daemon = |(socket, answer): &(PathBuf, Result<v1::StatusReply, Failure>)| match answer {
             Ok(status) => json!({ "socket": socket, "status": to_json(status) }),
-            Err(error) => json!({ "socket": socket, "error": chain(error) }),
+            Err(error) => json!({ "socket": socket, "error": error.to_string() }),
         };
         print_json(&json!({ "daemons": answers.iter().map(daemon).collect::<Vec<_>>() }));
         return Ok(u8::from(!is_good));
@@ -101,7 +101,7 @@ fn run_all(args: &StatusArgs) -> Outcome {
             Err(error) => {
                 let mut row = vec![String::new(); table.columns()];
                 row[0] = name;
-                row[7] = chain(error);
+                row[7] = error.to_string();
                 table.row(row);
             }
         }

@@ -581,8 +581,8 @@ impl<'a> Served<'a> {
             Some(client_frame::What::Shown(shown)) => {
                 let uuid = convert::device_uuid("device_uuid", &shown.device_uuid);
                 let device = uuid.ok().and_then(|uuid| self.daemon.device(uuid));
-                if let (Some(device), Some(map)) = (device, shown.map) {
-                    self.daemon.note_map(&self.entry, device.id, shown.look, map);
+                if let Some(device) = device {
+                    self.daemon.note_map(&self.entry, device.id, shown);
                 }
                 Ok(())
             }

@@ -487,7 +487,7 @@ impl Sessions for Service {
         let mut looks = entry.maps.looks();
         let uuids: HashMap<DeviceId, Vec<u8>> =
             self.0.devices.iter().map(|device| (device.id, device.uuid.0.to_vec())).collect();
-        let (send, receive) = mpsc::channel(2);
+        let (send, receive) = mpsc::channel(2 + uuids.len());
         let notice = |what| Ok(v1::Notice { what: Some(what) });
         tokio::spawn(async move {
             // A receiver that is gone has heard enough.
@@ -522,7 +522,8 @@ impl Sessions for Service {
                     Ok(()) = looks.changed() => {
                         let look = looks.borrow_and_update().0;
                         for device_uuid in uuids.values().cloned() {
-                            let _ = send.send(notice(v1::notice::What::Look(v1::Look { device_uuid, look }))).await;
+                            // Whoever does not read is asked again.
+                            let _ = send.try_send(notice(v1::notice::What::Look(v1::Look { device_uuid, look })));
                         }
                     }
                     () = async { drop(ending.wait_for(|ending| *ending).await) } => {

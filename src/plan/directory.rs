@@ -1,33 +1,33 @@
 //! Plans as files in a directory, one for each process of a job: a ConfigMap or a volume that every node mounts.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use super::{Plan, Position, format};
+use super::{Job, Plan, Position, format};
 use crate::error::chain;
 
 /// How names of plans end; whatever else is in the directory is no plan.
 const SUFFIX: &str = ".plan";
 
-/// Why a directory of plans cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum DirectoryError {
-    /// It cannot be listed.
-    #[error("cannot list {path}")]
-    List {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-    /// None of its plans is for this process, and some could not be read.
-    #[error("{path}: {why}")]
-    Plan {
-        /// The first of those.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+/// What a directory has for a process.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Its plan, and where that is.
+    pub plan: Option<(PathBuf, Plan)>,
+    /// A file that is called a plan and is none, and why: the job's own may be meant.
+    pub unusable: Option<String>,
+}
+
+/// Whose plan a file has.
+fn job_in(path: &Path) -> Result<Job, String> {
+    // Before it is opened: whoever opens a pipe waits.
+    if !std::fs::metadata(path).map_err(|error| error.to_string())?.is_file() {
+        return Err("it is no file".to_owned());
+    }
+    let mut beginning = Vec::with_capacity(format::BEGINNING_LEN);
+    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
+    file.take(format::BEGINNING_LEN as u64).read_to_end(&mut beginning).map_err(|error| error.to_string())?;
+    format::job_of(&beginning).map_err(|error| chain(&error))
 }
 
 fn read(path: &Path) -> Result<Plan, String> {
@@ -36,15 +36,14 @@ fn read(path: &Path) -> Result<Plan, String> {
 }
 
 /// The plan of a directory for the process `position` of its job: one that was made for it, else one that was made for no process in particular; of several the last by name. Nothing where there is none:
-/// nobody has made one yet, perhaps. All files `*.plan` are read for that.
+/// nobody has made one yet, perhaps. Of all other files `*.plan` only the beginning is read.
 ///
 /// # Errors
 ///
-/// It cannot be listed; or none fits, and one cannot be read.
-pub fn find(directory: &Path, position: Option<Position>) -> Result<Option<(PathBuf, Plan)>, DirectoryError> {
-    let list = |source| DirectoryError::List { path: directory.to_owned(), source };
-    let entries = std::fs::read_dir(directory).map_err(list)?;
-    let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_, _>>().map_err(list)?;
+/// The directory cannot be listed.
+pub fn find(directory: &Path, position: Option<Position>) -> std::io::Result<Found> {
+    let entries = std::fs::read_dir(directory)?;
+    let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
     // What Kubernetes keeps beside what is mounted begins with a dot.
     let is_plan = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -52,27 +51,31 @@ pub fn find(directory: &Path, position: Option<Position>) -> Result<Option<(Path
     };
     paths.retain(is_plan);
     paths.sort_unstable();
-    let (mut found, mut wrong): (Option<(u32, PathBuf, Plan)>, _) = (None, None);
+    let (mut fit, mut found) = (Vec::new(), Found::default());
+    let mut note = |path: &Path, why: String| {
+        found.unusable.get_or_insert_with(|| format!("{}: {why}", path.display()));
+    };
     for path in paths {
-        match read(&path) {
-            Ok(plan) => {
-                let rank = match plan.job.position {
-                    of if of == position => 2,
-                    None => 1,
-                    Some(_) => continue,
-                };
-                if found.as_ref().is_none_or(|(best, ..)| *best <= rank) {
-                    found = Some((rank, path, plan));
-                }
-            }
-            Err(why) => wrong = wrong.or(Some(DirectoryError::Plan { path, why })),
+        match job_in(&path) {
+            Ok(job) if job.position == position => fit.push((1, path)),
+            Ok(job) if job.position.is_none() => fit.push((0, path)),
+            Ok(_) => {}
+            Err(why) => note(&path, why),
         }
     }
-    match (found, wrong) {
-        (Some((_, path, plan)), _) => Ok(Some((path, plan))),
-        (None, Some(wrong)) => Err(wrong),
-        (None, None) => Ok(None),
+    // The best is the last.
+    fit.sort_by_key(|(rank, _)| *rank);
+    let mut plan = None;
+    while let Some((_, path)) = fit.pop() {
+        match read(&path) {
+            Ok(good) => {
+                plan = Some((path, good));
+                break;
+            }
+            Err(why) => note(&path, why),
+        }
     }
+    Ok(Found { plan, ..found })
 }
 
 #[cfg(test)]
@@ -91,6 +94,7 @@ mod tests {
         let chosen = |position| {
             find(dir.path(), position)
                 .unwrap()
+                .plan
                 .map(|(path, _)| path.file_name().unwrap().to_string_lossy().into_owned())
         };
         assert_eq!(chosen(None), None);
@@ -116,13 +120,20 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_be_read_is_named_where_no_other_fits() {
+    fn what_cannot_be_read_is_said_and_keeps_nobody_from_his_own() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("broken.plan"), "no plan").unwrap();
-        let said = find(dir.path(), None).unwrap_err().to_string();
-        assert!(said.contains("broken.plan") && said.contains("plan file"), "{said}");
+        std::fs::create_dir(dir.path().join("old.plan")).unwrap();
+        std::os::unix::fs::symlink("/nowhere", dir.path().join("z.plan")).unwrap();
+        let found = find(dir.path(), None).unwrap();
+        assert!(found.plan.is_none() && found.unusable.unwrap().contains("broken.plan: this is not a plan file"));
         write(dir.path(), "all.plan", None);
-        assert!(find(dir.path(), None).unwrap().is_some());
-        assert!(matches!(find(&dir.path().join("none"), None), Err(DirectoryError::List { .. })));
+        write(dir.path(), "one.plan", Position::new(1, 2));
+        // One that is whole at its beginning only: the next best is taken.
+        let whole = std::fs::read(dir.path().join("one.plan")).unwrap();
+        std::fs::write(dir.path().join("two.plan"), &whole[..whole.len() - 1]).unwrap();
+        let found = find(dir.path(), Position::new(1, 2)).unwrap();
+        assert!(found.plan.unwrap().0.ends_with("one.plan"));
+        assert!(find(&dir.path().join("none"), None).is_err());
     }
 }

@@ -177,6 +177,29 @@ pub fn read(bytes: &[u8]) -> Result<Plan, FormatError> {
     Ok(plan)
 }
 
+/// So many bytes of a file's beginning say whose it is ([`job_of`]).
+pub const BEGINNING_LEN: usize = 4_096;
+
+/// Whose the plan is whose file begins with `beginning`: what the rest of the file is worth [`read`] says.
+pub fn job_of(beginning: &[u8]) -> Result<Job, FormatError> {
+    let version =
+        beginning.strip_prefix(MAGIC).and_then(|rest| rest.first_chunk::<2>()).ok_or(FormatError::NotAPlan)?;
+    let found = u16::from_le_bytes(*version);
+    if found != VERSION {
+        return Err(FormatError::Version { found });
+    }
+    let mut reader = Reader { bytes: beginning, at: HEADER_LEN };
+    for _ in 0..7 {
+        reader.number()?;
+    }
+    let solver_len = reader.bounded(BEGINNING_LEN as u64, "a solver's name is too long")? as usize;
+    reader.at += solver_len;
+    for _ in 0..2 {
+        reader.number()?;
+    }
+    reader.job()
+}
+
 fn put(body: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         body.push(number as u8 | 0x80);

@@ -99,19 +99,23 @@ struct Shower {
 impl Shower {
     /// The job waits while it is looked at: for a hundredth of the time at most, however often somebody looks.
     const SHARE: u32 = 100;
+    /// It may have taken long as the job was at something itself, asleep, say.
+    const AGE_MAX: Duration = Duration::from_secs(5);
 
-    fn show(&mut self, clock: &SystemClock, segments: &impl Fn() -> Vec<Segment>) -> AddressMap {
+    /// What there is to show, and how old that is.
+    fn show(&mut self, clock: &SystemClock, segments: &impl Fn() -> Vec<Segment>) -> (AddressMap, Duration) {
         let now = clock.now();
-        if let Some((at, took, map)) = &self.last
-            && now.saturating_sub(*at) < *took * Shower::SHARE
-        {
-            return map.clone();
+        if let Some((at, took, map)) = &self.last {
+            let age = now.saturating_sub(*at);
+            if age < took.saturating_mul(Shower::SHARE).min(Shower::AGE_MAX) {
+                return (map.clone(), age);
+            }
         }
         let segments = segments();
         let took = clock.now().saturating_sub(now);
         let map = map_of(&segments);
         self.last = Some((clock.now(), took, map.clone()));
-        map
+        (map, Duration::ZERO)
     }
 }
 

@@ -236,7 +236,7 @@ impl Line {
     }
 
     /// Shows the daemon where everything on a device lies, for its `look`th time.
-    pub(super) fn show(&self, device: DeviceUuid, look: u64, map: AddressMap) -> Result<(), SessionError> {
+    pub(super) fn show(&self, device: DeviceUuid, look: u64, map: (AddressMap, Duration)) -> Result<(), SessionError> {
         self.enter().ok_or(SessionError::DaemonGone)?.show(device, look, map)
     }
 

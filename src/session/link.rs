@@ -263,8 +263,18 @@ impl Link {
     }
 
     /// Shows where everything on a device lies.
-    pub(super) fn show(&self, device: DeviceUuid, look: u64, map: v1::AddressMap) -> Result<(), SessionError> {
-        let shown = v1::Shown { device_uuid: device.0.to_vec(), look, map: Some(map) };
+    pub(super) fn show(
+        &self,
+        device: DeviceUuid,
+        look: u64,
+        (map, age): (v1::AddressMap, Duration),
+    ) -> Result<(), SessionError> {
+        let shown = v1::Shown {
+            device_uuid: device.0.to_vec(),
+            look,
+            map: Some(map),
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        };
         self.send(client_frame::What::Shown(shown))
     }
 

@@ -116,7 +116,9 @@ pub enum SessionError {
         reason: String,
     },
     /// The socket is there, and not for this user.
-    #[error("{socket} may not be connected to: its owner and mode do not let this user (the daemon's socket_mode)")]
+    #[error(
+        "{socket} may not be connected to: its owner and mode do not let this user. The daemon's `socket_group` says which group may, and this process is to be in it (in a pod: supplementalGroups)"
+    )]
     Forbidden {
         /// Where.
         socket: PathBuf,

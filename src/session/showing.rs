@@ -15,8 +15,10 @@ const CELL_MIN: u64 = 512 << 10;
 /// What of a cell is in use, as it is sent: 0 only where nothing is, and 255 only where all is.
 const FULL: u64 = 255;
 
-fn kind_of(pool: SegmentPool) -> Kind {
-    match pool {
+fn kind_of(segment: &Segment) -> Kind {
+    match segment.pool {
+        // A slab in a stitched block has memory of others, too.
+        _ if segment.is_stitched => Kind::Stitched,
         SegmentPool::Planned => Kind::Planned,
         SegmentPool::Packed => Kind::Packed,
         SegmentPool::Stitching => Kind::Stitching,
@@ -98,12 +100,10 @@ pub(super) fn map_of(segments: &[Segment]) -> AddressMap {
     let mut sorted: Vec<&Segment> = segments.iter().collect();
     sorted.sort_by_key(|segment| (segment.is_stitched, start_of(segment)));
     let is_next = |one: &&Segment, next: &&Segment| {
-        kind_of(one.pool) == kind_of(next.pool)
-            && one.is_stitched == next.is_stitched
-            && start_of(one) + len_of(one) == start_of(next)
+        kind_of(one) == kind_of(next) && start_of(one) + len_of(one) == start_of(next)
     };
     let mut runs: Vec<Run<'_>> =
-        sorted.chunk_by(is_next).map(|segments| Run { kind: kind_of(segments[0].pool), segments }).collect();
+        sorted.chunk_by(is_next).map(|segments| Run { kind: kind_of(segments[0]), segments }).collect();
     // The largest come first, and stay.
     runs.sort_by_key(|run| std::cmp::Reverse(run.len()));
     let others = runs.split_off(runs.len().min(RANGES_MAX));
@@ -113,12 +113,13 @@ pub(super) fn map_of(segments: &[Segment]) -> AddressMap {
         cell *= 2;
     }
     runs.sort_by_key(Run::start);
+    let own = || others.iter().filter(|run| run.kind != Kind::Stitched);
     AddressMap {
         ranges: runs.iter().map(|run| run.range(cell)).collect(),
         cell_bytes: cell,
         other_ranges: others.len() as u64,
-        other_bytes: others.iter().map(Run::len).sum(),
-        other_live_bytes: others.iter().map(Run::live).sum(),
+        other_bytes: own().map(Run::len).sum(),
+        other_live_bytes: own().map(Run::live).sum(),
     }
 }
 

@@ -20,8 +20,6 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::reports::Reports;
 use super::{Common, Failure, Outcome, ask, print_json, read_plan, scratch};
-use crate::error::chain;
-use crate::plan::directory;
 use crate::session::SessionError;
 use crate::session::locate::{AUTO, Environment, as_limit};
 use crate::units::{Bytes, parse_time};
@@ -91,8 +89,13 @@ pub(super) fn run(args: &RunArgs) -> Outcome {
     // Before anything begins that takes long.
     if let Some(path) = args.plan.as_ref().filter(|plan| plan.as_os_str() != AUTO) {
         if path.is_dir() {
-            // One is enough: whose each is only its process knows.
-            directory::find(path, None).map_err(|error| Failure::Usage(format!("--plan: {}", chain(&error))))?;
+            // Whose each plan is its process knows.
+            let listed = std::fs::read_dir(path);
+            let mut listed = listed.map_err(|error| Failure::Usage(format!("--plan: {}: {error}", path.display())))?;
+            let is_plan = |entry: &std::fs::DirEntry| entry.path().extension().is_some_and(|ending| ending == "plan");
+            if !args.quiet && !listed.any(|entry| entry.is_ok_and(|entry| is_plan(&entry))) {
+                say(&format!("stitchd: {} has no file *.plan: the program goes on without a plan\n", path.display()));
+            }
         } else {
             read_plan(path)?;
         }
@@ -172,7 +175,8 @@ impl Drop for Scratch {
 /// There is no daemon, or none that answers: says what happens, unless that is the end.
 fn go_without(args: &RunArgs, failure: Failure) -> Result<(), Failure> {
     let goes_on = match (&failure, args.without_daemon) {
-        (Failure::Session(SessionError::NoDaemon { .. }), WithoutDaemon::Pytorch) => {
+        // One that is not for this user is none to it.
+        (Failure::Session(SessionError::NoDaemon { .. } | SessionError::Forbidden { .. }), WithoutDaemon::Pytorch) => {
             "the program keeps PyTorch's own allocator"
         }
         (Failure::Session(SessionError::NoDaemon { .. }), WithoutDaemon::Private) => {
@@ -181,7 +185,7 @@ fn go_without(args: &RunArgs, failure: Failure) -> Result<(), Failure> {
         _ => return Err(failure),
     };
     if !args.quiet {
-        say(&format!("stitchd: {failure}; until one does {goes_on}\n"));
+        say(&format!("stitchd: {failure}; until then {goes_on}\n"));
     }
     Ok(())
 }
@@ -210,7 +214,7 @@ fn check_terms(args: &RunArgs, socket: &Path) -> Result<(), Failure> {
     });
     match opened {
         // Without a daemon nobody gives anything.
-        Ok(_) | Err(Failure::Session(SessionError::NoDaemon { .. })) => Ok(()),
+        Ok(_) | Err(Failure::Session(SessionError::NoDaemon { .. } | SessionError::Forbidden { .. })) => Ok(()),
         Err(Failure::Session(SessionError::Refused { message, .. })) => Err(Failure::Usage(message)),
         Err(failure) => Err(failure),
     }

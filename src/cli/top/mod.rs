@@ -38,7 +38,7 @@ pub(super) struct TopArgs {
     /// Print what there is once, and end: also where this is no terminal
     #[arg(long)]
     once: bool,
-    /// Show where the memory of this session lies
+    /// Show where the memory of this session lies: its number in `stitchd sessions`
     #[arg(long, value_name = "SESSION")]
     map: Option<u64>,
 }
@@ -62,7 +62,7 @@ pub(super) fn run(args: &TopArgs) -> Outcome {
         return DONE;
     }
     if args.once || !Terminal::is_there() {
-        const COLUMNS: usize = 120;
+        const COLUMNS: usize = 160;
         let live = ask::ask(&socket, Duration::ZERO, look)?;
         let map = args.map.map(ask_map).transpose()?;
         let view = View { columns: COLUMNS, rows: usize::MAX, is_colored: false, map, ..View::default() };
@@ -100,6 +100,7 @@ async fn watch(
 ) -> Outcome {
     let mut view = View { is_colored: true, map, ..View::default() };
     let mut live = first;
+    let mut asked_map: Option<tokio::task::JoinHandle<(u64, v1::AddressMapReply)>> = None;
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -116,12 +117,15 @@ async fn watch(
                     Ok(Err(status)) => Some(format!("the daemon does not answer: {}", status.message())),
                     Err(_) => Some(format!("the daemon does not answer within {} s", PATIENCE.as_secs())),
                 };
-                if let Some((session, map)) = &mut view.map {
-                    let wanted = v1::AddressMapRequest { session_id: *session };
-                    // A session that is over is shown as it was, and so is one while the daemon does not answer, which is said.
-                    if let Ok(Ok(reply)) = tokio::time::timeout(PATIENCE, client.address_map(wanted)).await {
-                        *map = reply.into_inner();
-                    }
+                if let (Some((session, _)), None) = (&view.map, &asked_map) {
+                    asked_map = Some(tokio::spawn(ask_map(client.clone(), *session)));
+                }
+            }
+            // Beside the rest: a session takes a second at most to answer, and keys are not to wait for it.
+            Ok((session, reply)) = async { asked_map.as_mut().expect("it is asked for").await }, if asked_map.is_some() => {
+                asked_map = None;
+                if let Some((wanted, map)) = view.map.as_mut().filter(|(wanted, _)| *wanted == session) {
+                    (*wanted, *map) = (session, reply);
                 }
             }
             key = terminal.key() => match key {
@@ -142,6 +146,15 @@ async fn watch(
                 Key::Resized | Key::Other => {}
             }
         }
+    }
+}
+
+/// Where a session's memory lies; nothing where it is over, or the daemon does not answer, which is said elsewhere.
+async fn ask_map(mut client: AdminClient<Channel>, session: u64) -> (u64, v1::AddressMapReply) {
+    let asked = client.address_map(v1::AddressMapRequest { session_id: session });
+    match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(Ok(reply)) => (session, reply.into_inner()),
+        _ => (session, v1::AddressMapReply::default()),
     }
 }
 

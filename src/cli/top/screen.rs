@@ -244,17 +244,21 @@ fn map(status: &v1::DeviceStatus, more: &v1::DeviceLive, view: &View) -> String 
 /// Where a session's memory lies: a line for each range, as long as it is beside the longest.
 fn map_lines(session: u64, reply: &v1::AddressMapReply, status: &v1::StatusReply, view: &View) -> Vec<String> {
     const TITLE: usize = 50;
+    const OLD_MS: u64 = 3_000;
     let bytes = |bytes: u64| Bytes::new(bytes).to_string();
     let name = status.sessions.iter().find(|of| of.session_id == session).map_or("", |of| &of.name);
     let title = format!("where the memory of {} #{session} lies (m hides this)", plain(name));
     let mut lines = vec![String::new(), view.strong(&view.cut(&title))];
     if reply.devices.is_empty() {
-        lines.push(view.cut("it has not said: it is over, or its client is of before this question"));
+        lines.push(view.cut("it has not said: it holds nothing, is over, or its client is of before this question"));
     }
     let width = view.columns.saturating_sub(TITLE).max(1);
     for device in &reply.devices {
         let map = device.map.clone().unwrap_or_default();
         let longest = map.ranges.iter().map(|range| range.len_bytes).max().unwrap_or(0).max(1);
+        if device.age_ms > OLD_MS {
+            lines.push(view.cut(&format!("{} as it was {} ago", device.ordinal, age(device.age_ms))));
+        }
         for range in &map.ranges {
             let used = range.live_bytes as f64 / range.len_bytes.max(1) as f64 * 100.0;
             let text = format!(

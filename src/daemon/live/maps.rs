@@ -16,8 +16,10 @@ const EVERY: Duration = Duration::from_millis(500);
 /// It has so long to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// No client says more.
-const RANGES_MAX: usize = 256;
-const CELLS_MAX: usize = 16_384;
+const RANGES_MAX: usize = 64;
+const CELLS_MAX: usize = 2_048;
+/// What nobody has looked at for so long is forgotten.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 
 /// What a session has shown of a device.
 #[derive(Clone, Debug)]
@@ -67,24 +69,44 @@ fn is_sound(map: &v1::AddressMap) -> bool {
 
 impl Daemon {
     /// A session has shown what it has of a device. What nobody has asked for, or makes no sense, is not heard.
-    pub(in crate::daemon) fn note_map(&self, entry: &Entry, device: DeviceId, look: u64, map: v1::AddressMap) {
+    pub(in crate::daemon) fn note_map(&self, entry: &Entry, device: DeviceId, shown: v1::Shown) {
         let asked = entry.maps.asked.borrow().0;
-        if look == 0 || look > asked || !is_sound(&map) {
+        let (look, age) = (shown.look, Duration::from_millis(shown.age_ms));
+        let Some(map) = shown.map.filter(|map| look > 0 && look <= asked && is_sound(map)) else { return };
+        if !self.devices_of(entry.id).contains(&device) {
             return;
         }
-        let shown = Shown { look, at: self.clock.now(), map };
+        let shown = Shown { look, at: self.clock.now().saturating_sub(age), map };
         entry.maps.shown.send_modify(|all| drop(all.insert(device, shown)));
+    }
+
+    /// What nobody looks at any more is not kept.
+    pub(in crate::daemon) fn forget_maps(&self) {
+        let now = self.clock.now();
+        for entry in self.registry.all() {
+            let is_old = now.saturating_sub(entry.maps.asked.borrow().1) >= FORGOTTEN_AFTER;
+            if is_old && !entry.maps.shown.borrow().is_empty() {
+                entry.maps.shown.send_modify(BTreeMap::clear);
+            }
+        }
+    }
+
+    /// The devices of which a session holds anything.
+    fn devices_of(&self, session: SessionId) -> Vec<DeviceId> {
+        let held = self.steward.session(session).map(|view| view.held).unwrap_or_default();
+        held.into_iter().map(|(device, _)| device).collect()
     }
 
     /// Where a session's memory lies, as it says within a second. Nothing where there is no such session.
     pub(in crate::daemon) async fn address_map(&self, session: SessionId) -> Option<v1::AddressMapReply> {
         let entry = self.registry.get(session)?;
-        let on: Vec<DeviceId> = self.steward.session(session)?.held.iter().map(|(device, _)| *device).collect();
+        let on = self.devices_of(session);
         let look = entry.maps.look(self.clock.now());
         let mut shown = entry.maps.shown.subscribe();
         // Whoever does not answer has said before what he had, or nothing.
         let is_answered = |all: &BTreeMap<DeviceId, Shown>| {
-            on.iter().all(|device| all.get(device).is_some_and(|shown| shown.look >= look))
+            let has_answered = |device| all.get(device).is_some_and(|shown| shown.look >= look);
+            !on.is_empty() && on.iter().all(has_answered)
         };
         let _ = tokio::time::timeout(PATIENCE, shown.wait_for(is_answered)).await;
         let now = self.clock.now();
@@ -118,7 +140,7 @@ mod tests {
         };
         assert!(is_sound(&map(25, 3, 2)) && is_sound(&map(0, 0, 0)));
         assert!(!is_sound(&map(25, 2, 1)) && !is_sound(&map(25, 4, 1)) && !is_sound(&map(u64::MAX, 3, 1)));
-        assert!(!is_sound(&map(10, 1, RANGES_MAX + 1)) && !is_sound(&map(1_000, 100, 200)));
+        assert!(!is_sound(&map(10, 1, RANGES_MAX + 1)) && !is_sound(&map(1_000, 100, 30)));
         assert!(!is_sound(&v1::AddressMap { cell_bytes: 0, ..map(25, 3, 1) }));
     }
 }

@@ -62,6 +62,7 @@ impl Daemon {
         if !self.live.history.is_due(at_ms) {
             return;
         }
+        self.forget_maps();
         let sessions = self.session_figures();
         let accounts = self.steward.devices();
         let sample = |account: &crate::ledger::AccountView| v1::DeviceSample {
