@@ -793,7 +793,7 @@ async fn tick(daemon: Arc<Daemon>) {
     /// Where somebody waits.
     const TICK: Duration = Duration::from_millis(20);
     /// Where nobody does, until somebody may.
-    const IDLE_TICK: Duration = Duration::from_millis(100);
+    const IDLE_TICK: Duration = Duration::from_millis(250);
     const MEND_EVERY: Duration = Duration::from_millis(100);
     /// How often drivers are asked where nobody waits.
     const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -814,7 +814,9 @@ async fn tick(daemon: Arc<Daemon>) {
             // Somebody may wait, or nothing has happened for so long.
             is_idle = tokio::time::timeout(idle_tick, daemon.stirred.notified()).await.is_err();
         }
-        tokio::time::sleep_until(next).await;
+        if !is_idle {
+            tokio::time::sleep_until(next).await;
+        }
         let now = daemon.clock.now();
         if now.saturating_sub(sorted) >= SORT_EVERY {
             sorted = now;
