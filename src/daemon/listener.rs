@@ -241,7 +241,7 @@ impl RuntimeLock {
     /// The path of a socket, free to bind: with the lock held, one that is there was left behind, unless a service manager listens on it.
     fn socket_path(&mut self, directory: &Path, name: &str) -> Result<PathBuf, ListenError> {
         let path = directory.join(name);
-        if is_listened_on(&path).map_err(|errno| socket(&path)(errno.into()))? {
+        if is_listened_on(&path) {
             return Err(ListenError::Listened { path });
         }
         match std::fs::remove_file(&path) {
@@ -255,17 +255,17 @@ impl RuntimeLock {
 }
 
 /// Somebody listens on a socket, and goes on with that.
-fn is_listened_on(path: &Path) -> Result<bool, Errno> {
+fn is_listened_on(path: &Path) -> bool {
     // A daemon that was killed has lost its lock, perhaps, and not yet its sockets.
     const TIMES: u32 = 25;
     const PAUSE: Duration = Duration::from_millis(20);
     for _ in 0..TIMES {
-        if !peer::is_bound(path)? {
-            return Ok(false);
+        if !matches!(peer::is_bound(path), Ok(true)) {
+            return false;
         }
         std::thread::sleep(PAUSE);
     }
-    Ok(true)
+    true
 }
 
 /// Locks a directory's file. A keeper that takes another's place has it for a moment.

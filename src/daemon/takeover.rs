@@ -27,8 +27,7 @@ use crate::steward;
 use crate::store::Store;
 use crate::units::Bytes;
 
-/// The journal in a runtime directory.
-pub const JOURNAL_NAME: &str = "journal";
+pub use crate::keeper::JOURNAL_NAME;
 
 /// What was left.
 #[derive(Debug)]

@@ -38,6 +38,8 @@ pub use link::Link;
 
 /// The file that the daemon of a directory has locked.
 pub const LOCK_NAME: &str = "stitchd.lock";
+/// Where the daemon writes what it does, beside the keeper's socket.
+pub const JOURNAL_NAME: &str = "journal";
 /// The keeper's socket in a state directory.
 pub const SOCKET_NAME: &str = "keeper.sock";
 /// How names of keepers' sockets begin that are not found yet: the daemon looks for them, tells each everything, and then gives it the other name. Shorter than that, as a path has a length.
@@ -262,7 +264,10 @@ pub fn prepare(state_dir: &Path) -> Result<(), KeeperError> {
 
 /// A name that only a keeper's socket has.
 pub fn is_own_name(name: &str) -> bool {
-    [CANDIDATE_PREFIX, RESERVE_PREFIX, UNFINISHED_PREFIX].iter().any(|prefix| name.starts_with(prefix))
+    const DIGITS: usize = 8;
+    let number =
+        [CANDIDATE_PREFIX, RESERVE_PREFIX, UNFINISHED_PREFIX].iter().find_map(|prefix| name.strip_prefix(prefix));
+    number.is_some_and(|number| number.len() == DIGITS && number.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// A message of keys fits.

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{
-    CANDIDATE_PREFIX, KeeperError, Key, LOCK_NAME, Link, RESERVE_PREFIX, SOCKET_NAME, UNFINISHED_PREFIX, VERSION, from,
-    is_one_of_us, v1,
+    CANDIDATE_PREFIX, JOURNAL_NAME, KeeperError, Key, LOCK_NAME, Link, RESERVE_PREFIX, SOCKET_NAME, UNFINISHED_PREFIX,
+    VERSION, from, is_one_of_us, v1,
 };
 use crate::clock::{Clock as _, SystemClock};
 use crate::error::chain;
@@ -39,6 +39,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const ENDING: Duration = Duration::from_millis(20);
 /// How long the keeper before may take for a message: a daemon waits meanwhile, a second at most.
 const TAKING_OVER: Duration = Duration::from_millis(500);
+/// So often an empty keeper looks for one that is found before it takes the place.
+const MISSED_MAX: u32 = 3;
 /// How long a daemon may leave unread what it asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -55,6 +57,8 @@ pub struct Keeper {
     daemon: Option<FdChannel>,
     /// It has been told something to hold, or to let go of: whoever only looks is no daemon.
     is_served: bool,
+    /// How often no keeper was found in a row.
+    missed: u32,
     /// No daemon has started it.
     stays: bool,
     held: BTreeMap<Key, OwnedFd>,
@@ -228,7 +232,17 @@ impl Keeper {
         let (listener, own, inode) =
             listen(state_dir, CANDIDATE_PREFIX).map_err(KeeperError::system("listen for daemons"))?;
         let socket = state_dir.join(SOCKET_NAME);
-        Ok(Keeper { listener, socket, own, inode, daemon: None, is_served: false, stays, held: BTreeMap::new() })
+        Ok(Keeper {
+            listener,
+            socket,
+            own,
+            inode,
+            daemon: None,
+            is_served: false,
+            missed: 0,
+            stays,
+            held: BTreeMap::new(),
+        })
     }
 
     /// Waits until no other is there. One that is found has been told everything: what this one holds is from before.
@@ -265,11 +279,18 @@ impl Keeper {
         let Ok(before) = find_if(self.state_dir(), TAKING_OVER, is_better)? else { return Ok(()) };
         moment();
         if let Some((link, held)) = before {
+            self.missed = 0;
             self.held = held.into_iter().collect();
             self.publish()?;
             moment();
             // Nobody finds it any more, so that it ends by itself where it does not hear this.
             let _ = link.end();
+            return Ok(());
+        }
+        // Whoever has everything may have lost its socket just now, and finds that out within a second or two: one that has nothing lets it come first.
+        let may_be_another = stands_by || self.state_dir().join(JOURNAL_NAME).exists();
+        if self.held.is_empty() && may_be_another && self.missed < MISSED_MAX {
+            self.missed += 1;
             return Ok(());
         }
         self.publish()

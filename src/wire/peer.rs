@@ -231,7 +231,11 @@ pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
 pub fn is_bound(path: &std::path::Path) -> Result<bool, Errno> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
     let other = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    Ok(connect(&other, &SocketAddrUnix::new(path)?) == Err(Errno::PROTOTYPE))
+    match connect(&other, &SocketAddrUnix::new(path)?) {
+        Ok(()) | Err(Errno::PROTOTYPE) => Ok(true),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
 }
 
 #[cfg(test)]

@@ -178,6 +178,28 @@ fn one_that_stands_by_holds_nothing_of_before() {
 }
 
 #[test]
+fn one_that_stands_by_does_not_take_the_place_of_one_that_has_lost_its_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, other) = (keep(dir.path()), keep_beside(dir.path()));
+    eventually("that one stands by", || (files(dir.path(), "s.") == 1).then_some(()));
+    // What is no keeper's is nobody's to clear away.
+    std::fs::write(dir.path().join("s.notes"), "mine").unwrap();
+    std::fs::write(dir.path().join("k.0000aaaa"), "mine").unwrap();
+    let daemon = with_range(dir);
+    let first = keeper(&daemon);
+    let mut dir = daemon.kill();
+    for _ in 0..2 {
+        std::fs::remove_file(dir.path().join("keeper.sock")).unwrap();
+        eventually("that one is found", || dir.path().join("keeper.sock").exists().then_some(()));
+        let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+        assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, first), "{}", daemon.log());
+        dir = daemon.kill();
+    }
+    assert!(dir.path().join("s.notes").exists() && dir.path().join("k.0000aaaa").exists());
+    [one, other].into_iter().for_each(end);
+}
+
+#[test]
 fn a_daemon_that_ends_leaves_a_keeper_also_where_its_own_has_just_gone() {
     for is_killed in [true, false] {
         let mut daemon = with_range(tempfile::tempdir().unwrap());

@@ -15,6 +15,7 @@ mod strays;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -41,6 +42,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_secs(1);
 /// One that reads nothing for so long is none: what was let go of stays held, and counts.
 const BEHIND_MAX: Duration = Duration::from_secs(2);
+/// One that waits to be told everything has nothing else to do: one that does not answer at once holds up the others, and the daemon's own.
+const FOR_A_WORD: Duration = Duration::from_millis(300);
 /// One that could not be used is not tried for so long.
 const USELESS_FOR: Duration = Duration::from_secs(10);
 /// So many of those are remembered.
@@ -121,7 +124,7 @@ struct Unfilled {
 
 /// One that could not hold everything is asked for nothing.
 fn checked(link: Option<Link>) -> Result<Option<Link>, KeeperError> {
-    link.map(|link| link.check_files().map(|()| link)).transpose()
+    link.map(|link| link.check_files().and_then(|()| link.with_usual_patience())).transpose()
 }
 
 impl Post {
@@ -286,7 +289,8 @@ impl Keeping {
         // Nobody has one that is bound no more: whoever began it has gone.
         places.retain(|(name, _)| {
             let path = self.state_dir.join(name);
-            let is_dead = matches!(is_bound(&path), Ok(false));
+            let is_socket = std::fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.file_type().is_socket());
+            let is_dead = is_socket && matches!(is_bound(&path), Ok(false));
             if is_dead {
                 // It may be another's to clear away in this moment.
                 let _ = std::fs::remove_file(path);
@@ -300,7 +304,7 @@ impl Keeping {
             if !is_one || self.post().is_useless(&place) {
                 continue;
             }
-            match Link::connect_at(&self.state_dir.join(&place.0), BEHIND_MAX).and_then(checked) {
+            match Link::connect_at(&self.state_dir.join(&place.0), FOR_A_WORD).and_then(checked) {
                 Ok(Some(link)) => return Some((place, link)),
                 Ok(None) => {}
                 Err(error) => self.post().note_useless(place, &error),
@@ -345,7 +349,8 @@ impl Keeping {
 
     /// There is a keeper, and the next daemon finds it.
     fn is_found(&self, post: &Post) -> bool {
-        post.link.is_some() && (self.manager.is_some() || self.socket() == post.socket)
+        let is_found = || post.socket.is_some() && self.socket() == post.socket;
+        post.link.is_some() && (self.manager.is_some() || is_found())
     }
 
     /// Which file the keeper's socket is.

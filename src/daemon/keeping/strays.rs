@@ -30,6 +30,8 @@ struct Stray {
     is_needed: bool,
     was_told: bool,
     was_killed: bool,
+    /// That it cannot be was said.
+    is_said: bool,
 }
 
 impl Stray {
@@ -41,8 +43,9 @@ impl Stray {
     /// Ends it, now that another has everything, and says whether it holds nothing any more. Waits for nothing.
     fn is_over(&mut self) -> bool {
         if self.end == End::Killed && !self.was_killed {
-            self.was_killed = true;
-            if !self.link.say_kill() {
+            // One that could not be killed for want of a descriptor can be a moment later.
+            self.was_killed = self.link.say_kill();
+            if !self.was_killed && !std::mem::replace(&mut self.is_said, true) {
                 tracing::error!(
                     pid = self.process.pid,
                     "a keeper of before cannot be ended from here (it may be in another pid namespace): what it should let go of is not free until it does or ends"
@@ -72,7 +75,7 @@ impl Strays {
     pub(super) fn note(&mut self, link: Box<Link>, last: ChunkId, end: End, is_needed: bool) {
         let process = link.process();
         self.forget(&process);
-        self.0.push(Stray { link, process, last, end, is_needed, was_told: false, was_killed: false });
+        self.0.push(Stray { link, process, last, end, is_needed, was_told: false, was_killed: false, is_said: false });
     }
 
     /// This process holds what it should, and nothing else.
