@@ -10,7 +10,7 @@ use std::time::Duration;
 use stitchd::auto::{AutoPlanner, NoShelf};
 use stitchd::clock::{Clock, SystemClock};
 use stitchd::error::chain;
-use stitchd::plan::{Plan, Position, directory, format};
+use stitchd::plan::{Plan, Position, directory};
 use stitchd::runtime::{Room, Runtime, RuntimeConfig};
 use stitchd::session::auto::{DaemonShelf, PlannerThread};
 use stitchd::session::giving::GiverThread;
@@ -339,11 +339,7 @@ fn choose_plan(path: &Path, position: Option<Position>) -> Result<Option<(PathBu
         }
         return Ok(found.plan);
     }
-    let read = || {
-        let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
-        format::read(&bytes).map_err(|error| chain(&error))
-    };
-    read().map(|plan| Some((path.to_owned(), plan))).map_err(|why| of_plan(path, &why))
+    directory::read(path).map(|plan| Some((path.to_owned(), plan))).map_err(|why| of_plan(path, &why))
 }
 
 fn of_plan(path: &Path, why: &str) -> String {

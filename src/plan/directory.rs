@@ -30,7 +30,12 @@ fn job_in(path: &Path) -> Result<Job, String> {
     format::job_of(&beginning).map_err(|error| chain(&error))
 }
 
-fn read(path: &Path) -> Result<Plan, String> {
+/// The plan of one file, or what is wrong with it.
+///
+/// # Errors
+///
+/// It cannot be read, or is none.
+pub fn read(path: &Path) -> Result<Plan, String> {
     let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
     format::read(&bytes).map_err(|error| chain(&error))
 }

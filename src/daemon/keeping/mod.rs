@@ -334,7 +334,7 @@ impl Keeping {
     }
 
     fn note_stray(&self, post: &mut Post, link: Link, end: End, is_needed: bool) {
-        post.strays.note(Box::new(link), post.last, end, is_needed);
+        post.strays.note(link, post.last, end, is_needed);
         self.has_strays.store(true, Ordering::Release);
     }
 

@@ -21,7 +21,7 @@ pub(super) enum End {
 /// A keeper that is none any more, and goes on with what it holds.
 #[derive(Debug)]
 struct Stray {
-    link: Box<Link>,
+    link: Link,
     process: Peer,
     /// Chunks up to this one may be among it.
     last: ChunkId,
@@ -72,7 +72,7 @@ pub(super) struct Strays(Vec<Stray>);
 
 impl Strays {
     /// One more: chunks up to `last` may be among what it holds. Its process has been asked anew, perhaps, and did first what it was told before.
-    pub(super) fn note(&mut self, link: Box<Link>, last: ChunkId, end: End, is_needed: bool) {
+    pub(super) fn note(&mut self, link: Link, last: ChunkId, end: End, is_needed: bool) {
         let process = link.process();
         self.forget(&process);
         self.0.push(Stray { link, process, last, end, is_needed, was_told: false, was_killed: false, is_said: false });
