@@ -266,6 +266,18 @@ fn every_file_says_what_it_is_for_and_leaves_nothing_undone() {
 }
 
 #[test]
+fn every_block_of_code_in_a_document_names_its_language() {
+    // What has no name in the README is compiled as Rust with the crate's documentation.
+    let mut wrong = Vec::new();
+    for (name, text) in files(&[".md"]) {
+        let fences = text.lines().enumerate().filter(|(_, line)| line.trim_start().starts_with("```"));
+        let nameless = fences.step_by(2).filter(|(_, line)| line.trim() == "```");
+        wrong.extend(nameless.map(|(at, _)| format!("{name}:{}", at + 1)));
+    }
+    fail("blocks without a language (sh, text, toml)", &wrong);
+}
+
+#[test]
 fn no_file_knows_a_machine() {
     let places = [["/wo", "rk/"], ["/ro", "ot/"], ["/ho", "me/"]].map(|halves| halves.concat());
     let mut wrong = Vec::new();
