@@ -155,32 +155,34 @@ pub type Held = (Link, Vec<(Key, OwnedFd)>);
 ///
 /// One is there, and cannot be asked: what only it holds is worth more than a start.
 pub fn find(state_dir: &Path, patience: Duration) -> Result<Option<Held>, KeeperError> {
-    Ok(find_if(state_dir, patience, |_| true)?.unwrap_or_default())
+    asked(state_dir, patience, with_all)
 }
 
-/// The same, where `is_wanted` says that it is to be asked; else it is returned as it is.
-fn find_if(
+/// All that it holds is listed.
+fn with_all(link: Link) -> Result<Held, KeeperError> {
+    let held = link.list()?;
+    Ok((link, held))
+}
+
+/// What comes of asking the keeper that is found; nothing where there is none.
+fn asked<T>(
     state_dir: &Path,
     patience: Duration,
-    is_wanted: impl Fn(&Link) -> bool,
-) -> Result<Result<Option<Held>, Link>, KeeperError> {
+    ask: impl Fn(Link) -> Result<T, KeeperError>,
+) -> Result<Option<T>, KeeperError> {
     const TIMES: u32 = 5;
     let mut left = TIMES;
     loop {
-        let found = Link::connect(state_dir, patience).and_then(|link| match link {
-            None => Ok(Ok(None)),
-            Some(link) if !is_wanted(&link) => Ok(Err(link)),
-            Some(link) => link.list().map(|held| Ok(Some((link, held)))),
-        });
+        let heard = Link::connect(state_dir, patience).and_then(|link| link.map(&ask).transpose());
         left -= 1;
-        match found {
+        match heard {
             Err(KeeperError::Channel(ChannelError::Closed)) if left > 0 => std::thread::sleep(ENDING),
             // It holds nothing of ours.
             Err(error @ KeeperError::NoKeeper(_)) => {
                 tracing::error!(error = %chain(&error), "it is asked for nothing, and a keeper takes its place");
-                return Ok(Ok(None));
+                return Ok(None);
             }
-            found => return found,
+            heard => return heard,
         }
     }
 }
@@ -245,11 +247,8 @@ impl Keeper {
         })
     }
 
-    /// Waits until no other is there. One that is found has been told everything: what this one holds is from before.
+    /// Waits until no other is there. What this one holds it holds until [`Keeper::take_over`] finds that another has everything.
     fn stand_by(&mut self) -> Result<(), KeeperError> {
-        if is_bound(&self.socket).unwrap_or(false) {
-            self.held.clear();
-        }
         let listening = listen(self.state_dir(), RESERVE_PREFIX).map_err(KeeperError::system("listen for daemons"))?;
         (self.listener, self.own, self.inode) = listening;
         Ok(())
@@ -271,29 +270,51 @@ impl Keeper {
 
     /// Where no daemon is there, takes the place of the keeper that is found, with what it holds. No daemon begins meanwhile, and no other keeper does this.
     fn take_over(&mut self) -> Result<(), KeeperError> {
-        let Some(_lock) = daemon_lock(self.state_dir())? else { return Ok(()) };
+        let Some(_lock) = daemon_lock(self.state_dir())? else {
+            if is_bound(&self.socket).unwrap_or(false) {
+                // The daemon has told that one everything: what this one holds is from before.
+                self.held.clear();
+            }
+            return Ok(());
+        };
         let stands_by =
             self.own.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(RESERVE_PREFIX.as_bytes()));
+        let is_begun = self.state_dir().join(JOURNAL_NAME).exists();
+        // One that was stopped, say, and has lost its socket meanwhile may be the only one that has anything: the one that is found has begun without a daemon.
+        let is_only = !self.held.is_empty() && is_begun;
         // One that could not hold all that the other will be told is no better. That is asked for nothing: it may hold a lot.
         let is_better = |link: &Link| link.files_max() <= super::files_max() && !(stands_by && link.stays());
-        let Ok(before) = find_if(self.state_dir(), TAKING_OVER, is_better)? else { return Ok(()) };
+        let before = asked(self.state_dir(), TAKING_OVER, |link| {
+            if is_only && link.names()?.is_empty() {
+                Ok(Some((link, None)))
+            } else if is_better(&link) {
+                with_all(link).map(|(link, held)| Some((link, Some(held))))
+            } else {
+                Ok(None)
+            }
+        })?;
         moment();
-        if let Some((link, held)) = before {
-            self.missed = 0;
+        let Some(before) = before else {
+            // Whoever has everything may have lost its socket just now, and finds that out within a second or two: one that has nothing lets it come first.
+            if self.held.is_empty() && (stands_by || is_begun) && self.missed < MISSED_MAX {
+                self.missed += 1;
+                return Ok(());
+            }
+            return self.publish();
+        };
+        self.missed = 0;
+        let Some((link, held)) = before else {
+            self.held.clear();
+            return Ok(());
+        };
+        if let Some(held) = held {
             self.held = held.into_iter().collect();
-            self.publish()?;
-            moment();
-            // Nobody finds it any more, so that it ends by itself where it does not hear this.
-            let _ = link.end();
-            return Ok(());
         }
-        // Whoever has everything may have lost its socket just now, and finds that out within a second or two: one that has nothing lets it come first.
-        let may_be_another = stands_by || self.state_dir().join(JOURNAL_NAME).exists();
-        if self.held.is_empty() && may_be_another && self.missed < MISSED_MAX {
-            self.missed += 1;
-            return Ok(());
-        }
-        self.publish()
+        self.publish()?;
+        moment();
+        // Nobody finds it any more, so that it ends by itself where it does not hear this.
+        let _ = link.end();
+        Ok(())
     }
 
     fn is_found(&self) -> bool {

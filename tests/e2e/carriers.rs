@@ -288,6 +288,11 @@ fn unshare(what: &[&str]) -> Command {
 impl Pods {
     /// With a keeper; nothing where that cannot be.
     fn new() -> Option<Pods> {
+        Pods::with_keeper("exec \"$@\"")
+    }
+
+    /// The keeper is started by this script.
+    fn with_keeper(script: &str) -> Option<Pods> {
         if !unshare(&["true"]).stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
             println!("SKIP: this process may not make pid namespaces (unshare --pid)");
             return None;
@@ -297,7 +302,8 @@ impl Pods {
         }
         let (sockets, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let state_dir = state.path().to_str().unwrap();
-        let keeper = unshare(&[env!("CARGO_BIN_EXE_stitchd"), "keep", "--state-dir", state_dir]).spawn().unwrap();
+        let keep = ["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_stitchd"), "keep", "--state-dir", state_dir];
+        let keeper = unshare(&keep).spawn().unwrap();
         eventually("its socket", || state.path().join("keeper.sock").exists().then_some(()));
         Some(Pods { sockets, state, keeper })
     }
@@ -390,5 +396,23 @@ fn what_a_keeper_that_cannot_be_ended_holds_is_not_called_free() {
     drop(stays);
     // It was told to let go of everything, and is there to stay: it is told all that there is, and the daemon's own ends.
     eventually("the first", || keeper().filter(|pid| *pid == 1));
+    pods.end(daemon);
+}
+
+#[test]
+fn a_keeper_that_refuses_and_cannot_be_ended_is_told_to_let_go_where_it_stands_by() {
+    // Fewer than the job's chunks are.
+    let Some(pods) = Pods::with_keeper("ulimit -n 30; exec \"$@\"") else { return };
+    let daemon = pods.serve();
+    let keeper = || status(pods.sockets.path())["keeper"]["pid"].as_i64().filter(|pid| *pid > 0);
+    let session = pods.session();
+    let one = runtime(&session);
+    let kept = one.alloc(&Request::of(Bytes::mib(60))).unwrap();
+    eventually("another keeper", || keeper().filter(|pid| *pid != 1));
+    // Who may hold it is not in this daemon's reach, and has hung up.
+    one.free(kept, StreamId(0)).unwrap();
+    one.trim(Bytes::mib(64));
+    eventually("its memory back", || (pods.device("available_bytes") == 64 * MIB).then_some(()));
+    assert_eq!(pods.device("quarantined_bytes"), 0);
     pods.end(daemon);
 }

@@ -1,7 +1,7 @@
 //! Keepers in trouble, and who must not reach them: what they hold is not lost, and nobody else gets it.
 
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -197,6 +197,27 @@ fn one_that_stands_by_does_not_take_the_place_of_one_that_has_lost_its_socket() 
     }
     assert!(dir.path().join("s.notes").exists() && dir.path().join("k.0000aaaa").exists());
     [one, other].into_iter().for_each(end);
+}
+
+#[test]
+fn one_that_was_stopped_with_everything_is_not_emptied_by_one_that_has_begun_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = keep(dir.path());
+    let daemon = with_range(dir);
+    assert_eq!(keeper(&daemon), i64::from(first.id()));
+    let dir = daemon.kill();
+    // It does not find out that its socket is gone until it goes on, and nobody else has anything.
+    signal(first.id().into(), rustix::process::Signal::STOP);
+    std::fs::remove_file(dir.path().join("keeper.sock")).unwrap();
+    let second = keep(dir.path());
+    let inode = || std::fs::symlink_metadata(dir.path().join("keeper.sock")).map(|metadata| metadata.ino()).ok();
+    let seconds = inode();
+    signal(first.id().into(), rustix::process::Signal::CONT);
+    eventually("that the first is found", || (inode() != seconds).then_some(()));
+    let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, i64::from(first.id())), "{}", daemon.log());
+    drop(daemon);
+    [first, second].into_iter().for_each(end);
 }
 
 #[test]

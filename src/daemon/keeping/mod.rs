@@ -34,6 +34,7 @@ use crate::keeper::{CANDIDATE_PREFIX, KeeperError, Key, Link, RESERVE_PREFIX, SO
 use crate::mortal::moment;
 use crate::steward::Steward;
 use crate::store::Keep;
+use crate::wire::fd_channel::ChannelError;
 use crate::wire::peer::is_bound;
 
 /// After a keeper could not be started so long none is.
@@ -265,7 +266,8 @@ impl Keeping {
         }
         if let Some(Holder::Process(before)) = post.link.replace(link) {
             let end = if before.is_child() { End::Killed } else { End::Told };
-            self.note_stray(post, before, end, true);
+            let stays = before.stays();
+            self.note_stray(post, before, end, true, stays);
         }
         self.hear_strays(post);
     }
@@ -283,7 +285,30 @@ impl Keeping {
     /// A keeper that waits for somebody to tell it everything, if there is one; with where it listens. Those that stand by are only asked where `is_any` will do. Those that have gone leave a file
     /// behind.
     fn candidate(&self, is_any: bool) -> Option<(Place, Link)> {
-        let entries = std::fs::read_dir(&self.state_dir).ok()?;
+        for place in self.places() {
+            let is_one = place.0.starts_with(CANDIDATE_PREFIX) || is_any && place.0.starts_with(RESERVE_PREFIX);
+            if !is_one || self.post().is_useless(&place) {
+                continue;
+            }
+            match Link::connect_at(&self.state_dir.join(&place.0), FOR_A_WORD).and_then(checked) {
+                Ok(Some(link)) => return Some((place, link)),
+                Ok(None) => {}
+                Err(error) => {
+                    let is_slow = matches!(error, KeeperError::Channel(ChannelError::TimedOut));
+                    self.post().note_useless(place, &error);
+                    if is_slow {
+                        // One of these is waited for at a time: the daemon's own is not to come late for them. The next is asked at the next look.
+                        return None;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Where keepers listen beside the one that is found; who stands by comes last.
+    fn places(&self) -> Vec<Place> {
+        let Ok(entries) = std::fs::read_dir(&self.state_dir) else { return Vec::new() };
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let mut places: Vec<Place> = names.filter(|name| is_own_name(name)).map(|name| self.place(name)).collect();
         // Nobody has one that is bound no more: whoever began it has gone.
@@ -297,20 +322,23 @@ impl Keeping {
             }
             !is_dead
         });
-        // Who stands by comes last.
         places.sort_unstable();
-        for place in places {
-            let is_one = place.0.starts_with(CANDIDATE_PREFIX) || is_any && place.0.starts_with(RESERVE_PREFIX);
-            if !is_one || self.post().is_useless(&place) {
-                continue;
+        places
+    }
+
+    /// Calls those that had hung up before they heard that they are to end, where they listen anew. Of another pid namespace none could be ended otherwise, and what it holds would never be free.
+    fn call_strays(&self) {
+        for (name, _) in self.places() {
+            let called = Link::call(&self.state_dir.join(name), FOR_A_WORD);
+            let mut post = self.post();
+            if let Ok(Some(link)) = called {
+                post.strays.hear_again(link);
             }
-            match Link::connect_at(&self.state_dir.join(&place.0), FOR_A_WORD).and_then(checked) {
-                Ok(Some(link)) => return Some((place, link)),
-                Ok(None) => {}
-                Err(error) => self.post().note_useless(place, &error),
+            if !post.strays.any_out_of_hearing() {
+                break;
             }
         }
-        None
+        self.hear_strays(&mut self.post());
     }
 
     fn place(&self, name: String) -> Place {
@@ -333,8 +361,8 @@ impl Keeping {
         }
     }
 
-    fn note_stray(&self, post: &mut Post, link: Link, end: End, is_needed: bool) {
-        post.strays.note(link, post.last, end, is_needed);
+    fn note_stray(&self, post: &mut Post, link: Link, end: End, is_needed: bool, stays: bool) {
+        post.strays.note(link, post.last, end, is_needed, stays);
         self.has_strays.store(true, Ordering::Release);
     }
 
@@ -401,7 +429,10 @@ impl Keeping {
         if let Holder::Process(link) = link {
             // Where it is still there it is not the one to be told everything once more.
             post.useless.insert((SOCKET_NAME.to_owned(), post.socket), SystemClock::new());
-            self.note_stray(post, link, End::Killed, true);
+            let stays = link.stays();
+            // Whoever has started it would find it killed.
+            let end = if stays && !link.is_behind() { End::Told } else { End::Killed };
+            self.note_stray(post, link, end, true, stays);
             self.hear_strays(post);
         }
     }
@@ -444,7 +475,7 @@ impl Keeping {
     /// Looks whether there is a keeper, and where there is none starts one that holds all that there is to hold. Takes as long as a process takes to start.
     pub(super) fn mend(&self) {
         let _mending = self.mending();
-        {
+        let is_to_call = {
             let mut post = self.post();
             if post.link.as_ref().is_some_and(Holder::is_gone) {
                 self.drop_link(&mut post, None);
@@ -460,6 +491,10 @@ impl Keeping {
             if post.is_over || is_early || post.link.is_some() && !post.is_small && !self.is_time_to_look(&mut post) {
                 return;
             }
+            post.strays.any_out_of_hearing() && self.is_found(&post)
+        };
+        if is_to_call {
+            self.call_strays();
         }
         // Without the lock: whoever creates chunks meanwhile does not wait for it.
         let Some(candidate) = self.look() else { return };
@@ -490,7 +525,7 @@ impl Keeping {
             self.fill(&mut post, link, &name).map_err(|unfilled| {
                 let Unfilled { link, error, is_found } = *unfilled;
                 if let Holder::Process(link) = link {
-                    self.note_stray(&mut post, link, End::Killed, is_found);
+                    self.note_stray(&mut post, link, End::Killed, is_found, false);
                 }
                 error
             })
@@ -577,13 +612,14 @@ impl Keeping {
     /// one that nobody has found forgets with that what it was told.
     fn give_up(&self, post: &mut Post, place: Place, unfilled: Unfilled) {
         let Unfilled { link: Holder::Process(link), error, is_found } = unfilled else { return };
+        let stays = link.stays();
         let again = [&place.0, SOCKET_NAME].into_iter().find_map(|name| {
             let path = self.state_dir.join(name);
             let is_its = inode_of(&path) == place.1;
             is_its.then(|| Link::call(&path, BEHIND_MAX).ok().flatten()).flatten()
         });
         post.note_useless(place, &error);
-        self.note_stray(post, again.unwrap_or(link), End::Told, is_found);
+        self.note_stray(post, again.unwrap_or(link), End::Told, is_found, stays);
         self.hear_strays(post);
     }
 

@@ -4,17 +4,21 @@
 
 use std::time::Duration;
 
+use crate::clock::{Clock as _, SystemClock};
 use crate::ids::ChunkId;
 use crate::keeper::Link;
 use crate::keeper::link::is_readable;
 use crate::wire::peer::{Identity, Peer};
+
+/// One that is told to let go has done so within this, or does not do what it is told.
+const LET_GO_MAX: Duration = Duration::from_secs(10);
 
 /// How one ends that another has been found for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     /// It is told to let go of everything: whoever has started it may wait for its end, and does not find it killed.
     Told,
-    /// It does not do what it is told.
+    /// It does not do what it is told, or nobody waits for it.
     Killed,
 }
 
@@ -28,8 +32,13 @@ struct Stray {
     end: End,
     /// The next daemon finds it, or might: until another has everything it is worth what it holds.
     is_needed: bool,
+    /// Somebody else has started it: it goes on, and is found anew, where it has hung up.
+    stays: bool,
+    /// A clock that began when it was first to end.
+    ending: Option<SystemClock>,
     was_told: bool,
     was_killed: bool,
+    has_hung_up: bool,
     /// That it cannot be was said.
     is_said: bool,
 }
@@ -42,6 +51,9 @@ impl Stray {
 
     /// Ends it, now that another has everything, and says whether it holds nothing any more. Waits for nothing.
     fn is_over(&mut self) -> bool {
+        if self.ending.get_or_insert_with(SystemClock::new).now() >= LET_GO_MAX {
+            self.end = End::Killed;
+        }
         if self.end == End::Killed && !self.was_killed {
             // One that could not be killed for want of a descriptor can be a moment later.
             self.was_killed = self.link.say_kill();
@@ -57,13 +69,26 @@ impl Stray {
             self.was_told = self.link.say_end().is_ok();
         }
         let (has_ended, has_hung_up) = self.link.hear_end();
-        if has_hung_up {
+        self.has_hung_up |= has_hung_up;
+        if has_hung_up && !self.stays {
             // There is nothing more to hear, and it may not have heard.
             self.end = End::Killed;
         }
         // Where processes cannot be told apart that is all there is to know.
         has_ended || has_hung_up && self.process.pidfd.is_none()
     }
+
+    /// It has not heard that it is to end, perhaps, and may hear it where it listens anew.
+    fn is_out_of_hearing(&self) -> bool {
+        self.has_hung_up && self.stays && !self.has_gone()
+    }
+}
+
+/// These are the same process, as far as that can be told.
+fn is_same(one: &Peer, other: &Peer) -> bool {
+    // Else each may be another.
+    let is_known = matches!(one.identity, Identity::Pidfs(_) | Identity::Process { .. });
+    is_known && one.identity == other.identity
 }
 
 /// All of them.
@@ -72,17 +97,41 @@ pub(super) struct Strays(Vec<Stray>);
 
 impl Strays {
     /// One more: chunks up to `last` may be among what it holds. Its process has been asked anew, perhaps, and did first what it was told before.
-    pub(super) fn note(&mut self, link: Link, last: ChunkId, end: End, is_needed: bool) {
+    pub(super) fn note(&mut self, link: Link, last: ChunkId, end: End, is_needed: bool, stays: bool) {
         let process = link.process();
         self.forget(&process);
-        self.0.push(Stray { link, process, last, end, is_needed, was_told: false, was_killed: false, is_said: false });
+        self.0.push(Stray {
+            link,
+            process,
+            last,
+            end,
+            is_needed,
+            stays,
+            ending: None,
+            was_told: false,
+            was_killed: false,
+            has_hung_up: false,
+            is_said: false,
+        });
     }
 
     /// This process holds what it should, and nothing else.
     pub(super) fn forget(&mut self, process: &Peer) {
-        // Where it cannot be told who is who each may be another.
-        let is_known = matches!(process.identity, Identity::Pidfs(_) | Identity::Process { .. });
-        self.0.retain(|stray| !is_known || stray.process.identity != process.identity);
+        self.0.retain(|stray| !is_same(&stray.process, process));
+    }
+
+    /// Somebody is to be asked anew ([`Strays::hear_again`]).
+    pub(super) fn any_out_of_hearing(&self) -> bool {
+        self.0.iter().any(Stray::is_out_of_hearing)
+    }
+
+    /// A keeper that listens has been called: where it is one of those that had hung up it is told over this.
+    pub(super) fn hear_again(&mut self, link: Link) {
+        let process = link.process();
+        let stray = self.0.iter_mut().find(|stray| stray.is_out_of_hearing() && is_same(&stray.process, &process));
+        if let Some(stray) = stray {
+            (stray.link, stray.has_hung_up, stray.was_told) = (link, false, false);
+        }
     }
 
     /// Hears of all, and ends them where another `has_everything`. Those that hold nothing any more are none.
