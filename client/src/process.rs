@@ -2,7 +2,7 @@
 //!
 //! The path of an allocation takes no lock here: a device's runtime is found by one load. Only what has to be set up waits for others that set up the same.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -10,9 +10,10 @@ use std::time::Duration;
 use stitchd::auto::{AutoPlanner, NoShelf};
 use stitchd::clock::{Clock, SystemClock};
 use stitchd::error::chain;
-use stitchd::plan::{Plan, Position, directory};
+use stitchd::plan::Position;
+use stitchd::plan::directory::{self, Found};
 use stitchd::runtime::{Room, Runtime, RuntimeConfig};
-use stitchd::session::auto::{DaemonShelf, PlannerThread};
+use stitchd::session::auto::{DaemonShelf, DirectoryShelf, PlannerThread};
 use stitchd::session::giving::GiverThread;
 use stitchd::session::locate::{self, Environment, WithoutDaemon};
 use stitchd::session::recording::{FileRecording, Recording};
@@ -273,21 +274,27 @@ fn set_up(device: u32, slot: &'static OnceLock<Runtime>) -> Result<&'static Runt
 }
 
 fn look_after(origin: &Origin, planner: AutoPlanner, runtime: &'static Runtime) -> std::io::Result<PlannerThread> {
-    match origin {
-        Origin::Daemon(session) => {
-            let shelf = DaemonShelf::new(Arc::clone(session), Environment::read().position(), name());
-            PlannerThread::begin(planner, runtime, shelf)
+    let environment = Environment::read();
+    let position = environment.position();
+    match (environment.plan_file(), origin) {
+        (Some(directory), _) => {
+            PlannerThread::begin(planner, runtime, DirectoryShelf::new(directory.to_owned(), position))
         }
-        Origin::Private(_) => PlannerThread::begin(planner, runtime, NoShelf),
+        (None, Origin::Daemon(session)) => {
+            PlannerThread::begin(planner, runtime, DaemonShelf::new(Arc::clone(session), position, name()))
+        }
+        (None, Origin::Private(_)) => PlannerThread::begin(planner, runtime, NoShelf),
     }
 }
 
 fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), String> {
     let environment = Environment::read();
-    let file = environment.plan_file().map(|path| choose_plan(path, environment.position())).transpose()?.flatten();
+    let chosen = environment.plan_file().map(|path| choose_plan(path, environment.position())).transpose()?;
+    let Found { plan: file, is_of_several_jobs, .. } = chosen.unwrap_or_default();
+    let plans_itself = environment.plans_itself() || is_of_several_jobs;
     let config = match &file {
         Some((_, plan)) => RuntimeConfig::default().beside(plan),
-        None if environment.plans_itself() => RuntimeConfig::default().planning(),
+        None if plans_itself => RuntimeConfig::default().planning(),
         None => RuntimeConfig::default(),
     };
     let runtime = limited(origin, device, config)?;
@@ -295,7 +302,7 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
         // Before its memory is asked for.
         admission::first_iteration(session, &runtime, plan.pool_len);
     }
-    let planner = environment.plans_itself().then(|| AutoPlanner::begin(&runtime));
+    let planner = plans_itself.then(|| AutoPlanner::begin(&runtime));
     if let Some((path, plan)) = file {
         match runtime.install_plan(&plan) {
             Ok(()) => {}
@@ -328,18 +335,19 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
 }
 
 /// The plan of a file; of a directory the one that is for this process, if there is one.
-fn choose_plan(path: &Path, position: Option<Position>) -> Result<Option<(PathBuf, Plan)>, String> {
+fn choose_plan(path: &Path, position: Option<Position>) -> Result<Found, String> {
     if path.is_dir() {
         let found = directory::find(path, position).map_err(|error| of_plan(path, &error.to_string()))?;
-        if found.plan.is_none() {
+        if found.plan.is_none() && !found.is_of_several_jobs {
             let whose = position.map_or_else(String::new, |position| format!(" for {position}, nor"));
-            let unusable = found.unusable.map_or_else(String::new, |unusable| format!("; {unusable}"));
+            let unusable = found.unusable.as_ref().map_or_else(String::new, |unusable| format!("; {unusable}"));
             let text = format!("there is no plan{whose} for any process: the job goes on without{unusable}");
             ffi::note(&of_plan(path, &text));
         }
-        return Ok(found.plan);
+        return Ok(found);
     }
-    directory::read(path).map(|plan| Some((path.to_owned(), plan))).map_err(|why| of_plan(path, &why))
+    let plan = directory::read(path).map_err(|why| of_plan(path, &why))?;
+    Ok(Found { plan: Some((path.to_owned(), plan)), ..Found::default() })
 }
 
 fn of_plan(path: &Path, why: &str) -> String {

@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use super::{Job, Plan, Position, format};
+use super::{Fingerprint, Job, Plan, Position, format};
 use crate::error::chain;
 
 /// How names of plans end; whatever else is in the directory is no plan.
@@ -14,6 +14,8 @@ const SUFFIX: &str = ".plan";
 pub struct Found {
     /// Its plan, and where that is.
     pub plan: Option<(PathBuf, Plan)>,
+    /// Plans of several jobs are for such a process: what it does first tells which is its own ([`find_of`]).
+    pub is_of_several_jobs: bool,
     /// A file that is called a plan and is none, and why: the job's own may be meant.
     pub unusable: Option<String>,
 }
@@ -41,12 +43,37 @@ pub fn read(path: &Path) -> Result<Plan, String> {
 }
 
 /// The plan of a directory for the process `position` of its job: one that was made for it, else one that was made for no process in particular; of several the last by name. Nothing where there is none:
-/// nobody has made one yet, perhaps. Of all other files `*.plan` only the beginning is read.
+/// nobody has made one yet, perhaps; or where such plans are of several jobs. Of all other files `*.plan` only the beginning is read.
 ///
 /// # Errors
 ///
 /// The directory cannot be listed.
 pub fn find(directory: &Path, position: Option<Position>) -> std::io::Result<Found> {
+    let (fit, unusable) = fitting(directory, position)?;
+    let mut jobs: Vec<Fingerprint> = fit.iter().map(|(_, job, _)| *job).collect();
+    jobs.sort_unstable();
+    jobs.dedup();
+    if jobs.len() > 1 {
+        return Ok(Found { is_of_several_jobs: true, unusable, ..Found::default() });
+    }
+    Ok(best(fit, unusable))
+}
+
+/// The same for a process that does first what `job` says.
+///
+/// # Errors
+///
+/// As of [`find`].
+pub fn find_of(directory: &Path, position: Option<Position>, job: Fingerprint) -> std::io::Result<Found> {
+    let (mut fit, unusable) = fitting(directory, position)?;
+    fit.retain(|(_, of, _)| *of == job);
+    Ok(best(fit, unusable))
+}
+
+/// Plans that may be a process's, with how well they fit, of which job and where; and a file that is none.
+type Fitting = (Vec<(u8, Fingerprint, PathBuf)>, Option<String>);
+
+fn fitting(directory: &Path, position: Option<Position>) -> std::io::Result<Fitting> {
     let entries = std::fs::read_dir(directory)?;
     let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
     // What Kubernetes keeps beside what is mounted begins with a dot.
@@ -56,31 +83,33 @@ pub fn find(directory: &Path, position: Option<Position>) -> std::io::Result<Fou
     };
     paths.retain(is_plan);
     paths.sort_unstable();
-    let (mut fit, mut found) = (Vec::new(), Found::default());
-    let mut note = |path: &Path, why: String| {
-        found.unusable.get_or_insert_with(|| format!("{}: {why}", path.display()));
-    };
+    let (mut fit, mut unusable) = (Vec::new(), None);
     for path in paths {
         match job_in(&path) {
-            Ok(job) if job.position == position => fit.push((1, path)),
-            Ok(job) if job.position.is_none() => fit.push((0, path)),
+            Ok(job) if job.position == position => fit.push((1, job.fingerprint, path)),
+            Ok(job) if job.position.is_none() => fit.push((0, job.fingerprint, path)),
             Ok(_) => {}
-            Err(why) => note(&path, why),
+            Err(why) => note(&mut unusable, &path, &why),
         }
     }
-    // The best is the last.
-    fit.sort_by_key(|(rank, _)| *rank);
-    let mut plan = None;
-    while let Some((_, path)) = fit.pop() {
+    Ok((fit, unusable))
+}
+
+fn note(unusable: &mut Option<String>, path: &Path, why: &str) {
+    unusable.get_or_insert_with(|| format!("{}: {why}", path.display()));
+}
+
+/// The best that can be read.
+fn best(mut fit: Vec<(u8, Fingerprint, PathBuf)>, mut unusable: Option<String>) -> Found {
+    // It is the last.
+    fit.sort_by_key(|(rank, ..)| *rank);
+    while let Some((.., path)) = fit.pop() {
         match read(&path) {
-            Ok(good) => {
-                plan = Some((path, good));
-                break;
-            }
-            Err(why) => note(&path, why),
+            Ok(plan) => return Found { plan: Some((path, plan)), unusable, ..Found::default() },
+            Err(why) => note(&mut unusable, &path, &why),
         }
     }
-    Ok(Found { plan, ..found })
+    Found { unusable, ..Found::default() }
 }
 
 #[cfg(test)]
@@ -122,6 +151,33 @@ mod tests {
         std::fs::create_dir(dir.path().join("..data")).unwrap();
         std::fs::write(dir.path().join("README"), "no plan").unwrap();
         assert_eq!(chosen(of(1, 2)), Some("b-1.plan".into()));
+    }
+
+    #[test]
+    fn plans_of_several_jobs_are_told_apart_by_what_a_job_does_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, job: u64, position| {
+            let job = Job { fingerprint: Fingerprint(job), position };
+            std::fs::write(dir.path().join(name), format::write(&Plan { job, ..Plan::default() })).unwrap();
+        };
+        let of = Position::new;
+        let chosen = |position, job| {
+            let found = find_of(dir.path(), position, Fingerprint(job)).unwrap();
+            found.plan.map(|(path, _)| path.file_name().unwrap().to_string_lossy().into_owned())
+        };
+        write("one-0.plan", 1, of(0, 2));
+        write("one-1.plan", 1, of(1, 2));
+        assert!(find(dir.path(), of(0, 2)).unwrap().plan.is_some(), "of one job");
+        write("two-0.plan", 2, of(0, 2));
+        write("two.plan", 2, None);
+        let found = find(dir.path(), of(0, 2)).unwrap();
+        assert!(found.plan.is_none() && found.is_of_several_jobs);
+        assert_eq!(
+            [chosen(of(0, 2), 1), chosen(of(0, 2), 2), chosen(of(1, 2), 2), chosen(of(0, 2), 3)],
+            [Some("one-0.plan".into()), Some("two-0.plan".into()), Some("two.plan".into()), None]
+        );
+        // One that is of nobody else's job is taken at once.
+        assert!(find(dir.path(), None).unwrap().plan.is_some());
     }
 
     #[test]

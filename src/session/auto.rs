@@ -5,6 +5,7 @@
 //! Invariant: the job never waits for this thread. Where it cannot be begun, or ends, the job goes on without plans, or with the one that it has.
 
 use std::ops::Deref;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use super::background::Background;
 use crate::auto::{AutoPlanner, Shelf};
 use crate::error::chain;
-use crate::plan::{Fingerprint, Plan, Position};
+use crate::plan::{Fingerprint, Plan, Position, directory};
 use crate::runtime::Runtime;
 use crate::session::Session;
 
@@ -85,6 +86,30 @@ impl Shelf for DaemonShelf {
             tracing::debug!(error = %chain(&error), "the plan is not kept for the next run");
         }
     }
+}
+
+/// The plans of a directory, as one process of a job finds them ([`directory`]); those that it makes itself are its own.
+#[derive(Debug)]
+pub struct DirectoryShelf {
+    path: PathBuf,
+    position: Option<Position>,
+}
+
+impl DirectoryShelf {
+    /// Of a process at `position` of its job.
+    pub fn new(path: PathBuf, position: Option<Position>) -> DirectoryShelf {
+        DirectoryShelf { path, position }
+    }
+}
+
+impl Shelf for DirectoryShelf {
+    fn find(&self, job: Fingerprint) -> Option<Plan> {
+        let found = directory::find_of(&self.path, self.position, job);
+        let found = found.inspect_err(|error| tracing::debug!(%error, "the directory of plans cannot be read"));
+        found.ok()?.plan.map(|(_, plan)| plan)
+    }
+
+    fn keep(&self, _: &Plan) {}
 }
 
 impl Drop for PlannerThread {

@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use stitchd::driver::gpu::GpuKind;
 
-use crate::support::{TestDaemon, eventually_or_says, hear, python, vendor};
+use crate::plans::small_trace;
+use crate::support::{TestDaemon, eventually_or_says, hear, python, run_json, vendor};
 
 /// Iterations of ten tensors each, with a gradient that the next iteration frees, until somebody writes a line.
 const JOB: &str = "\
@@ -43,7 +44,12 @@ fn sessions(daemon: &TestDaemon) -> Vec<Value> {
 
 /// Runs the job until its counters are what is waited for, and gives them.
 fn run(daemon: &TestDaemon, what: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
-    let mut client = python(daemon, JOB)?;
+    run_with("auto", daemon, what, is_it)
+}
+
+/// The same with this for its plan.
+fn run_with(plan: &str, daemon: &TestDaemon, what: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
+    let mut client = python(daemon, &JOB.replace("'auto'", &format!("'{plan}'")))?;
     let counters = eventually_or_says(what, || {
         let sessions = sessions(daemon);
         let session = sessions.iter().find(|session| session["pid"] == client.id());
@@ -80,6 +86,33 @@ fn a_process_makes_its_plan_while_it_runs_and_leaves_it_to_the_next() {
     let counters = run().expect("it ran before");
     assert_eq!(counters["plans_installed"], 1, "{counters}");
     assert_eq!(plans(&daemon), kept);
+}
+
+#[test]
+fn a_directory_with_plans_of_several_jobs_has_each_find_its_own_by_what_it_does_first() {
+    let first = TestDaemon::start(128);
+    if vendor() == Some(GpuKind::Hip) {
+        println!("SKIP: on HIP memory stays with its addresses, and no plan comes while a job runs");
+        return;
+    }
+    let is_on_plan = |counters: &Value| counters["requests_planned"].as_u64() > Some(100);
+    if run(&first, "the job goes by its plan", is_on_plan).is_none() {
+        return;
+    }
+    // Its plan, and one of a job that does something else, as a volume of a fleet has them.
+    let mounted = tempfile::tempdir().unwrap();
+    let stored = std::fs::read_dir(first.path().join("plans")).unwrap().map(|entry| entry.unwrap().path());
+    let stored = stored.filter(|path| path.extension().is_some_and(|ending| ending == "plan")).next().unwrap();
+    std::fs::copy(stored, mounted.path().join("own.plan")).unwrap();
+    let trace = small_trace(mounted.path());
+    let other = mounted.path().join("other.plan");
+    run_json(&["plan", trace.to_str().unwrap(), "-o", other.to_str().unwrap(), "--json"]);
+    // A daemon that knows no plan.
+    let second = TestDaemon::start(128);
+    let directory = mounted.path().to_str().unwrap();
+    let counters = run_with(directory, &second, "the job goes by the plan of the directory", is_on_plan).unwrap();
+    assert_eq!((&counters["plans_installed"], &counters["deviations_blocked"]), (&1.into(), &0.into()), "{counters}");
+    assert!(plans(&second).is_empty(), "what it found is where it was");
 }
 
 /// Memory that stays with its addresses cannot go to a plan's while the job runs.
