@@ -9,7 +9,7 @@ import urllib.request
 from .report import check, skip
 
 
-def page(url, directory, screenshots):
+def page(url, jobs, directory, screenshots):
     """The live page in a browser: that it shows who is there, complains of nothing, and asks nobody else. Pictures of it, light and dark, where they are wanted."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if not chromium:
@@ -29,13 +29,13 @@ def page(url, directory, screenshots):
     for what, found in [
         ("is live", '<span id="state" role="status" class="soft">live</span>' in text),
         ("shows the device", "Device 0 · " in text and text.count("<canvas") == 2),
-        ("shows both sessions", text.count('class="name') == 2 and all(f">{name} <" in text for name in ("one", "two"))),
-        ("says whose the chunks are", bool(re.search(r'aria-label="Chunks of device 0: [^"]* leased · (one|two)', text))),
+        ("shows all sessions", text.count('class="name') == len(jobs) and all(f">{name} <" in text for name in jobs)),
+        ("says whose the chunks are", bool(re.search(rf'aria-label="Chunks of device 0: [^"]* leased · ({"|".join(jobs)})', text))),
         ("shows what happened", ">opened<" in text),
     ]:
         check(f"the live page {what}", found, text[-6000:])
     with urllib.request.urlopen(url + "live.json", timeout=10) as answer:
-        session = json.load(answer)["sessions"][0]
+        session = next(session for session in json.load(answer)["sessions"] if session["name"] == jobs[0])
     shown = f"{url}#session={session['session']}"
     text, said = browse(shown, "--enable-logging=stderr", "--dump-dom")
     complaints = [line for line in said.splitlines() if "CONSOLE" in line]

@@ -9,7 +9,7 @@ from . import DEPLOY
 from .report import check, skip
 
 
-def example(socket, directory):
+def example(socket, jobs, directory):
     if not all(importlib.util.find_spec(name) for name in ("grpc", "grpc_tools")):
         skip("the gRPC example in Python", "the Python packages grpcio and grpcio-tools are not installed")
         return
@@ -22,7 +22,7 @@ def example(socket, directory):
     check("stubs in Python of stitchd.proto", made.returncode == 0, made.stderr)
     run = lambda path: subprocess.run([sys.executable, str(DEPLOY / "examples" / "grpc_client.py"), str(path)], capture_output=True, text=True, env=environment, timeout=60)
     done = run(socket)
-    sees = all(word in done.stdout for word in ("2 sessions", "device 0: ", "  one (session ", "  two (session "))
+    sees = all(word in done.stdout for word in (f"{len(jobs)} sessions", "device 0: ", *(f"  {job} (session " for job in jobs)))
     check("the gRPC example in Python sees the daemon", done.returncode == 0 and sees, done.stdout + done.stderr)
     done = run(directory / "nobody.sock")
     check("the gRPC example in Python says that nobody is there", done.returncode == 1 and "does not answer" in done.stderr, done.stderr)

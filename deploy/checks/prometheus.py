@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import pathlib
 import re
 import shutil
 import socket
@@ -17,7 +18,8 @@ from .report import Programs, check, ran, skip
 
 RULES = [DEPLOY / "prometheus" / name for name in ("alerts.yaml", "rules.yaml")]
 DASHBOARD = DEPLOY / "grafana" / "stitchd.json"
-TRACE = DEPLOY.parent / "tests" / "data" / "varying.csv.zst"
+# Jobs of the demo that are there until half of it is over.
+JOBS = ("moe", "gpt2-pipeline", "gpt2-medium")
 # Rates take two scrapes, and rules are worked out between them.
 SCRAPES = 8
 
@@ -101,7 +103,8 @@ def dashboard_rules():
 
 
 def always(expression):
-    """The same, with comparisons that say 0 or 1 instead of leaving out what does not fire: then what it looks at must be there."""
+    """The same, with comparisons that say 0 or 1 instead of leaving out what does not fire: then what it looks at must be there. Of what must not be absent that it is there."""
+    expression = re.sub(r"^absent\((.*)\)$", r"\1", expression)
     parts = re.split(r"(\{[^}]*\})", expression)
     outside = [re.sub(r"(==|!=|>=|<=|>|<)\s*(?=[\d(])", r"\1 bool ", part) if at % 2 == 0 else part for at, part in enumerate(parts)]
     return "".join(outside)
@@ -167,13 +170,14 @@ def live(stitchd, directory, screenshots):
     def query(text):
         return json.loads(read(f"{base}/query?query={urllib.parse.quote(text)}"))["data"]["result"]
 
+    daemon = None
     try:
-        programs.start(stitchd, "serve", "--driver", "host", "--device", "0=32GiB", "--runtime-dir", directory / "run", "--http", f"127.0.0.1:{port}")
+        # So often that it is not over before this is.
+        said = programs.start(stitchd, "demo", "--repeat", 20_000, "--http", f"127.0.0.1:{port}")
         programs.until("the daemon", lambda: read(f"http://127.0.0.1:{port}/readyz"))
-        for name in ("one", "two"):
-            programs.start(stitchd, "trainer", "--socket", directory / "run" / "stitchd.sock", "--name", name, "--trace", TRACE, "--endless")
+        daemon = pathlib.Path(programs.until("where it is", lambda: re.search(r"--socket (\S+)", said.read_text()))[1])
         programs.start("prometheus", f"--config.file={config}", f"--storage.tsdb.path={directory / 'tsdb'}", f"--web.listen-address=127.0.0.1:{own}")
-        programs.until("a scrape of trainers at work", lambda: query(f'count_over_time(stitchd_session_bytes{{session="two"}}[1m]) > {SCRAPES}') or None)
+        programs.until("a scrape of trainers at work", lambda: query(f'count_over_time(stitchd_session_bytes{{session="{JOBS[-1]}"}}[1m]) > {SCRAPES}') or None)
         for name, expression in expressions():
             text = always(expression)
             found = query(text)
@@ -193,14 +197,20 @@ def live(stitchd, directory, screenshots):
         # Of a daemon that is well none fires that would get somebody up.
         critical = query('ALERTS{severity="critical"}')
         check("nothing critical of a daemon at work", not critical, json.dumps(critical))
-        example(directory / "run" / "stitchd.sock", directory)
-        page(f"http://127.0.0.1:{port}/", directory, screenshots)
+        example(daemon, JOBS, directory)
+        page(f"http://127.0.0.1:{port}/", JOBS, directory, screenshots)
+        if screenshots:
+            top = subprocess.run([stitchd, "top", "--once", "--map", JOBS[0], "--socket", daemon], capture_output=True, text=True)
+            (screenshots / "top.txt").write_text(top.stdout)
         text = read(f"http://127.0.0.1:{port}/metrics")
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
         check("promtool check metrics", done.returncode == 0, done.stdout + done.stderr)
         strict(read(f"http://127.0.0.1:{port}/metrics", "application/openmetrics-text;version=1.0.0"))
     finally:
         programs.end()
+        if daemon:
+            # One that is ended in the middle leaves its traces and plans.
+            shutil.rmtree(daemon.parent, ignore_errors=True)
 
 
 def strict(text):

@@ -32,6 +32,7 @@ class Programs:
         said = self.directory / f"program-{len(self.running)}.log"
         with said.open("wb") as out:
             self.running.append((words, subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=out), said))
+        return said
 
     def until(self, what, done, seconds=60):
         last = "nothing was found"
