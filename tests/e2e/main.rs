@@ -7,6 +7,7 @@ mod standin;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod activation;
 mod auto;
 mod bad_input;
 mod border;
