@@ -85,6 +85,7 @@ fn leave(dir: &Path, device: DeviceUuid, chunks: u64) -> Link {
             tenant: "bench".into(),
             terms: Terms::new(Bytes::gib(64), 0),
             guarantee_max: Bytes::ZERO,
+            opened_s: 0,
         }));
     }
     for chunk in (1..=chunks).map(ChunkId) {

@@ -25,21 +25,20 @@ where
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
     runtime.block_on(async {
-        let no_answer = || SessionError::NoDaemon { socket: socket.to_owned(), reason: "no answer in time".into() };
         let asking = async {
             let channel = dial(socket).await?;
             question(channel).await.map(Response::into_inner).map_err(|status| refused(socket, &status))
         };
         tokio::time::timeout(PATIENCE + patience, asking)
             .await
-            .unwrap_or_else(|_| Err(no_answer()))
+            .unwrap_or_else(|_| Err(SessionError::no_answer(socket)))
             .map_err(Failure::from)
     })
 }
 
 fn refused(socket: &Path, status: &Status) -> SessionError {
     if status.code() == tonic::Code::Unavailable {
-        return SessionError::NoDaemon { socket: socket.to_owned(), reason: status.message().to_owned() };
+        return SessionError::no_daemon(socket, status.message());
     }
     SessionError::Refused { kind: kind_from_code(status.code()), message: status.message().to_owned() }
 }

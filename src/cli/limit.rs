@@ -5,7 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 
-use super::{Common, DONE, Outcome, ask, print_json};
+use super::{Common, DONE, Failure, Outcome, ask, print_json};
+use crate::limits;
 use crate::units::Bytes;
 use crate::wire::v1;
 use crate::wire::v1::admin_client::AdminClient;
@@ -33,6 +34,13 @@ pub(super) struct LimitArgs {
 }
 
 pub(super) fn run(args: &LimitArgs) -> Outcome {
+    if let Some(limit) = args.limit.filter(|limit| !limit.is_zero() && *limit < limits::CHUNK_LEN_MIN) {
+        return Err(Failure::Usage(format!(
+            "{limit} are less than one chunk, {}: with that the session gets nothing. A unit may be missing, as in {}GiB; 0 means nothing",
+            limits::CHUNK_LEN_MIN,
+            limit.get()
+        )));
+    }
     let socket = args.common.socket();
     let status = ask::status(&socket)?;
     let session = ask::session(&status, &args.session)?;

@@ -147,7 +147,7 @@ async fn serve(config: Config, sockets: Sockets, args: &ServeArgs, clock: System
     let hangup = if ignores_hangup() { Ok(None) } else { signal(SignalKind::hangup()).map(Some) };
     match (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), hangup) {
         (Ok(terminate), Ok(interrupt), Ok(hangup)) => {
-            drop(tokio::spawn(end_on_signal(Arc::clone(&daemon), terminate, interrupt, hangup)));
+            drop(tokio::spawn(end_on_signal(Arc::clone(&daemon), terminate, interrupt, hangup, has_terminal())));
         }
         _ => tracing::error!("signals cannot be watched; this daemon ends only when it is killed"),
     }
@@ -199,17 +199,35 @@ pub(super) fn wait_for_end_of_stdin() {
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
 }
 
-async fn end_on_signal(daemon: Arc<Daemon>, mut terminate: Signal, mut interrupt: Signal, mut hangup: Option<Signal>) {
-    let hung_up = async {
-        match &mut hangup {
-            Some(hangup) => drop(hangup.recv().await),
-            None => std::future::pending().await,
-        }
+/// This process has a terminal, which may go.
+fn has_terminal() -> bool {
+    std::fs::File::open("/dev/tty").is_ok()
+}
+
+async fn end_on_signal(
+    daemon: Arc<Daemon>,
+    mut terminate: Signal,
+    mut interrupt: Signal,
+    mut hangup: Option<Signal>,
+    has_terminal: bool,
+) {
+    // One that says nothing more is as good as none.
+    let hung_up = async |hangup: &mut Option<Signal>| match hangup {
+        Some(hangup) => drop(hangup.recv().await),
+        None => std::future::pending().await,
     };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        () = hung_up => {}
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            () = hung_up(&mut hangup) => {
+                if has_terminal {
+                    break;
+                }
+                // Where there is no terminal somebody means that files are to be read anew, as of other daemons.
+                tracing::warn!("SIGHUP does nothing here: the configuration is read when a daemon starts; one that is started again takes over what there is, and no job notices");
+            }
+        }
     }
     daemon.end();
 }

@@ -186,6 +186,13 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
         Some(_) => outln!("keeper: none just now; one is being started"),
         None => outln!("keeper: none, what this daemon holds ends with it"),
     }
+    let unkept: u64 = status.devices.iter().map(|device| device.unkept_bytes).sum();
+    if unkept > 0 {
+        outln!(
+            "{} are with those who have them mapped alone, as daemon and keeper died together: they cannot be shared or handed on, and go back to the driver as their jobs end",
+            Bytes::new(unkept)
+        );
+    }
     if status.asked > 0 {
         outln!(
             "asked back: {} in {}, {} not answered in time (`stitchd revocations`)",

@@ -16,25 +16,76 @@ use crate::limits;
 use crate::runtime::Counter;
 use crate::units::Bytes;
 use crate::wire::status::status;
-use crate::wire::v1;
 use crate::wire::v1::admin_server::Admin;
+use crate::wire::{convert, v1};
 
 /// A process that is to end may take so long for it.
 const END_MAX: Duration = Duration::from_secs(10);
 
+/// Something done to the daemon, in words for its log.
+trait Act {
+    fn words(&self) -> String;
+}
+
+fn device_of(uuid: &[u8]) -> String {
+    convert::device_uuid("device_uuid", uuid).map_or_else(|_| "every device".to_owned(), |uuid| uuid.to_string())
+}
+
+fn session_of(id: u64) -> String {
+    if id == 0 { "every session".to_owned() } else { format!("session {id}") }
+}
+
+impl Act for v1::LimitRequest {
+    fn words(&self) -> String {
+        let terms = [
+            self.limit_bytes.map(|limit| format!("limit {}", Bytes::new(limit))),
+            self.priority.map(|priority| format!("priority {priority}")),
+            self.lends.map(|lends| (if lends { "lends" } else { "does not lend" }).to_owned()),
+        ];
+        let terms: Vec<String> = terms.into_iter().flatten().collect();
+        format!("limit: {} has from now on: {}", session_of(self.session_id), terms.join(", "))
+    }
+}
+
+impl Act for v1::TrimRequest {
+    fn words(&self) -> String {
+        let most =
+            if self.len_bytes == 0 { "all".to_owned() } else { format!("{} at most", Bytes::new(self.len_bytes)) };
+        let (session, device) = (session_of(self.session_id), device_of(&self.device_uuid));
+        format!("trim: {session} gives back what lies idle on {device}, {most}")
+    }
+}
+
+impl Act for v1::EvictRequest {
+    fn words(&self) -> String {
+        let session = session_of(self.session_id);
+        match self.end_after_ms {
+            None => format!("evict: {session} gives back what it can"),
+            Some(ms) => format!("evict: {session} gives back what it can, and its process is ended after {ms} ms"),
+        }
+    }
+}
+
+impl Act for v1::DrainRequest {
+    fn words(&self) -> String {
+        let what = if self.undo { "is for everybody again" } else { "is for nobody who comes" };
+        format!("drain: {} {what}", device_of(&self.device_uuid))
+    }
+}
+
 impl Service {
     /// Who asks may act on the daemon; what he does is in the log.
-    fn check_admin<T: std::fmt::Debug>(&self, request: &Request<T>) -> Result<(), Status> {
-        let peer = Service::peer(request)?;
+    fn check_admin<T: Act>(&self, request: &Request<T>) -> Result<(), Status> {
+        let (peer, what) = (Service::peer(request)?, request.get_ref().words());
         if !self.0.config.is_admin(&peer) {
-            self.0.refusals.note(Refused::Admin, &peer, std::any::type_name::<T>());
+            self.0.refusals.note(Refused::Admin, &peer, &what);
             let text = format!(
                 "user {} may not act on this daemon: root may and the user that runs it, from outside of containers or from the daemon's own pod, and those in `admins` of its configuration",
                 peer.uid
             );
             return Err(status(ErrorKind::OverLimit, text));
         }
-        tracing::info!(target: "audit", uid = peer.uid, pid = peer.pid, what = ?request.get_ref(), "asked to act");
+        tracing::info!(target: "audit", uid = peer.uid, pid = peer.pid, what, "asked to act");
         Ok(())
     }
 
@@ -241,6 +292,7 @@ fn device_statuses(daemon: &Daemon) -> Vec<v1::DeviceStatus> {
             leased_bytes: bytes.leased.get(),
             destroying_bytes: bytes.destroying.get(),
             quarantined_bytes: bytes.quarantined.get(),
+            unkept_bytes: daemon.steward.store().unkept(account.device).get(),
             foreign_bytes: account.foreign.get(),
             available_bytes: account.available().get(),
             waiting_requests: account.waiting as u64,
@@ -283,7 +335,8 @@ fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
             leased_bytes: view.held_bytes().get(),
             chunks: view.chunks as u64,
             is_attached: view.is_attached,
-            age_ms: u64::try_from(now.saturating_sub(entry.opened).as_millis()).unwrap_or(u64::MAX),
+            age_ms: u64::try_from((now.saturating_sub(entry.opened) + entry.age_before).as_millis())
+                .unwrap_or(u64::MAX),
             counters: Counter::ALL
                 .iter()
                 .map(|(name, counter)| ((*name).to_owned(), counters[*counter as usize]))

@@ -326,7 +326,10 @@ fn passed_http(passed: OwnedFd) -> Result<TcpListener, ListenError> {
 }
 
 async fn listen_for_http(address: SocketAddr) -> Result<TcpListener, ListenError> {
-    let error = |source| ListenError::Socket { what: format!("http://{address}"), source };
+    let error = |source| ListenError::Socket {
+        what: format!("http://{address} (another process may have the port: `ss -ltnp`; --http says which)"),
+        source,
+    };
     TcpListener::bind(address).await.map_err(error)
 }
 

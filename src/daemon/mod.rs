@@ -455,8 +455,13 @@ impl Daemon {
 
     /// Where somebody has something still, that is held for the daemon that follows; else nobody need follow.
     fn leave_or_end(&self) {
-        let Some(keeping) = &self.keeping else { return };
         let (sessions, ranges) = (self.registry.count(), self.steward.ranges().len());
+        let Some(keeping) = &self.keeping else {
+            if sessions > 0 {
+                tracing::info!(sessions, "ending with sessions open; what they have mapped stays theirs");
+            }
+            return;
+        };
         let reserved = self.steward.reserved().len();
         if sessions + ranges + reserved == 0 {
             self.steward.end_journal();
@@ -515,10 +520,6 @@ impl Daemon {
                     }
                 }
             }
-        }
-        let left = self.registry.count();
-        if left > 0 {
-            tracing::info!(sessions = left, "ending with sessions open; what they have mapped stays theirs");
         }
     }
 

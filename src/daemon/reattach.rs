@@ -16,6 +16,7 @@ use super::Daemon;
 use super::live::maps::Maps;
 use super::registry::{Entry, Good};
 use super::service::{Service, from_ledger, refused};
+use crate::clock::unix_seconds;
 use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceUuid, RangeId};
 use crate::journal::{KnownSession, Process};
@@ -277,6 +278,10 @@ impl Daemon {
             attempt: AtomicU64::new(0),
             has_leased: AtomicBool::new(false),
             opened: self.clock.now(),
+            age_before: match of.opened_s {
+                0 => Duration::ZERO,
+                opened => Duration::from_secs(unix_seconds().saturating_sub(opened)),
+            },
             acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
             watches: tokio::sync::watch::Sender::new(0),
             ended: tokio::sync::watch::Sender::new(false),

@@ -66,6 +66,8 @@ pub(super) struct Entry {
     /// It has leased something from this daemon: what it holds is known.
     pub(super) has_leased: AtomicBool,
     pub(super) opened: Duration,
+    /// How old it was then: one that a daemon before has opened.
+    pub(super) age_before: Duration,
     /// Places for acquires over gRPC that wait.
     pub(super) acquires: Semaphore,
     /// How often somebody has begun to watch it: the last one does.
@@ -394,6 +396,7 @@ mod tests {
             attempt: AtomicU64::new(0),
             has_leased: AtomicBool::new(false),
             opened: NOW,
+            age_before: Duration::ZERO,
             acquires: Semaphore::new(1),
             watches: watch::Sender::new(0),
             ended: watch::Sender::new(false),

@@ -21,6 +21,7 @@ use super::refusals::Refused;
 use super::registry::{Claim, Entry, Good, NotGood, random_token};
 use super::tenants::{Wish, over_guarantee};
 use super::{Daemon, DaemonError, NodeDevice};
+use crate::clock::unix_seconds;
 use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use crate::journal::SessionRecord;
@@ -345,7 +346,8 @@ impl Sessions for Service {
         let record = |session| {
             let (name, tenant, terms) = (name.clone(), seated.tenant.clone(), seated.terms);
             let (process, guarantee_max) = (process_of(&peer), seated.guarantee_max);
-            Some(SessionRecord { session, secret, process, name, tenant, terms, guarantee_max })
+            let opened_s = unix_seconds();
+            Some(SessionRecord { session, secret, process, name, tenant, terms, guarantee_max, opened_s })
         };
         let id = daemon.steward.open_as(seated.terms, record).map_err(|error| from_ledger(&error))?;
         moment();
@@ -378,6 +380,7 @@ impl Sessions for Service {
             attempt: AtomicU64::new(0),
             has_leased: AtomicBool::new(false),
             opened: daemon.clock.now(),
+            age_before: std::time::Duration::ZERO,
             acquires: Semaphore::new(limits::ACQUIRES_QUEUED_MAX),
             watches: tokio::sync::watch::Sender::new(0),
             ended: tokio::sync::watch::Sender::new(false),

@@ -328,6 +328,7 @@ mod tests {
             tenant: String::new(),
             terms: Terms::new(Bytes::mib(2), 0),
             guarantee_max: Bytes::ZERO,
+            opened_s: 0,
         });
         journal.append(&[opened]).unwrap();
         drop(journal);

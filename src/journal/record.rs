@@ -156,6 +156,8 @@ pub struct SessionRecord {
     pub terms: Terms,
     /// The most that it can be guaranteed of a device.
     pub guarantee_max: Bytes,
+    /// When it was opened, in seconds since 1970; 0 where that is not known.
+    pub opened_s: u64,
 }
 
 impl SessionRecord {
@@ -169,6 +171,7 @@ impl SessionRecord {
             tenant: String::new(),
             terms: Terms::new(Bytes::LARGEST, 0),
             guarantee_max: Bytes::ZERO,
+            opened_s: 0,
         }
     }
 }
@@ -284,6 +287,8 @@ mod v1 {
         pub(super) terms: Option<Terms>,
         #[prost(uint64, tag = "9")]
         pub(super) guarantee_max: u64,
+        #[prost(uint64, tag = "10")]
+        pub(super) opened_s: u64,
     }
 
     #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -435,6 +440,7 @@ fn written(record: &Record) -> v1::What {
             tenant: of.tenant.clone(),
             terms: Some(terms(&of.terms)),
             guarantee_max: of.guarantee_max.get(),
+            opened_s: of.opened_s,
         }),
         Record::Termed { session, terms: now, revision, is_evicted } => v1::What::Termed(v1::Termed {
             session: session.0,
@@ -510,6 +516,7 @@ fn known(what: v1::What) -> Result<Record, Nonsense> {
             tenant: of.tenant,
             terms: terms(of.terms)?,
             guarantee_max: Bytes::new(of.guarantee_max),
+            opened_s: of.opened_s,
         }),
         v1::What::Termed(of) => Record::Termed {
             session: SessionId(of.session),

@@ -22,6 +22,7 @@ fn session(number: u64) -> Record {
         tenant: "web".into(),
         terms: Terms { answers: true, ..Terms::new(Bytes::gib(number), 3) },
         guarantee_max: Bytes::mib(number),
+        opened_s: 1_700_000_000 + number,
     })
 }
 

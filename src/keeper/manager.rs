@@ -218,7 +218,7 @@ impl Manager {
         let none = || {
             std::io::Error::new(
                 std::io::ErrorKind::NotFound,
-                "NOTIFY_SOCKET is not set: this process was not started by a service manager (Type=notify)",
+                "NOTIFY_SOCKET is not set: no service manager has started this process (Type=notify); keeper = \"process\" needs none",
             )
         };
         let path = passed.socket.as_ref().ok_or_else(none).map_err(KeeperError::system("find the service manager"))?;

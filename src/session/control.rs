@@ -111,7 +111,7 @@ impl Control {
             watched,
             commands: receive,
         };
-        let no_thread = |error: std::io::Error| no_daemon(&config.socket, &error.to_string());
+        let no_thread = |error: std::io::Error| SessionError::no_daemon(&config.socket, error.to_string());
         let thread = std::thread::Builder::new()
             .name("stitchd-control".into())
             .spawn(move || worker.run(&send))
@@ -119,7 +119,7 @@ impl Control {
         let patience = config.patience;
         // The thread gives up after its own patience; twice that only if it is starved.
         let answer = opened.recv_timeout(patience * 2);
-        let opened = answer.unwrap_or_else(|_| Err(no_daemon(&config.socket, "no answer in time")))?;
+        let opened = answer.unwrap_or_else(|_| Err(SessionError::no_answer(&config.socket)))?;
         let (commands, thread, is_closed) = (Some(commands), Some(thread), Mutex::new(hears_closed));
         Ok((Control { commands, thread, is_closed, lost, givers, patience }, opened))
     }
@@ -203,10 +203,6 @@ impl Drop for Control {
     }
 }
 
-fn no_daemon(socket: &Path, reason: &str) -> SessionError {
-    SessionError::NoDaemon { socket: socket.to_owned(), reason: reason.to_owned() }
-}
-
 struct Worker {
     config: SessionConfig,
     is_closed: mpsc::Sender<bool>,
@@ -228,7 +224,7 @@ impl Worker {
         match runtime {
             Ok(runtime) => runtime.block_on(self.serve(opened)),
             // Whoever waits for the answer may have given up; nobody else cares.
-            Err(error) => drop(opened.send(Err(no_daemon(&self.config.socket, &error.to_string())))),
+            Err(error) => drop(opened.send(Err(SessionError::no_daemon(&self.config.socket, error.to_string())))),
         }
     }
 
@@ -236,7 +232,7 @@ impl Worker {
         let patience = self.config.patience;
         let opening = tokio::time::timeout(patience, self.open());
         let (channel, opened) =
-            match opening.await.unwrap_or_else(|_| Err(no_daemon(&self.config.socket, "no answer in time"))) {
+            match opening.await.unwrap_or_else(|_| Err(SessionError::no_answer(&self.config.socket))) {
                 Ok(both) => both,
                 Err(error) => return drop(answer.send(Err(error))),
             };
@@ -549,7 +545,7 @@ pub async fn dial(socket: &Path) -> Result<Channel, SessionError> {
         let kind = root.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
         match kind {
             Some(std::io::ErrorKind::PermissionDenied) => SessionError::Forbidden { socket: socket.to_owned() },
-            _ => no_daemon(socket, &root.to_string()),
+            _ => SessionError::no_daemon(socket, root.to_string()),
         }
     })
 }

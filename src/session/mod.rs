@@ -30,7 +30,7 @@ mod source;
 mod stats_page;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -51,6 +51,7 @@ use crate::runtime::{Counters, Need, Runtime, RuntimeConfig};
 use crate::units::Bytes;
 use crate::wire::convert::{Malformed, WantedPlans, malformed};
 use crate::wire::fd_channel::ChannelError;
+use crate::wire::peer::listener_at;
 use crate::wire::stats_page::StatsPageError;
 use crate::wire::v1;
 use control::{Control, Seen, Watched};
@@ -106,14 +107,14 @@ impl SessionConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// Nobody answers at the socket.
-    #[error(
-        "no stitchd daemon answers at {socket}: {reason}; start one with `stitchd serve`, or say where it is with STITCHD_SOCKET or STITCHD_RUNTIME_DIR"
-    )]
+    #[error("no stitchd daemon answers at {socket}: {reason}; {}", remedy(*listener))]
     NoDaemon {
         /// Where.
         socket: PathBuf,
         /// What the system says.
         reason: String,
+        /// The process that listens there, where one does and says nothing.
+        listener: Option<i32>,
     },
     /// The socket is there, and not for this user.
     #[error(
@@ -209,7 +210,28 @@ pub enum SessionError {
     Forked,
 }
 
+/// What can be done where no daemon answers.
+fn remedy(listener: Option<i32>) -> String {
+    match listener {
+        None => "start one with `stitchd serve`, or say where it is with STITCHD_SOCKET or STITCHD_RUNTIME_DIR".into(),
+        Some(pid) => format!(
+            "process {pid} listens there, and is stopped (`kill -CONT {pid}` has it go on) or hangs (its log may say in what). Its service manager may start it again, or `kill -9 {pid}` and another `stitchd serve`: with its keeper nothing is lost, and what is leased can be used meanwhile"
+        ),
+    }
+}
+
 impl SessionError {
+    /// Nobody is there.
+    pub(crate) fn no_daemon(socket: &Path, reason: impl Into<String>) -> SessionError {
+        SessionError::NoDaemon { socket: socket.to_owned(), reason: reason.into(), listener: None }
+    }
+
+    /// Somebody is there, perhaps, and has not said anything in time.
+    pub(crate) fn no_answer(socket: &Path) -> SessionError {
+        let (socket, reason) = (socket.to_owned(), "no answer in time".to_owned());
+        SessionError::NoDaemon { listener: listener_at(&socket), socket, reason }
+    }
+
     /// What a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -73,6 +73,8 @@ struct Shelf {
     in_use: BTreeSet<ChunkId>,
     /// How many of them have an exported descriptor, or are being exported.
     exported: u64,
+    /// Those of which no descriptor is left, as nobody has kept it, with their devices.
+    unkept: BTreeMap<ChunkId, (DeviceId, Bytes)>,
 }
 
 #[derive(Debug)]
@@ -270,6 +272,9 @@ impl Store {
             return Err(StoreError::Exists(id));
         }
         shelf.exported += u64::from(exported.is_some());
+        if exported.is_none() {
+            shelf.unkept.insert(id, (device.id(), len));
+        }
         let exported = exported.map(Arc::new);
         let chunk = Held::Adopted(device, len);
         shelf.chunks.insert(id, Stored { chunk, exported, is_going: false, was_in_use: false });
@@ -335,6 +340,7 @@ impl Store {
         let mut shelf = self.lock();
         let Stored { chunk, exported, is_going, .. } = shelf.chunks.remove(&id).ok_or(StoreError::NoChunk(id))?;
         shelf.in_use.remove(&id);
+        shelf.unkept.remove(&id);
         let (device, chunk) = match chunk {
             Held::Adopted(device, _) => (device.id(), None),
             Held::Chunk(chunk) => match Arc::try_unwrap(chunk) {
@@ -505,6 +511,11 @@ impl Store {
             .chunks
             .get(&id)
             .is_some_and(|stored| matches!(stored.chunk, Held::Chunk(_)) || stored.exported.is_some())
+    }
+
+    /// Bytes of a device of which no descriptor is left: whoever has them mapped has them, and nobody else can.
+    pub fn unkept(&self, device: DeviceId) -> Bytes {
+        self.lock().unkept.values().filter(|(of, _)| *of == device).map(|(_, len)| *len).sum()
     }
 
     /// Chunks, and how many of them were exported.

@@ -222,6 +222,16 @@ pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
     Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
+/// The process that listens at `path`, where the kernel says which: not one of another pid namespace, and not a service manager that listens for a daemon. Waits for nothing, and says nothing there.
+pub fn listener_at(path: &std::path::Path) -> Option<i32> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    const MANAGER: i32 = 1;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
+    credentials(socket.as_fd()).map(|(pid, _)| pid).filter(|pid| *pid > MANAGER)
+}
+
 /// Somebody has the socket at `path`: it is not one that was left behind. Nobody is connected to, who would hear of that, or start a daemon: a socket of another type is told apart before that
 /// (EPROTOTYPE in unix(7)).
 ///

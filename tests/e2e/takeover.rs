@@ -78,10 +78,16 @@ fn a_session_goes_on_when_its_daemon_was_killed_and_another_follows() {
     let theirs = two.alloc(&Request::of(Bytes::mib(10))).unwrap();
     let id = session.id();
     let keeper_pid = keeper(&daemon);
+    std::thread::sleep(Duration::from_millis(1_100));
     let daemon = daemon.follow(&[DEVICE]);
     is_back(&daemon, &session);
     is_back(&daemon, &other);
     assert_eq!((session.id(), keeper(&daemon)), (id, keeper_pid), "the keeper is the same");
+    let ages = daemon.cli_json(&["sessions"])["sessions"].clone();
+    assert!(
+        ages.as_array().unwrap().iter().all(|one| one["age_ms"].as_u64() >= Some(1_000)),
+        "as old as they are: {ages}"
+    );
     assert_eq!((held_of(&daemon, &session), held_of(&daemon, &other)), (20 * MIB, 10 * MIB));
     assert!(is_all(&one, kept, 20, 0x5a));
     // Nobody gets what they have, and what is left is for all.
@@ -235,6 +241,7 @@ fn when_both_die_sessions_keep_what_they_have_mapped_and_nobody_else_gets_it() {
         is_back(&daemon, &publisher);
         assert_eq!(held_of(&daemon, &session), 26 * MIB);
         assert!(is_all(&one, kept, 20, 0x5a));
+        assert_eq!(daemon.device("unkept_bytes"), 34 * MIB);
         // A range is for those who have it, and for nobody more.
         assert_eq!(daemon.device("shared_bytes"), 8 * MIB);
         let wanted = Attaching { name: "weights".into(), ..Attaching::default() };
@@ -251,6 +258,7 @@ fn when_both_die_sessions_keep_what_they_have_mapped_and_nobody_else_gets_it() {
         assert_eq!(daemon.device("idle_bytes"), 0);
         drop((range, third));
         daemon.wait_for_device("shared_bytes", 0);
+        daemon.wait_for_device("unkept_bytes", 20 * MIB);
         eventually("that what is left can be had", || one.alloc(&Request::of(Bytes::mib(40))).ok());
     }
 }

@@ -165,6 +165,7 @@ impl Daemon {
                 tenant: String::new(),
                 terms,
                 guarantee_max: LIMIT,
+                opened_s: 0,
             })
         };
         let session = self.steward.open_as(terms, record).unwrap();

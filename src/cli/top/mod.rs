@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd top                       # live; h for keys\n  stitchd top --once                # one look, for a script or a report\n  stitchd top --json | jq .waiting  # the same as data\n  stitchd top --once --map 7        # where the memory of session 7 lies\n\nKeys: q quits; m shows where the memory of the first session of the list lies; l, u, a, n, r, f sort by leased, in use, age, name, requests, failures (again: the other way round); space stops and goes on; arrows move the list of sessions."
+    after_help = "Examples:\n  stitchd top                       # live; h for keys\n  stitchd top --once                # one look, for a script or a report\n  stitchd top --json | jq .waiting  # the same as data\n  stitchd top --once --map train-7  # where the memory of that session lies\n\nKeys: q quits; m shows where the memory of the first session of the list lies; l, u, a, n, r, f sort by leased, in use, age, name, requests, failures (again: the other way round); space stops and goes on; arrows move the list of sessions."
 )]
 pub(super) struct TopArgs {
     #[command(flatten)]
@@ -38,23 +38,27 @@ pub(super) struct TopArgs {
     /// Print what there is once, and end: also where this is no terminal
     #[arg(long)]
     once: bool,
-    /// Show where the memory of this session lies: its number in `stitchd sessions`
+    /// Show where the memory of this session lies: its number, or its name
     #[arg(long, value_name = "SESSION")]
-    map: Option<u64>,
+    map: Option<String>,
 }
 
 pub(super) fn run(args: &TopArgs) -> Outcome {
     let socket = args.common.socket();
     let look =
         async |channel| AdminClient::new(channel).max_decoding_message_size(LEN_MAX).live(v1::LiveRequest {}).await;
-    let look_at =
-        async |session_id, channel| AdminClient::new(channel).address_map(v1::AddressMapRequest { session_id }).await;
-    let ask_map = |session| {
-        let map = ask::ask(&socket, Duration::ZERO, async |channel| look_at(session, channel).await)?;
-        Ok::<_, Failure>((session, map))
+    let mapped = match &args.map {
+        Some(session) => Some(ask::session(&ask::status(&socket)?, session)?.session_id),
+        None => None,
+    };
+    let look_at = |session_id| {
+        let request = v1::AddressMapRequest { session_id };
+        let map =
+            ask::ask(&socket, Duration::ZERO, async |channel| AdminClient::new(channel).address_map(request).await)?;
+        Ok::<_, Failure>((session_id, map))
     };
     if args.common.json {
-        let shown = match args.map.map(ask_map).transpose()? {
+        let shown = match mapped.map(look_at).transpose()? {
             Some((session, map)) => show::address_map(session, &map),
             None => show::live(&ask::ask(&socket, Duration::ZERO, look)?),
         };
@@ -64,7 +68,7 @@ pub(super) fn run(args: &TopArgs) -> Outcome {
     if args.once || !Terminal::is_there() {
         const COLUMNS: usize = 160;
         let live = ask::ask(&socket, Duration::ZERO, look)?;
-        let map = args.map.map(ask_map).transpose()?;
+        let map = mapped.map(look_at).transpose()?;
         let view = View { columns: COLUMNS, rows: usize::MAX, is_colored: false, map, ..View::default() };
         screen::lines(&live, &view).iter().for_each(|line| outln!("{line}"));
         return DONE;
@@ -76,14 +80,13 @@ pub(super) fn run(args: &TopArgs) -> Outcome {
         let channel = dial(&socket).await.map_err(Failure::from)?;
         let mut client = AdminClient::new(channel).max_decoding_message_size(LEN_MAX);
         let first = tokio::time::timeout(PATIENCE, client.live(v1::LiveRequest {})).await;
-        let no_answer = |reason: String| SessionError::NoDaemon { socket: socket.clone(), reason };
         let first = match first {
             Ok(Ok(reply)) => reply.into_inner(),
-            Ok(Err(status)) => return Err(Failure::from(no_answer(status.message().to_owned()))),
-            Err(_) => return Err(Failure::from(no_answer("no answer in time".into()))),
+            Ok(Err(status)) => return Err(Failure::from(SessionError::no_daemon(&socket, status.message()))),
+            Err(_) => return Err(Failure::from(SessionError::no_answer(&socket))),
         };
         let terminal = Terminal::begin().map_err(|error| Failure::Other(error.into()))?;
-        let map = args.map.map(|session| (session, v1::AddressMapReply::default()));
+        let map = mapped.map(|session| (session, v1::AddressMapReply::default()));
         watch(client, first, terminal, args.every.max(Duration::from_millis(100)), map).await
     })
 }

@@ -149,7 +149,7 @@ impl Keeping {
     ///
     /// # Errors
     ///
-    /// One is there, and cannot be asked for what it holds: that is worth more than a start.
+    /// One is there, and cannot be asked for what it holds: that is worth more than a start. A service manager is to hold it, and none has started this process.
     pub(super) fn begin(
         state_dir: &Path,
         linger: Duration,
@@ -181,6 +181,10 @@ impl Keeping {
             has_strays: AtomicBool::new(false),
             since: SystemClock::new(),
         };
+        if keeping.manager.as_ref().is_some_and(|passed| passed.socket.is_none()) {
+            // It will not come later.
+            keeping.start()?.discard();
+        }
         let passed = keeping.manager.as_ref().map(manager::take);
         let socket = keeping.socket();
         // One that is found at once: there is nothing to tell it yet.
@@ -421,7 +425,8 @@ impl Keeping {
         }
         let what = if link.is_behind() { "it does not read what it is sent" } else { "it has ended" };
         let why = link.last_words().or_else(|| error.map(|error| chain(error)));
-        tracing::error!(
+        // Nothing is lost by that: where no other can be started that is an error.
+        tracing::warn!(
             pid = link.pid(),
             why = why.as_deref().unwrap_or(what),
             "the keeper is gone: another takes its place"

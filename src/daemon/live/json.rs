@@ -67,6 +67,7 @@ pub fn device(status: &v1::DeviceStatus) -> Value {
         "peak_leased_bytes": status.peak_leased_bytes,
         "destroying_bytes": status.destroying_bytes,
         "quarantined_bytes": status.quarantined_bytes,
+        "unkept_bytes": status.unkept_bytes,
         "foreign_bytes": status.foreign_bytes,
         "available_bytes": status.available_bytes,
         "waiting_requests": status.waiting_requests,

@@ -7,10 +7,12 @@ use super::uuid_label;
 use crate::daemon::NodeDevice;
 use crate::ledger::{AccountView, RequestView};
 use crate::runtime::Counter;
+use crate::units::Bytes;
 
 pub(super) fn record_device(
     device: &NodeDevice,
     driver_version: String,
+    unkept: Bytes,
     account: &AccountView,
     sessions: &[SessionFigures],
     requests: &[RequestView],
@@ -43,6 +45,7 @@ pub(super) fn record_device(
         ("stitchd_device_lost", f64::from(u8::from(account.is_lost))),
         ("stitchd_device_draining", f64::from(u8::from(account.is_draining))),
         ("stitchd_available_bytes", account.available().get() as f64),
+        ("stitchd_unkept_bytes", unkept.get() as f64),
         ("stitchd_plan_reserved_bytes", bytes.reserved.get() as f64),
         ("stitchd_guaranteed_bytes", account.guaranteed.get() as f64),
         ("stitchd_oldest_wait_seconds", oldest_ms as f64 / 1e3),

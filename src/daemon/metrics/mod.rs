@@ -195,7 +195,8 @@ impl Daemon {
         for account in self.steward.devices() {
             if let Some(device) = self.devices.iter().find(|device| device.id == account.device) {
                 let version = self.driver.version().unwrap_or_default();
-                record_device(device, version, &account, &sessions, &requests);
+                let unkept = self.steward.store().unkept(device.id);
+                record_device(device, version, unkept, &account, &sessions, &requests);
             }
         }
         record_sessions(&self.devices, &sessions);

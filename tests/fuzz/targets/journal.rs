@@ -30,6 +30,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
         tenant: "web".into(),
         terms: Terms::new(Bytes::gib(1), 0),
         guarantee_max: Bytes::ZERO,
+        opened_s: 10,
     };
     let published = PublishedRange {
         range,

@@ -25,6 +25,8 @@
 //! bytes = "16GiB"                 # how large a pretended device is; of a GPU, how much the daemon takes at most
 //! ```
 
+mod written;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -365,8 +367,13 @@ impl Config {
             Some(path) => {
                 let read = |source| ConfigError::Read { path: path.to_owned(), source };
                 let text = std::fs::read_to_string(path).map_err(read)?;
-                let parse =
-                    |error: toml::de::Error| ConfigError::Parse { path: path.to_owned(), reason: error.to_string() };
+                let parse = |error: toml::de::Error| {
+                    let mut reason = error.to_string();
+                    if reason.contains("expected a string") {
+                        reason.push_str("times, sizes, modes and names are written in quotes and with their units: wait = \"5s\", warm = \"1GiB\", socket_mode = \"660\"");
+                    }
+                    ConfigError::Parse { path: path.to_owned(), reason }
+                };
                 toml::from_str(&text).map_err(parse)?
             }
         };
@@ -470,9 +477,9 @@ impl Config {
         })
     }
 
-    /// As a file that says the same, with everything spelt out.
+    /// As a file that says the same, with everything spelt out and what it is for.
     pub fn to_toml(&self) -> String {
-        toml::to_string(&self.to_file()).expect("a configuration can always be written")
+        written::annotated(&toml::to_string(&self.to_file()).expect("a configuration can always be written"))
     }
 
     /// The same for programs.
