@@ -21,6 +21,7 @@ use super::config::Config;
 use super::connections::{Connections, Seat};
 use crate::error::ErrorKind;
 use crate::keeper::manager::Sockets;
+use crate::keeper::process::inode_of;
 use crate::keeper::{self, KeeperError, LOCK_NAME};
 use crate::session::locate::SOCKET_NAME;
 use crate::wire::peer::{self, Peer};
@@ -124,8 +125,11 @@ pub struct Listeners {
 /// The right to serve from a runtime directory. As long as it lives no other daemon serves there; when it goes the sockets go, too.
 #[derive(Debug)]
 pub(super) struct RuntimeLock {
-    _file: OwnedFd,
+    path: PathBuf,
+    file: OwnedFd,
     sockets: Vec<PathBuf>,
+    /// That it is lost was said.
+    is_said: bool,
 }
 
 impl Drop for RuntimeLock {
@@ -222,8 +226,7 @@ impl RuntimeLock {
             std::fs::set_permissions(directory, passable).map_err(unusable)?;
         }
         let path = directory.join(LOCK_NAME);
-        let file = rustix::fs::open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::from(0o644))
-            .map_err(|errno| unusable(errno.into()))?;
+        let file = open_lock(&path).map_err(|errno| unusable(errno.into()))?;
         match lock(&file) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -232,10 +235,32 @@ impl RuntimeLock {
             }
             Err(errno) => return Err(unusable(errno.into())),
         }
-        rustix::fs::ftruncate(&file, 0).map_err(|errno| unusable(errno.into()))?;
-        let pid = format!("{}\n", std::process::id());
-        rustix::io::pwrite(&file, pid.as_bytes(), 0).map_err(|errno| unusable(errno.into()))?;
-        Ok(RuntimeLock { _file: file, sockets: Vec::new() })
+        sign(&file).map_err(|errno| unusable(errno.into()))?;
+        Ok(RuntimeLock { path, file, sockets: Vec::new(), is_said: false })
+    }
+
+    /// Locks the file that is there by now, where that which was locked is not: whoever removes it would let another daemon, or a keeper that takes this one for gone, in beside this one.
+    pub(super) fn renew(&mut self) {
+        let own = rustix::fs::fstat(&self.file).map(|stat| stat.st_ino);
+        if own.is_ok_and(|own| inode_of(&self.path) == Some(own)) {
+            return;
+        }
+        let renewed = open_lock(&self.path).and_then(|file| {
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            sign(&file)?;
+            Ok(file)
+        });
+        match renewed {
+            Ok(file) => {
+                tracing::warn!(path = %self.path.display(), "the lock of this directory was removed: this daemon has another");
+                (self.file, self.is_said) = (file, false);
+            }
+            // A keeper has it for a moment, or another daemon has come.
+            Err(error) if !std::mem::replace(&mut self.is_said, true) => {
+                tracing::error!(path = %self.path.display(), %error, "the lock of this directory was removed, and this daemon cannot have another; it is tried again");
+            }
+            Err(_) => {}
+        }
     }
 
     /// The path of a socket, free to bind: with the lock held, one that is there was left behind, unless a service manager listens on it.
@@ -266,6 +291,22 @@ fn is_listened_on(path: &Path) -> bool {
         std::thread::sleep(PAUSE);
     }
     true
+}
+
+/// For its owner alone: whoever can open it can lock it, and keep the daemon that follows from beginning.
+fn open_lock(path: &Path) -> Result<OwnedFd, Errno> {
+    let mode = Mode::from(0o600);
+    let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, mode)?;
+    // One of before may be another user's.
+    let _ = rustix::fs::fchmod(&file, mode);
+    Ok(file)
+}
+
+/// Whoever is kept out reads by whom.
+fn sign(file: &OwnedFd) -> Result<(), Errno> {
+    rustix::fs::ftruncate(file, 0)?;
+    rustix::io::pwrite(file, format!("{}\n", std::process::id()).as_bytes(), 0)?;
+    Ok(())
 }
 
 /// Locks a directory's file. A keeper that takes another's place has it for a moment.

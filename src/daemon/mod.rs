@@ -80,6 +80,7 @@ use config::{Config, KeeperIs, LadderIs};
 use connections::Connections;
 use deadline::Deadline;
 use keeping::Keeping;
+use listener::RuntimeLock;
 pub use listener::{ListenError, Listeners};
 use live::Live;
 use metrics::{CallTimes, Ended, Latencies, SessionCounts};
@@ -422,10 +423,11 @@ impl Daemon {
 
     /// Serves until [`Daemon::end`], then lets sessions finish for as long as the configuration says.
     pub async fn serve(self: Arc<Daemon>, listeners: Listeners) -> Result<(), DaemonError> {
+        let Listeners { mut lock, mut state_lock, grpc, chunks, http } = listeners;
         let mut parts = tokio::task::JoinSet::new();
-        let chunks = chunk_server::start(Arc::clone(&self), listeners.chunks).map_err(DaemonError::Thread)?;
+        let chunks = chunk_server::start(Arc::clone(&self), chunks).map_err(DaemonError::Thread)?;
         parts.spawn(tick(Arc::clone(&self)));
-        if let Some(http) = listeners.http {
+        if let Some(http) = http {
             parts.spawn(http::run(Arc::clone(&self), http));
         }
         tracing::info!(
@@ -441,15 +443,25 @@ impl Daemon {
             Arc::clone(&self).ended().await;
             tokio::time::sleep(GRACE).await;
         };
+        // So long another daemon could come in where somebody removes the lock.
+        const LOOK: Duration = Duration::from_secs(1);
+        let keep_locked = async {
+            loop {
+                tokio::time::sleep(LOOK).await;
+                lock.renew();
+                state_lock.iter_mut().for_each(RuntimeLock::renew);
+            }
+        };
         let served = tokio::select! {
-            served = service::run(Arc::clone(&self), listeners.grpc) => served,
+            served = service::run(Arc::clone(&self), grpc) => served,
             () = is_over => Ok(()),
+            never = keep_locked => never,
         };
         parts.shutdown().await;
         drop(chunks);
         self.leave_or_end();
         // Dropped last: until here a second daemon is kept away.
-        drop((listeners.lock, listeners.state_lock));
+        drop((lock, state_lock));
         served
     }
 

@@ -167,6 +167,14 @@ impl Left {
             self.book.chunks().keys().filter(|chunk| !self.chunks.contains_key(chunk)).copied().collect();
         let of_nobody = |chunk: &&ChunkId| matches!(self.book.chunks()[chunk].whose, Whose::Nobodys | Whose::Plan(_));
         let gone: Vec<Record> = lost.iter().filter(of_nobody).map(|chunk| Record::Gone { chunk: *chunk }).collect();
+        if !gone.is_empty() {
+            let bytes: Bytes = lost.iter().filter(of_nobody).map(|chunk| self.book.chunks()[chunk].len).sum();
+            tracing::warn!(
+                chunks = gone.len(),
+                bytes = bytes.get(),
+                "nobody has kept these chunks, and nobody else has them: what lay idle, or was reserved for a plan, is gone"
+            );
+        }
         self.apply(&gone);
         // A range whose chunks nobody can hand on is for nobody more.
         let is_lost =

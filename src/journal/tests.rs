@@ -457,7 +457,14 @@ fn of_each_kind() -> Vec<Vec<Record>> {
 fn a_journal_of_the_first_version_is_read_as_it_was_written() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/journal/version-1");
     let mut expected = Book::default();
-    of_each_kind().iter().for_each(|step| expected.apply_all(step).unwrap());
+    let mut steps = of_each_kind();
+    for record in steps.iter_mut().flatten() {
+        // That was not written yet.
+        if let Record::Opened(of) = record {
+            of.opened_s = 0;
+        }
+    }
+    steps.iter().for_each(|step| expected.apply_all(step).unwrap());
     let read = of(&std::fs::read(&path).unwrap()).unwrap();
     assert_eq!((read.header, read.book, read.ended), (HEADER, expected, Ended::Whole));
     assert_eq!((read.frames, read.last), (14, 14));

@@ -141,6 +141,15 @@ impl Link {
         &self.welcome.name
     }
 
+    /// These are the same process, as far as that can be told: each says a number that no other has, one of before none.
+    pub fn is_same(&self, other: &Link) -> bool {
+        if self.welcome.id != 0 && other.welcome.id != 0 {
+            return self.welcome.id == other.welcome.id;
+        }
+        let (one, other) = (self.process().identity, other.process().identity);
+        matches!(one, Identity::Pidfs(_) | Identity::Process { .. }) && one == other
+    }
+
     /// No daemon has started it: it goes on when another takes its place.
     pub fn stays(&self) -> bool {
         self.welcome.stays

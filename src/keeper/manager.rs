@@ -21,6 +21,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
+use super::link::is_readable;
 use super::{KeeperError, Key};
 use crate::clock::{Clock as _, SystemClock};
 use crate::ids::{ChunkId, SessionId};
@@ -264,17 +265,32 @@ impl Manager {
         })
     }
 
-    /// Has these held no more.
+    /// Has these held no more, from before this returns.
     ///
     /// # Errors
     ///
-    /// As of [`Manager::keep`].
+    /// As of [`Manager::keep`]; it does not say that it has done it.
     pub fn let_go(&self, keys: &[Key]) -> Result<(), KeeperError> {
+        if keys.is_empty() {
+            return Ok(());
+        }
         {
             let mut held = self.held();
             keys.iter().for_each(|key| held.remove(*key));
         }
-        keys.iter().try_for_each(|key| self.send(&format!("FDSTOREREMOVE=1\nFDNAME={}", name_of(*key)), &[]))
+        keys.iter().try_for_each(|key| self.send(&format!("FDSTOREREMOVE=1\nFDNAME={}", name_of(*key)), &[]))?;
+        self.settle()
+    }
+
+    /// Returns when it has done all that it was told (sd_notify_barrier(3): it closes what came with that when it comes to it; one that does not know the word closes what it does not know, too).
+    fn settle(&self) -> Result<(), KeeperError> {
+        let action = "hear that the service manager has done what it was told";
+        let error = |errno: Errno| KeeperError::System { action, source: errno.into() };
+        let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(error)?;
+        self.send("BARRIER=1", &[theirs.as_fd()])?;
+        drop(theirs);
+        // It is at its end then: nobody writes anything.
+        if is_readable(&ours, PATIENCE) { Ok(()) } else { Err(error(Errno::TIMEDOUT)) }
     }
 
     fn add(&self, key: Key) -> bool {

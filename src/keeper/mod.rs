@@ -38,6 +38,8 @@ pub use link::Link;
 
 /// The file that the daemon of a directory has locked.
 pub const LOCK_NAME: &str = "stitchd.lock";
+/// And the one that a keeper has which looks whether it takes another's place.
+pub const KEEPERS_LOCK_NAME: &str = "keepers.lock";
 /// Where the daemon writes what it does, beside the keeper's socket.
 pub const JOURNAL_NAME: &str = "journal";
 /// The keeper's socket in a state directory.
@@ -223,6 +225,9 @@ mod v1 {
         /// No daemon has started it.
         #[prost(bool, tag = "5")]
         pub(super) stays: bool,
+        /// Tells it from all others, where the kernel does not.
+        #[prost(uint64, tag = "6")]
+        pub(super) id: u64,
     }
 }
 

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::{
-    CANDIDATE_PREFIX, JOURNAL_NAME, KeeperError, Key, LOCK_NAME, Link, RESERVE_PREFIX, SOCKET_NAME, UNFINISHED_PREFIX,
-    VERSION, from, is_one_of_us, v1,
+    CANDIDATE_PREFIX, JOURNAL_NAME, KEEPERS_LOCK_NAME, KeeperError, Key, LOCK_NAME, Link, RESERVE_PREFIX, SOCKET_NAME,
+    UNFINISHED_PREFIX, VERSION, from, is_one_of_us, v1,
 };
 use crate::clock::{Clock as _, SystemClock};
 use crate::error::chain;
@@ -41,6 +41,8 @@ const ENDING: Duration = Duration::from_millis(20);
 const TAKING_OVER: Duration = Duration::from_millis(500);
 /// So often an empty keeper looks for one that is found before it takes the place.
 const MISSED_MAX: u32 = 3;
+/// One that has lost its place keeps what it holds for so long where a daemon is there: one that begins waits ten seconds at most for the keeper that is found, and has told nobody anything before.
+const OUTLIVED_MAX: Duration = Duration::from_secs(15);
 /// How long a daemon may leave unread what it asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -61,6 +63,12 @@ pub struct Keeper {
     missed: u32,
     /// No daemon has started it.
     stays: bool,
+    /// It was found once, and is not any more.
+    is_lost: bool,
+    /// A clock that began when it was first seen beside a daemon that has another keeper.
+    outlived: Option<SystemClock>,
+    /// Tells it from all others.
+    id: u64,
     held: BTreeMap<Key, OwnedFd>,
 }
 
@@ -87,8 +95,8 @@ pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
     let (mut alone_since, mut looked) = (clock.now(), clock.now());
     let mut is_first = true;
     loop {
-        if keeper.daemon.is_none() && keeper.stays && !keeper.is_found() {
-            // Another has its place. Whoever has started both goes on with both.
+        if keeper.daemon.is_none() && !keeper.is_found() && (keeper.stays || !keeper.held.is_empty()) {
+            // Another has its place, and whoever has started both goes on with both; or its socket was removed, and it is the only one that has anything.
             if let Err(error) = keeper.stand_by() {
                 // Where there is no directory any more nobody comes; else what it holds is worth another attempt.
                 if !keeping.state_dir.is_dir() {
@@ -123,9 +131,9 @@ pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
         if now.saturating_sub(looked) >= LOOK {
             looked = now;
             let is_long = keeping.alone_max.is_some_and(|most| now.saturating_sub(alone_since) >= most);
-            // Where its socket is gone nobody can find it any more; one that is to stay listens anew.
-            let is_lost = !keeper.stays && !keeper.is_found();
-            if keeper.daemon.is_none() && (is_lost || is_long && !keeper.is_anybody_alive()) {
+            // Where its socket is gone nobody can find it any more; one that is to stay, or has anything, listens anew.
+            let is_useless = keeper.held.is_empty() && (!keeper.is_found() || keeper.is_lost && keeper.is_candidate());
+            if keeper.daemon.is_none() && (!keeper.stays && is_useless || is_long && !keeper.is_anybody_alive()) {
                 keeper.remove_socket();
                 return Ok(());
             }
@@ -133,17 +141,21 @@ pub fn serve(keeping: Keeping) -> Result<(), KeeperError> {
     }
 }
 
-/// The lock that a daemon of a directory has; nothing where one is there.
-fn daemon_lock(state_dir: &Path) -> Result<Option<OwnedFd>, KeeperError> {
+/// The lock of this name in a directory; nothing where somebody has it. Whoever is kept out by it for long finds in it whom to end.
+fn locked(state_dir: &Path, name: &str) -> Result<Option<OwnedFd>, KeeperError> {
+    let error = |errno: Errno| KeeperError::system("look for a daemon")(errno.into());
     super::prepare(state_dir)?;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-    let lock = rustix::fs::open(state_dir.join(LOCK_NAME), flags, Mode::from(0o644))
-        .map_err(|errno| KeeperError::system("look for a daemon")(errno.into()))?;
+    let lock = rustix::fs::open(state_dir.join(name), flags, Mode::from(0o600)).map_err(error)?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(lock)),
-        Err(Errno::WOULDBLOCK) => Ok(None),
-        Err(errno) => Err(KeeperError::system("look for a daemon")(errno.into())),
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(None),
+        Err(errno) => return Err(error(errno)),
     }
+    let pid = format!("{}\n", std::process::id());
+    // A disk that is full is no reason not to go on.
+    let _ = rustix::fs::ftruncate(&lock, 0).and_then(|()| rustix::io::pwrite(&lock, pid.as_bytes(), 0));
+    Ok(Some(lock))
 }
 
 /// A keeper that is there, with what it holds.
@@ -187,6 +199,14 @@ fn asked<T>(
     }
 }
 
+/// A number that no other keeper has.
+fn random() -> u64 {
+    let mut random = [0; 8];
+    // Where there is none it is told from others by the kernel alone, and its names may be another's: that is told.
+    let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
+    u64::from_ne_bytes(random)
+}
+
 /// Listens where only its own user finds it, under a name that no other has and that begins with `prefix`. Says which that is, and which file.
 fn listen(state_dir: &Path, prefix: &str) -> Result<(OwnedFd, PathBuf, u64), std::io::Error> {
     const BACKLOG: i32 = 8;
@@ -196,9 +216,7 @@ fn listen(state_dir: &Path, prefix: &str) -> Result<(OwnedFd, PathBuf, u64), std
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )?;
-    let mut random = [0; 4];
-    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-    let number = u32::from_ne_bytes(random);
+    let number = random() as u32;
     // Not where anybody looks before somebody listens.
     let new = state_dir.join(format!("{UNFINISHED_PREFIX}{number:08x}"));
     rustix::net::bind(&socket, &SocketAddrUnix::new(&new)?)?;
@@ -243,6 +261,9 @@ impl Keeper {
             is_served: false,
             missed: 0,
             stays,
+            is_lost: false,
+            outlived: None,
+            id: random(),
             held: BTreeMap::new(),
         })
     }
@@ -251,6 +272,7 @@ impl Keeper {
     fn stand_by(&mut self) -> Result<(), KeeperError> {
         let listening = listen(self.state_dir(), RESERVE_PREFIX).map_err(KeeperError::system("listen for daemons"))?;
         (self.listener, self.own, self.inode) = listening;
+        self.is_lost = true;
         Ok(())
     }
 
@@ -270,31 +292,41 @@ impl Keeper {
 
     /// Where no daemon is there, takes the place of the keeper that is found, with what it holds. No daemon begins meanwhile, and no other keeper does this.
     fn take_over(&mut self) -> Result<(), KeeperError> {
-        let Some(_lock) = daemon_lock(self.state_dir())? else {
-            if is_bound(&self.socket).unwrap_or(false) {
-                // The daemon has told that one everything: what this one holds is from before.
-                self.held.clear();
-            }
+        // Keepers know each other by this one: whoever has the other is a daemon, but for a moment.
+        let Some(_alone) = locked(self.state_dir(), KEEPERS_LOCK_NAME)? else { return Ok(()) };
+        if locked(self.state_dir(), LOCK_NAME)?.is_none() {
+            self.give_way();
             return Ok(());
-        };
+        }
+        self.outlived = None;
         let stands_by =
             self.own.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(RESERVE_PREFIX.as_bytes()));
         let is_begun = self.state_dir().join(JOURNAL_NAME).exists();
         // One that was stopped, say, and has lost its socket meanwhile may be the only one that has anything: the one that is found has begun without a daemon.
         let is_only = !self.held.is_empty() && is_begun;
         // One that could not hold all that the other will be told is no better. That is asked for nothing: it may hold a lot.
-        let is_better = |link: &Link| link.files_max() <= super::files_max() && !(stands_by && link.stays());
+        let is_better =
+            |link: &Link| link.files_max() <= super::files_max() && !(stands_by && (link.stays() || !self.stays));
+        let socket = inode_of(&self.socket);
+        // Without the daemon's lock: one that does not answer is waited for, and keeps no daemon from beginning.
         let before = asked(self.state_dir(), TAKING_OVER, |link| {
             if is_only && link.names()?.is_empty() {
-                Ok(Some((link, None)))
-            } else if is_better(&link) {
-                with_all(link).map(|(link, held)| Some((link, Some(held))))
+                Ok(Some((link, true)))
             } else {
-                Ok(None)
+                Ok(is_better(&link).then_some((link, false)))
             }
         })?;
         moment();
+        let Some(_lock) = locked(self.state_dir(), LOCK_NAME)? else { return Ok(()) };
+        if inode_of(&self.socket) != socket {
+            // A daemon has come since, with another.
+            return Ok(());
+        }
         let Some(before) = before else {
+            if !is_begun {
+                // A daemon has ended since, and left nothing: nobody would believe what this one holds.
+                self.held.clear();
+            }
             // Whoever has everything may have lost its socket just now, and finds that out within a second or two: one that has nothing lets it come first.
             if self.held.is_empty() && (stands_by || is_begun) && self.missed < MISSED_MAX {
                 self.missed += 1;
@@ -303,18 +335,33 @@ impl Keeper {
             return self.publish();
         };
         self.missed = 0;
-        let Some((link, held)) = before else {
+        let Some((link, is_empty)) = before else {
             self.held.clear();
             return Ok(());
         };
-        if let Some(held) = held {
-            self.held = held.into_iter().collect();
+        if link.is_gone() {
+            // A daemon has come since, and it has told that one more.
+            return Ok(());
+        }
+        if !is_empty {
+            self.held = link.list()?.into_iter().collect();
         }
         self.publish()?;
         moment();
         // Nobody finds it any more, so that it ends by itself where it does not hear this.
         let _ = link.end();
         Ok(())
+    }
+
+    /// A daemon is there. It has told the keeper that is found everything, or will soon: what this one holds is from before then.
+    fn give_way(&mut self) {
+        if self.held.is_empty() || !is_bound(&self.socket).unwrap_or(false) {
+            self.outlived = None;
+            return;
+        }
+        if self.outlived.get_or_insert_with(SystemClock::new).now() >= OUTLIVED_MAX {
+            self.held.clear();
+        }
     }
 
     fn is_found(&self) -> bool {
@@ -330,10 +377,11 @@ impl Keeper {
         }
     }
 
-    /// The daemon has gone. One that was not told everything is nobody's, and what it was told may be old by the time that it is somebody's.
+    /// The daemon has gone. One that was told something and not everything is nobody's, and what it was told may be old by the time that it is somebody's.
     fn hang_up(&mut self) {
-        (self.daemon, self.is_served) = (None, false);
-        if self.is_candidate() {
+        let was_served = std::mem::take(&mut self.is_served);
+        self.daemon = None;
+        if was_served && self.is_candidate() {
             self.held.clear();
         }
     }
@@ -448,6 +496,7 @@ impl Keeper {
                     name,
                     files_max: super::files_max(),
                     stays: self.stays,
+                    id: self.id,
                 }));
                 Then::GoOn
             }

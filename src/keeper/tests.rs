@@ -167,12 +167,36 @@ fn one_that_is_to_stay_and_whose_socket_is_gone_is_found_again_with_what_it_hold
     let link = running.connect();
     keep(&link, &[Key::Chunk(ChunkId(1))]);
     drop(link);
+    // A daemon has been there.
+    std::fs::write(running.dir.path().join(JOURNAL_NAME), "").unwrap();
     std::fs::remove_file(running.dir.path().join(SOCKET_NAME)).unwrap();
     let link = running.connect();
     assert_eq!(held(&link), [Key::Chunk(ChunkId(1))]);
     assert!(link.stays());
     drop(link);
     running.remove_all();
+}
+
+#[test]
+fn one_that_a_daemon_has_started_and_whose_socket_is_gone_is_found_again_as_long_as_a_journal_wants_it() {
+    let running = start(Some(PATIENCE));
+    let journal = running.dir.path().join(JOURNAL_NAME);
+    std::fs::write(&journal, "").unwrap();
+    let link = running.connect();
+    keep(&link, &[Key::Chunk(ChunkId(1))]);
+    drop(link);
+    std::fs::remove_file(running.dir.path().join(SOCKET_NAME)).unwrap();
+    let link = running.connect();
+    assert_eq!(held(&link), [Key::Chunk(ChunkId(1))]);
+    drop(link);
+    // A daemon has ended since, and wants nothing of it.
+    std::fs::remove_file(journal).unwrap();
+    std::fs::remove_file(running.dir.path().join(SOCKET_NAME)).unwrap();
+    let link = running.connect();
+    assert_eq!(held(&link), []);
+    drop(link);
+    std::fs::remove_file(running.dir.path().join(SOCKET_NAME)).unwrap();
+    running.thread.join().unwrap().unwrap();
 }
 
 #[test]

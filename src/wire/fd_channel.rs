@@ -103,7 +103,11 @@ impl FdChannel {
             .map_err(ChannelError::System)?;
         let channel = FdChannel::over(socket, true).with_patience(patience)?;
         let address = SocketAddrUnix::new(path).map_err(ChannelError::Connect)?;
-        rustix::net::connect(&channel.socket, &address).map_err(ChannelError::Connect)?;
+        rustix::net::connect(&channel.socket, &address).map_err(|errno| match errno {
+            // As many wait there already as may, and none is served.
+            Errno::AGAIN => ChannelError::TimedOut,
+            errno => ChannelError::Connect(errno),
+        })?;
         Ok(channel)
     }
 

@@ -101,8 +101,8 @@ fn a_directory_with_plans_of_several_jobs_has_each_find_its_own_by_what_it_does_
     }
     // Its plan, and one of a job that does something else, as a volume of a fleet has them.
     let mounted = tempfile::tempdir().unwrap();
-    let stored = std::fs::read_dir(first.path().join("plans")).unwrap().map(|entry| entry.unwrap().path());
-    let stored = stored.filter(|path| path.extension().is_some_and(|ending| ending == "plan")).next().unwrap();
+    let mut stored = std::fs::read_dir(first.path().join("plans")).unwrap().map(|entry| entry.unwrap().path());
+    let stored = stored.find(|path| path.extension().is_some_and(|ending| ending == "plan")).unwrap();
     std::fs::copy(stored, mounted.path().join("own.plan")).unwrap();
     let trace = small_trace(mounted.path());
     let other = mounted.path().join("other.plan");

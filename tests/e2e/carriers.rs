@@ -416,3 +416,27 @@ fn a_keeper_that_refuses_and_cannot_be_ended_is_told_to_let_go_where_it_stands_b
     assert_eq!(pods.device("quarantined_bytes"), 0);
     pods.end(daemon);
 }
+
+#[test]
+fn what_a_service_manager_has_not_heard_it_is_to_let_go_of_is_not_called_free_and_is_told_again() {
+    if needs_host("the daemon is started by another") {
+        return;
+    }
+    let mut managed = Managed::start();
+    managed.serves();
+    let session = managed.session("comes and goes");
+    let one = runtime(&session);
+    let kept = one.alloc(&Request::of(Bytes::mib(60))).unwrap();
+    let chunks = |managed: &mut Managed| managed.store().iter().filter(|name| name.starts_with('c')).count();
+    let held = chunks(&mut managed);
+    assert!(held > 0);
+    let manager = rustix::process::Pid::from_child(&managed.manager);
+    rustix::process::kill_process(manager, rustix::process::Signal::STOP).unwrap();
+    one.free(kept, StreamId(0)).unwrap();
+    one.trim(Bytes::mib(64));
+    drop((one, session));
+    eventually("that it is known", || (managed.status()["devices"][0]["quarantined_bytes"] == 60 * MIB).then_some(()));
+    rustix::process::kill_process(manager, rustix::process::Signal::CONT).unwrap();
+    eventually("all of it", || (managed.status()["devices"][0]["available_bytes"] == 64 * MIB).then_some(()));
+    assert_eq!((chunks(&mut managed), managed.status()["devices"][0]["foreign_bytes"].clone()), (0, 0.into()));
+}

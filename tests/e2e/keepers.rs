@@ -221,6 +221,65 @@ fn one_that_was_stopped_with_everything_is_not_emptied_by_one_that_has_begun_mea
 }
 
 #[test]
+fn a_keeper_whose_socket_is_removed_while_no_daemon_is_there_is_found_by_the_next_at_once() {
+    for stays in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let by_itself = stays.then(|| keep(dir.path()));
+        let daemon = with_range(dir);
+        let first = keeper(&daemon);
+        let dir = daemon.kill();
+        std::fs::remove_file(dir.path().join("keeper.sock")).unwrap();
+        let mut daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+        daemon.expect_complaint("the keeper is found again");
+        assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, first), "{}", daemon.log());
+        drop(daemon);
+        by_itself.into_iter().for_each(end);
+    }
+}
+
+#[test]
+fn one_that_has_everything_waits_until_a_daemon_that_begins_has_found_somebody() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = keep(dir.path());
+    let dir = with_range(dir).kill();
+    signal(first.id().into(), rustix::process::Signal::STOP);
+    std::fs::remove_file(dir.path().join("keeper.sock")).unwrap();
+    let second = keep(dir.path());
+    // Somebody begins, has told nobody anything, and is killed.
+    let lock = std::fs::File::options().write(true).open(dir.path().join("stitchd.lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    signal(first.id().into(), rustix::process::Signal::CONT);
+    eventually("that the first stands by", || (files(dir.path(), "s.") == 1).then_some(()));
+    std::thread::sleep(Duration::from_millis(2_500));
+    drop(lock);
+    let inode = || std::fs::symlink_metadata(dir.path().join("keeper.sock")).map(|metadata| metadata.ino()).ok();
+    let seconds = inode();
+    eventually("that the first is found", || (inode() != seconds).then_some(()));
+    let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, i64::from(first.id())), "{}", daemon.log());
+    drop(daemon);
+    [first, second].into_iter().for_each(end);
+}
+
+#[test]
+fn a_daemon_whose_lock_is_removed_has_another() {
+    if needs_host("another process is to be the daemon") {
+        return;
+    }
+    let mut daemon = with_range(tempfile::tempdir().unwrap());
+    daemon.expect_complaint("the lock of this directory was removed");
+    let lock = daemon.path().join("stitchd.lock");
+    std::fs::remove_file(&lock).unwrap();
+    eventually("another", || lock.exists().then_some(()));
+    eventually("that it is the daemon's", || daemon.log().contains("this daemon has another").then_some(()));
+    let mut command = stitchd();
+    command.args(["serve", DEVICE, "--driver", "host", "--runtime-dir"]).arg(daemon.path());
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains(&format!("another stitchd daemon (pid {})", daemon.pid())), "{said}");
+}
+
+#[test]
 fn a_daemon_that_ends_leaves_a_keeper_also_where_its_own_has_just_gone() {
     for is_killed in [true, false] {
         let mut daemon = with_range(tempfile::tempdir().unwrap());

@@ -2,7 +2,7 @@
 
 /// The keys beside tables, in the order in which they are written: what each is for, and what it may be where nothing is said.
 const KEYS: [(&str, &str, &str); 20] = [
-    ("driver", "Which driver: auto, cuda, hip, host (memory of this machine pretends to be devices) or sim.", ""),
+    ("driver", "Which driver (--help names them); with host memory of this machine pretends to be devices.", ""),
     ("runtime_dir", "Where the two sockets and the lock are: clients find them here.", ""),
     (
         "state_dir",

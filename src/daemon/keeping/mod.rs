@@ -30,7 +30,7 @@ use crate::error::chain;
 use crate::ids::ChunkId;
 use crate::keeper::manager::{self, Manager, Passed};
 use crate::keeper::process::{find, inode_of};
-use crate::keeper::{CANDIDATE_PREFIX, KeeperError, Key, Link, RESERVE_PREFIX, SOCKET_NAME, is_own_name};
+use crate::keeper::{CANDIDATE_PREFIX, JOURNAL_NAME, KeeperError, Key, Link, RESERVE_PREFIX, SOCKET_NAME, is_own_name};
 use crate::mortal::moment;
 use crate::steward::Steward;
 use crate::store::Keep;
@@ -49,6 +49,8 @@ const FOR_A_WORD: Duration = Duration::from_millis(300);
 const USELESS_FOR: Duration = Duration::from_secs(10);
 /// So many of those are remembered.
 const USELESS_MAX: usize = 64;
+/// One whose socket is gone finds that out within a second.
+const HIDDEN_MAX: Duration = Duration::from_millis(1_500);
 /// How long the one that is there may take for its first answer: what only it holds is worth that.
 const FIRST_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -82,6 +84,8 @@ struct Post {
     link: Option<Holder>,
     /// What is held beside chunks.
     others: BTreeMap<Key, Arc<OwnedFd>>,
+    /// What the service manager was to let go of, and has not heard.
+    owed: BTreeSet<Key>,
     /// A clock that began when the last could not be started.
     failed: Option<SystemClock>,
     /// A clock that began when it was first seen not to read.
@@ -162,6 +166,7 @@ impl Keeping {
             post: Mutex::new(Post {
                 link: None,
                 others: BTreeMap::new(),
+                owed: BTreeSet::new(),
                 failed: None,
                 behind: None,
                 linked: None,
@@ -204,7 +209,13 @@ impl Keeping {
             Some(held) => (begin(), held),
             None => match find(state_dir, FIRST_PATIENCE)? {
                 Some((link, held)) => (link.with_usual_patience().map(|link| (Holder::Process(link), socket)), held),
-                None => (begin(), Vec::new()),
+                None => match keeping.hidden()? {
+                    Some((name, link, held)) => {
+                        let found = keeping.publish(&name).and_then(|socket| Ok((link.with_usual_patience()?, socket)));
+                        (found.map(|(link, socket)| (Holder::Process(link), socket)), held)
+                    }
+                    None => (begin(), Vec::new()),
+                },
             },
         };
         keeping.post().last = last_of(held.iter().map(|(key, _)| *key));
@@ -226,6 +237,31 @@ impl Keeping {
             Err(error) => keeping.note_failed(&mut keeping.post(), &error),
         }
         Ok((Arc::new(keeping), held))
+    }
+
+    /// One that has everything, and has lost its socket: it listens anew within a second. Looked for where a journal says that there was one.
+    fn hidden(&self) -> Result<Option<(String, Link, Descriptors)>, KeeperError> {
+        const PAUSE: Duration = Duration::from_millis(50);
+        if !self.state_dir.join(JOURNAL_NAME).exists() {
+            return Ok(None);
+        }
+        let since = SystemClock::new();
+        while since.now() < HIDDEN_MAX {
+            for (name, _) in self.places() {
+                // One that does not answer is no candidate either.
+                let Ok(Some(link)) = Link::connect_at(&self.state_dir.join(&name), FOR_A_WORD) else { continue };
+                if link.names().is_ok_and(|names| names.contains(&Key::Witness)) {
+                    tracing::warn!(
+                        pid = link.pid(),
+                        "the keeper's socket was gone, and the keeper is found again with what it holds"
+                    );
+                    let held = link.list()?;
+                    return Ok(Some((name, link, held)));
+                }
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(None)
     }
 
     /// Whose chunks are kept.
@@ -265,13 +301,14 @@ impl Keeping {
         (post.failed, post.behind) = (None, None);
         (post.linked, post.socket) = (Some(SystemClock::new()), socket);
         (post.is_said_hidden, post.is_small) = (false, false);
-        if let Holder::Process(link) = &link {
-            post.strays.forget(&link.process());
-        }
         if let Some(Holder::Process(before)) = post.link.replace(link) {
             let end = if before.is_child() { End::Killed } else { End::Told };
             let stays = before.stays();
             self.note_stray(post, before, end, true, stays);
+        }
+        // It may be the same that has hung up meanwhile, and listens anew.
+        if let Some(Holder::Process(link)) = &post.link {
+            post.strays.forget(link);
         }
         self.hear_strays(post);
     }
@@ -332,11 +369,20 @@ impl Keeping {
 
     /// Calls those that had hung up before they heard that they are to end, where they listen anew. Of another pid namespace none could be ended otherwise, and what it holds would never be free.
     fn call_strays(&self) {
-        for (name, _) in self.places() {
-            let called = Link::call(&self.state_dir.join(name), FOR_A_WORD);
+        for place in self.places() {
+            if self.post().is_useless(&place) {
+                continue;
+            }
+            let called = Link::connect_at(&self.state_dir.join(&place.0), FOR_A_WORD);
             let mut post = self.post();
-            if let Ok(Some(link)) = called {
-                post.strays.hear_again(link);
+            match called {
+                Ok(Some(link)) => post.strays.hear_again(link),
+                Ok(None) => {}
+                Err(error) => {
+                    post.note_useless(place, &error);
+                    // One is waited for at each look.
+                    break;
+                }
             }
             if !post.strays.any_out_of_hearing() {
                 break;
@@ -367,7 +413,7 @@ impl Keeping {
 
     fn note_stray(&self, post: &mut Post, link: Link, end: End, is_needed: bool, stays: bool) {
         post.strays.note(link, post.last, end, is_needed, stays);
-        self.has_strays.store(true, Ordering::Release);
+        self.note_whether_any(post);
     }
 
     /// Hears of those before, and ends them where another has everything.
@@ -375,8 +421,13 @@ impl Keeping {
         if !post.strays.is_empty() {
             let has_everything = self.is_found(post);
             post.strays.hear(has_everything);
-            self.has_strays.store(!post.strays.is_empty(), Ordering::Release);
+            self.note_whether_any(post);
         }
+    }
+
+    /// Others than the keeper may hold something, or do not.
+    fn note_whether_any(&self, post: &Post) {
+        self.has_strays.store(!post.strays.is_empty() || !post.owed.is_empty(), Ordering::Release);
     }
 
     /// There is a keeper, and the next daemon finds it.
@@ -454,7 +505,22 @@ impl Keeping {
         let mut post = self.post();
         keys.iter().for_each(|key| drop(post.others.remove(key)));
         if !keys.is_empty() {
-            self.tell(&mut post, |link| link.let_go(keys));
+            self.tell_to_let_go(&mut post, keys);
+        }
+    }
+
+    fn tell_to_let_go(&self, post: &mut Post, keys: &[Key]) {
+        if self.manager.is_some() {
+            // Until it is known to have heard that; no process of ours goes, and takes it along.
+            post.owed.extend(keys);
+            self.note_whether_any(post);
+        }
+        self.tell(post, |link| link.let_go(keys));
+        if post.link.is_some() {
+            for key in keys {
+                post.owed.remove(key);
+            }
+            self.note_whether_any(post);
         }
     }
 
@@ -585,6 +651,8 @@ impl Keeping {
             let wanted: BTreeSet<Key> = all.iter().map(|(key, _)| *key).collect();
             let useless: Vec<Key> = held.into_iter().filter(|key| !wanted.contains(key)).collect();
             link.let_go(&useless)?;
+            // Of what has the same name by now, too: there is one of each.
+            link.let_go(&post.owed.iter().copied().collect::<Vec<_>>())?;
             link.keep(&all)?;
             // What was sent is not held before it was read: the one before is let go next.
             link.settle()?;
@@ -604,6 +672,8 @@ impl Keeping {
             Err(error) => return Err(Box::new(Unfilled { link, error, is_found })),
         };
         self.restarts.fetch_add(1, Ordering::Relaxed);
+        post.owed.clear();
+        self.note_whether_any(post);
         tracing::info!(
             pid = link.pid(),
             descriptors = all.len(),
@@ -692,7 +762,7 @@ impl Keep for Keeping {
     fn let_go(&self, chunks: &[ChunkId]) {
         let keys: Vec<Key> = chunks.iter().map(|chunk| Key::Chunk(*chunk)).collect();
         // One that does not answer is ended, and holds nothing then either; if it can be ended.
-        self.tell(&mut self.post(), |link| link.let_go(&keys));
+        self.tell_to_let_go(&mut self.post(), &keys);
     }
 
     fn holds(&self, chunks: &[ChunkId]) -> BTreeSet<ChunkId> {
@@ -701,6 +771,7 @@ impl Keep for Keeping {
         }
         let post = self.post();
         // Numbers grow: whatever was created since is not its.
-        chunks.iter().copied().filter(|chunk| post.strays.may_hold(*chunk)).collect()
+        let may_be_held = |chunk: &ChunkId| post.strays.may_hold(*chunk) || post.owed.contains(&Key::Chunk(*chunk));
+        chunks.iter().copied().filter(may_be_held).collect()
     }
 }

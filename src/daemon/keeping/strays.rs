@@ -8,7 +8,7 @@ use crate::clock::{Clock as _, SystemClock};
 use crate::ids::ChunkId;
 use crate::keeper::Link;
 use crate::keeper::link::is_readable;
-use crate::wire::peer::{Identity, Peer};
+use crate::wire::peer::Peer;
 
 /// One that is told to let go has done so within this, or does not do what it is told.
 const LET_GO_MAX: Duration = Duration::from_secs(10);
@@ -84,13 +84,6 @@ impl Stray {
     }
 }
 
-/// These are the same process, as far as that can be told.
-fn is_same(one: &Peer, other: &Peer) -> bool {
-    // Else each may be another.
-    let is_known = matches!(one.identity, Identity::Pidfs(_) | Identity::Process { .. });
-    is_known && one.identity == other.identity
-}
-
 /// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Strays(Vec<Stray>);
@@ -98,8 +91,8 @@ pub(super) struct Strays(Vec<Stray>);
 impl Strays {
     /// One more: chunks up to `last` may be among what it holds. Its process has been asked anew, perhaps, and did first what it was told before.
     pub(super) fn note(&mut self, link: Link, last: ChunkId, end: End, is_needed: bool, stays: bool) {
+        self.forget(&link);
         let process = link.process();
-        self.forget(&process);
         self.0.push(Stray {
             link,
             process,
@@ -116,8 +109,8 @@ impl Strays {
     }
 
     /// This process holds what it should, and nothing else.
-    pub(super) fn forget(&mut self, process: &Peer) {
-        self.0.retain(|stray| !is_same(&stray.process, process));
+    pub(super) fn forget(&mut self, link: &Link) {
+        self.0.retain(|stray| !stray.link.is_same(link));
     }
 
     /// Somebody is to be asked anew ([`Strays::hear_again`]).
@@ -127,8 +120,7 @@ impl Strays {
 
     /// A keeper that listens has been called: where it is one of those that had hung up it is told over this.
     pub(super) fn hear_again(&mut self, link: Link) {
-        let process = link.process();
-        let stray = self.0.iter_mut().find(|stray| stray.is_out_of_hearing() && is_same(&stray.process, &process));
+        let stray = self.0.iter_mut().find(|stray| stray.is_out_of_hearing() && stray.link.is_same(&link));
         if let Some(stray) = stray {
             (stray.link, stray.has_hung_up, stray.was_told) = (link, false, false);
         }
