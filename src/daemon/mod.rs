@@ -444,7 +444,7 @@ impl Daemon {
             tokio::time::sleep(GRACE).await;
         };
         // So long another daemon could come in where somebody removes the lock.
-        const LOOK: Duration = Duration::from_secs(1);
+        const LOOK: Duration = Duration::from_secs(5);
         let keep_locked = async {
             loop {
                 tokio::time::sleep(LOOK).await;
@@ -806,10 +806,10 @@ async fn tick(daemon: Arc<Daemon>) {
     /// Where somebody waits.
     const TICK: Duration = Duration::from_millis(20);
     /// Where nobody does, until somebody may.
-    const IDLE_TICK: Duration = Duration::from_millis(250);
+    const IDLE_TICK: Duration = Duration::from_millis(500);
     const MEND_EVERY: Duration = Duration::from_millis(100);
-    /// How often drivers are asked where nobody waits.
-    const LOOK_EVERY: Duration = Duration::from_millis(500);
+    /// How often drivers are asked where nobody waits: at each idle tick.
+    const LOOK_EVERY: Duration = Duration::from_millis(400);
     /// Where nobody scrapes what was recorded would pile up.
     const SORT_EVERY: Duration = Duration::from_secs(5);
     let mut failures = BTreeMap::new();

@@ -531,16 +531,29 @@ impl Keeping {
         }
     }
 
-    /// [`Keeping::mend`] has something to do. Waits for nothing: whoever fills a keeper just now is at it already.
+    /// [`Keeping::mend`] has something to do. Waits for nothing: whoever fills a keeper just now is at it already. Where a glance says that all is well nobody else is woken for that.
     pub(super) fn is_to_be_mended(&self) -> bool {
-        let post = match self.post.try_lock() {
+        let mut post = match self.post.try_lock() {
             Ok(post) => post,
             Err(TryLockError::Poisoned(post)) => post.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
         let is_well = |link: &Holder| !link.is_gone() && !link.is_behind() && post.behind.is_none();
         let is_all_well = post.link.as_ref().is_some_and(is_well) && post.strays.is_empty() && !post.is_small;
-        !is_all_well || self.is_look_due(&post)
+        if !is_all_well || !self.is_look_due(&post) {
+            return !is_all_well;
+        }
+        let is_as_before = self.is_found(&post) && !self.is_anybody_beside();
+        if is_as_before {
+            post.looked = self.since.now();
+        }
+        !is_as_before
+    }
+
+    /// Some keeper listens beside the one that is found, or has.
+    fn is_anybody_beside(&self) -> bool {
+        let Ok(entries) = std::fs::read_dir(&self.state_dir) else { return true };
+        entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(is_own_name))
     }
 
     /// Looks whether there is a keeper, and where there is none starts one that holds all that there is to hold. Takes as long as a process takes to start.
