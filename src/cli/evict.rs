@@ -12,7 +12,7 @@ use crate::wire::v1::admin_client::AdminClient;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd evict train-4711                 # nothing more for it, and what lies idle in it comes back\n  stitchd evict 3 --end-after 30           # its process is killed if it holds anything after 30 seconds\n\nWhat is live in a process cannot be taken out of it: a mapping is its own. Only its end gives that back."
+    after_help = "Examples:\n  stitchd evict train-4711                 # nothing more for it, and what lies idle in it comes back\n  stitchd evict 3 --end-after 30           # its process is killed if it holds anything after 30 seconds\n\nWhat is live in a process cannot be taken out of it: a mapping is its own. Only its end gives that back.\nA session that is evicted stays so: its program gets memory again when it is started anew."
 )]
 pub(super) struct EvictArgs {
     /// The session: its number, or its name

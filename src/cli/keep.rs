@@ -41,6 +41,10 @@ fn take_input() -> std::io::Result<OwnedFd> {
 pub(super) fn run(args: &KeepArgs) -> Outcome {
     super::serve::raise_descriptor_limit();
     Environment::read().be_mortal("keeper");
+    if args.connected {
+        // What a terminal, or the system, sends to the daemon and those around it is not for this: one that is stopped would be hung up on when the daemon ends. It fails where this leads a session already.
+        let _ = rustix::process::setsid();
+    }
     let daemon =
         if args.connected { Some(take_input().context("standard input").map_err(Failure::Other)?) } else { None };
     let state_dir = args.state_dir.clone().or(args.runtime_dir.clone());

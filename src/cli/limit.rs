@@ -66,6 +66,9 @@ pub(super) fn run(args: &LimitArgs) -> Outcome {
         return DONE;
     }
     let (limit, held) = (Bytes::new(reply.limit_bytes), Bytes::new(reply.held_bytes));
+    if session.is_evicted {
+        outln!("it is evicted, and gets nothing more whatever its terms are, until its program is started anew");
+    }
     let (name, revision) = (&session.name, reply.revision);
     outln!("'{name}': limit {limit}, priority {}, holds {held} (revision {revision})", reply.priority);
     if is_deferred {

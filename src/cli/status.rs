@@ -189,7 +189,7 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
     let unkept: u64 = status.devices.iter().map(|device| device.unkept_bytes).sum();
     if unkept > 0 {
         outln!(
-            "{} are with those who have them mapped alone, as daemon and keeper died together: they cannot be shared or handed on, and go back to the driver as their jobs end",
+            "{} are with those alone who have them mapped, as no keeper and no journal has told this daemon of them: they cannot be shared or handed on, and go back to the driver as their jobs end",
             Bytes::new(unkept)
         );
     }

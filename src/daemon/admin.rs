@@ -22,7 +22,7 @@ use crate::wire::{convert, v1};
 /// A process that is to end may take so long for it.
 const END_MAX: Duration = Duration::from_secs(10);
 
-/// Something done to the daemon, in words for its log.
+/// Something that the daemon is asked to do, in words for its log: whether it is done is another matter.
 trait Act {
     fn words(&self) -> String;
 }
@@ -43,7 +43,7 @@ impl Act for v1::LimitRequest {
             self.lends.map(|lends| (if lends { "lends" } else { "does not lend" }).to_owned()),
         ];
         let terms: Vec<String> = terms.into_iter().flatten().collect();
-        format!("limit: {} has from now on: {}", session_of(self.session_id), terms.join(", "))
+        format!("give {} these terms: {}", session_of(self.session_id), terms.join(", "))
     }
 }
 
@@ -52,7 +52,7 @@ impl Act for v1::TrimRequest {
         let most =
             if self.len_bytes == 0 { "all".to_owned() } else { format!("{} at most", Bytes::new(self.len_bytes)) };
         let (session, device) = (session_of(self.session_id), device_of(&self.device_uuid));
-        format!("trim: {session} gives back what lies idle on {device}, {most}")
+        format!("have {session} give back what lies idle on {device}, {most}")
     }
 }
 
@@ -60,16 +60,16 @@ impl Act for v1::EvictRequest {
     fn words(&self) -> String {
         let session = session_of(self.session_id);
         match self.end_after_ms {
-            None => format!("evict: {session} gives back what it can"),
-            Some(ms) => format!("evict: {session} gives back what it can, and its process is ended after {ms} ms"),
+            None => format!("evict {session}"),
+            Some(ms) => format!("evict {session}, and end its process after {ms} ms"),
         }
     }
 }
 
 impl Act for v1::DrainRequest {
     fn words(&self) -> String {
-        let what = if self.undo { "is for everybody again" } else { "is for nobody who comes" };
-        format!("drain: {} {what}", device_of(&self.device_uuid))
+        let device = device_of(&self.device_uuid);
+        if self.undo { format!("drain {device} no more") } else { format!("drain {device}") }
     }
 }
 

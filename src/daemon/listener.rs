@@ -125,18 +125,36 @@ pub struct Listeners {
 /// The right to serve from a runtime directory. As long as it lives no other daemon serves there; when it goes the sockets go, too.
 #[derive(Debug)]
 pub(super) struct RuntimeLock {
-    path: PathBuf,
+    directory: PathBuf,
     file: OwnedFd,
-    sockets: Vec<PathBuf>,
-    /// That it is lost was said.
-    is_said: bool,
+    /// Those that this daemon has bound, with the files that they are.
+    sockets: Vec<(PathBuf, Option<u64>)>,
+    /// How often in a row somebody else had the lock that was removed here.
+    contested: u32,
+}
+
+/// A daemon that has lost its directory.
+#[derive(Debug, thiserror::Error)]
+pub enum Ousted {
+    /// The lock was removed, and somebody else has the next.
+    #[error(
+        "the lock of {0} was removed, and another daemon has begun there: this one leaves everything to it, and ends"
+    )]
+    Another(PathBuf),
+    /// Nobody finds it.
+    #[error(
+        "{0} was removed, or is another's: nobody finds this daemon any more, and it ends; the next takes over what there is"
+    )]
+    Unreachable(PathBuf),
 }
 
 impl Drop for RuntimeLock {
     fn drop(&mut self) {
-        for socket in &self.sockets {
-            // Somebody may have removed it already.
-            let _ = std::fs::remove_file(socket);
+        for (socket, file) in &self.sockets {
+            // Somebody may have removed it already, and have another there.
+            if file.is_some() && inode_of(socket) == *file {
+                let _ = std::fs::remove_file(socket);
+            }
         }
     }
 }
@@ -150,13 +168,14 @@ impl Listeners {
                 return Err(ListenError::TooLong { path });
             }
         }
-        let mut lock = RuntimeLock::take(&config.runtime_dir, config.socket_group)?;
+        let is_for_all = config.socket_mode & 0o002 != 0;
+        let mut lock = RuntimeLock::take(&config.runtime_dir, config.socket_group, is_for_all)?;
         let state_dir = Some(config.state_dir()).filter(|dir| *dir != config.runtime_dir);
         let state_lock = state_dir.map(|dir| {
             let unusable = |error: KeeperError| ListenError::State { path: dir.to_owned(), source: error };
             keeper::prepare(dir).map_err(unusable)?;
             let is_same = std::fs::canonicalize(dir).ok() == std::fs::canonicalize(&config.runtime_dir).ok();
-            if is_same { Ok(None) } else { RuntimeLock::take(dir, None).map(Some) }
+            if is_same { Ok(None) } else { RuntimeLock::take(dir, None, false).map(Some) }
         });
         let state_lock = state_lock.transpose()?.flatten();
         let grpc = match passed.stream {
@@ -188,6 +207,9 @@ impl Listeners {
             (None, Some(address)) => Some(listen_for_http(address).await?),
             (None, None) => None,
         };
+        for (path, file) in &mut lock.sockets {
+            *file = inode_of(path);
+        }
         Ok(Listeners { lock, state_lock, grpc, chunks, http })
     }
 
@@ -198,14 +220,15 @@ impl Listeners {
 }
 
 impl RuntimeLock {
-    fn take(directory: &Path, group: Option<u32>) -> Result<RuntimeLock, ListenError> {
+    /// Where sockets are for all (`is_for_all`), so is a directory that is made for them.
+    fn take(directory: &Path, group: Option<u32>, is_for_all: bool) -> Result<RuntimeLock, ListenError> {
         let unusable = |source: std::io::Error| ListenError::Directory { path: directory.to_owned(), source };
         if !directory.exists() {
             if let Some(parent) = directory.parent() {
                 std::fs::create_dir_all(parent).map_err(unusable)?;
             }
-            // Nobody but its owner and its group finds the sockets in it.
-            match std::fs::DirBuilder::new().mode(0o750).create(directory) {
+            // Nobody but its owner and its group finds the sockets in it, unless everybody is to.
+            match std::fs::DirBuilder::new().mode(if is_for_all { 0o755 } else { 0o750 }).create(directory) {
                 Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(unusable(error)),
                 _ => {}
             }
@@ -236,31 +259,52 @@ impl RuntimeLock {
             Err(errno) => return Err(unusable(errno.into())),
         }
         sign(&file).map_err(|errno| unusable(errno.into()))?;
-        Ok(RuntimeLock { path, file, sockets: Vec::new(), is_said: false })
+        Ok(RuntimeLock { directory: directory.to_owned(), file, sockets: Vec::new(), contested: 0 })
     }
 
-    /// Locks the file that is there by now, where that which was locked is not: whoever removes it would let another daemon, or a keeper that takes this one for gone, in beside this one.
-    pub(super) fn renew(&mut self) {
-        let own = rustix::fs::fstat(&self.file).map(|stat| stat.st_ino);
-        if own.is_ok_and(|own| inode_of(&self.path) == Some(own)) {
-            return;
+    /// Looks whether the directory is this daemon's still, and locks the file that is there by now, where that which was locked is not: whoever removes it would let another daemon in, or a keeper that
+    /// takes this one for gone.
+    ///
+    /// # Errors
+    ///
+    /// It is not.
+    pub(super) fn look(&mut self) -> Result<(), Ousted> {
+        // A keeper has it for a moment; a daemon stays.
+        const CONTESTED_MAX: u32 = 10;
+        if let Some((path, _)) = self.sockets.iter().find(|(path, file)| inode_of(path) != *file) {
+            return Err(Ousted::Unreachable(path.clone()));
         }
-        let renewed = open_lock(&self.path).and_then(|file| {
+        let path = self.directory.join(LOCK_NAME);
+        let own = rustix::fs::fstat(&self.file).map(|stat| stat.st_ino);
+        if own.is_ok_and(|own| inode_of(&path) == Some(own)) {
+            return Ok(());
+        }
+        let renewed = open_lock(&path).and_then(|file| {
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             sign(&file)?;
             Ok(file)
         });
         match renewed {
             Ok(file) => {
-                tracing::warn!(path = %self.path.display(), "the lock of this directory was removed: this daemon has another");
-                (self.file, self.is_said) = (file, false);
+                tracing::warn!(path = %path.display(), "the lock of this directory was removed: this daemon has another");
+                (self.file, self.contested) = (file, 0);
             }
-            // A keeper has it for a moment, or another daemon has come.
-            Err(error) if !std::mem::replace(&mut self.is_said, true) => {
-                tracing::error!(path = %self.path.display(), %error, "the lock of this directory was removed, and this daemon cannot have another; it is tried again");
+            Err(Errno::WOULDBLOCK) => {
+                self.contested += 1;
+                if self.contested >= CONTESTED_MAX {
+                    return Err(Ousted::Another(self.directory.clone()));
+                }
             }
-            Err(_) => {}
+            Err(error) => {
+                tracing::error!(path = %path.display(), %error, "the lock of this directory was removed, and this daemon cannot have another; it is tried again");
+            }
         }
+        Ok(())
+    }
+
+    /// Somebody else has the lock, for a moment or for good.
+    pub(super) fn is_contested(&self) -> bool {
+        self.contested > 0
     }
 
     /// The path of a socket, free to bind: with the lock held, one that is there was left behind, unless a service manager listens on it.
@@ -274,7 +318,7 @@ impl RuntimeLock {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(source) => return Err(socket(&path)(source)),
         }
-        self.sockets.push(path.clone());
+        self.sockets.push((path.clone(), None));
         Ok(path)
     }
 }

@@ -56,13 +56,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::watch;
 
 use crate::clock::{Clock, SystemClock};
 use crate::driver::layers::Layered;
 use crate::driver::layers::metered::{Meter, Metered};
-use crate::driver::{Driver, DriverError};
+use crate::driver::{DeviceDescription, Driver, DriverError};
 use crate::error::{ErrorKind, chain};
 use crate::ids::{DeviceId, DeviceUuid, SessionId};
 use crate::journal::{Book, JournalError};
@@ -81,7 +80,7 @@ use connections::Connections;
 use deadline::Deadline;
 use keeping::Keeping;
 use listener::RuntimeLock;
-pub use listener::{ListenError, Listeners};
+pub use listener::{ListenError, Listeners, Ousted};
 use live::Live;
 use metrics::{CallTimes, Ended, Latencies, SessionCounts};
 use plans::{PlanStore, PlanStoreError};
@@ -213,6 +212,40 @@ pub enum DaemonError {
     /// The server ended by itself.
     #[error("the gRPC server failed")]
     Server(#[from] tonic::transport::Error),
+    /// The directory is not this daemon's any more.
+    #[error(transparent)]
+    Ousted(Ousted),
+    /// A service manager is to be the keeper, and there is none.
+    #[error(
+        "keeper = \"systemd\": NOTIFY_SOCKET is not set, as no service manager has started this process (Type=notify); keeper = \"process\" needs none"
+    )]
+    NoManager,
+    /// It would be lost, and handed out again by the next.
+    #[error(
+        "a daemon before has leased memory of device {device} ({uuid}) to processes that live ({sessions}), and this one is configured to have other devices: start it with that device, or end the processes before (`stitchd sessions` of a daemon that has it says which)"
+    )]
+    LeftOut {
+        /// The driver's number of it.
+        device: u32,
+        /// Its name.
+        uuid: DeviceUuid,
+        /// How many.
+        sessions: usize,
+    },
+    /// The same, where no process can be followed at all.
+    #[error(
+        "the keeper (pid {pid}) in {state_dir} has what processes that live have leased ({processes}), of another driver than '{driver}', whose memory is for one process: start with the driver of before, end the processes, or use another --runtime-dir"
+    )]
+    OtherDriver {
+        /// Of the keeper.
+        pid: u32,
+        /// Where it is.
+        state_dir: PathBuf,
+        /// How many.
+        processes: usize,
+        /// As configured.
+        driver: &'static str,
+    },
 }
 
 /// Runs this very file again, as another process: also where an update has put another file in its place.
@@ -240,6 +273,10 @@ impl DaemonError {
             DaemonError::Plans(_) => ErrorKind::Invalid,
             DaemonError::Thread(_) => ErrorKind::Exhausted,
             DaemonError::Server(_) => ErrorKind::Broken,
+            DaemonError::Ousted(_) | DaemonError::LeftOut { .. } | DaemonError::OtherDriver { .. } => {
+                ErrorKind::Conflict
+            }
+            DaemonError::NoManager => ErrorKind::Invalid,
         }
     }
 }
@@ -292,6 +329,18 @@ impl Daemon {
             KeeperIs::Process | KeeperIs::Manager if is_shared => Some(leave(&config)?),
             KeeperIs::Process | KeeperIs::Manager | KeeperIs::None => None,
         };
+        if let Some((_, left)) = &left {
+            let is_left_out = |device: &&DeviceDescription| !devices.iter().any(|own| own.uuid == device.uuid);
+            for device in listed.iter().filter(is_left_out) {
+                let sessions = left.sessions_on(device.uuid);
+                if sessions > 0 {
+                    return Err(DaemonError::LeftOut { device: device.id.0, uuid: device.uuid, sessions });
+                }
+            }
+        }
+        if !is_shared {
+            check_followers(&config)?;
+        }
         if config.keeper != KeeperIs::Process && is_shared {
             end_keeper(&config);
         }
@@ -444,22 +493,33 @@ impl Daemon {
             tokio::time::sleep(GRACE).await;
         };
         // So long another daemon could come in where somebody removes the lock.
-        const LOOK: Duration = Duration::from_secs(5);
-        let keep_locked = async {
+        const LOOK: Duration = Duration::from_secs(1);
+        const CONTESTED_LOOK: Duration = Duration::from_millis(100);
+        let until_ousted = async {
             loop {
-                tokio::time::sleep(LOOK).await;
-                lock.renew();
-                state_lock.iter_mut().for_each(RuntimeLock::renew);
+                let locks = || std::iter::once(&lock).chain(&state_lock);
+                let is_contested = locks().any(RuntimeLock::is_contested);
+                tokio::time::sleep(if is_contested { CONTESTED_LOOK } else { LOOK }).await;
+                let mut all = std::iter::once(&mut lock).chain(&mut state_lock);
+                if let Err(ousted) = all.try_for_each(RuntimeLock::look) {
+                    return ousted;
+                }
             }
         };
         let served = tokio::select! {
             served = service::run(Arc::clone(&self), grpc) => served,
             () = is_over => Ok(()),
-            never = keep_locked => never,
+            ousted = until_ousted => Err(DaemonError::Ousted(ousted)),
         };
         parts.shutdown().await;
         drop(chunks);
-        self.leave_or_end();
+        match (&served, &self.keeping) {
+            (Err(DaemonError::Ousted(Ousted::Another(_))), Some(keeping)) => {
+                self.steward.stop_journal();
+                keeping.abandon();
+            }
+            _ => self.leave_or_end(),
+        }
         // Dropped last: until here a second daemon is kept away.
         drop((lock, state_lock));
         served
@@ -594,7 +654,7 @@ impl Daemon {
 
     /// Descriptors that this process may have open.
     fn open_fds_max() -> u64 {
-        rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
+        keeper::files_max()
     }
 
     /// Descriptors that are kept for connections and sessions.
@@ -627,6 +687,9 @@ struct Resumed {
 /// Finds or starts the keeper, and what was left with it.
 fn leave(config: &Config) -> Result<(Arc<Keeping>, Left), DaemonError> {
     check_elsewhere(config)?;
+    if config.keeper == KeeperIs::Manager && config.manager.socket.is_none() {
+        return Err(DaemonError::NoManager);
+    }
     let manager = (config.keeper == KeeperIs::Manager).then(|| config.manager.clone());
     keeper::prepare(config.state_dir()).map_err(DaemonError::Keeper)?;
     let begun = Keeping::begin(config.state_dir(), config.keeper_linger, manager);
@@ -643,11 +706,7 @@ fn check_elsewhere(config: &Config) -> Result<(), DaemonError> {
     }
     let Some(link) = Link::connect(&config.runtime_dir, PATIENCE).map_err(DaemonError::Keeper)? else { return Ok(()) };
     let held = link.list().map_err(DaemonError::Keeper)?;
-    let is_alive = |fd: &OwnedFd| {
-        let mut fds = [PollFd::new(fd, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready == 0)
-    };
-    let processes = held.iter().filter(|(key, fd)| matches!(key, Key::Process(_)) && is_alive(fd)).count();
+    let processes = living_in(&held);
     if processes > 0 {
         let (pid, state_dir) = (link.pid(), config.state_dir().to_owned());
         return Err(DaemonError::Elsewhere { pid, runtime_dir: config.runtime_dir.clone(), state_dir, processes });
@@ -658,6 +717,23 @@ fn check_elsewhere(config: &Config) -> Result<(), DaemonError> {
         "a keeper in the runtime directory holds what a daemon without this state directory had, for no process any more: it ends"
     );
     link.end().map_err(DaemonError::Keeper)
+}
+
+/// A driver whose memory is for one process follows nobody.
+fn check_followers(config: &Config) -> Result<(), DaemonError> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let Some(link) = Link::connect(config.state_dir(), PATIENCE).map_err(DaemonError::Keeper)? else { return Ok(()) };
+    let processes = living_in(&link.list().map_err(DaemonError::Keeper)?);
+    if processes == 0 {
+        return Ok(());
+    }
+    let (pid, state_dir) = (link.pid(), config.state_dir().to_owned());
+    Err(DaemonError::OtherDriver { pid, state_dir, processes, driver: config.driver.as_str() })
+}
+
+/// How many processes of sessions live, of those that a keeper holds.
+fn living_in(held: &[(Key, OwnedFd)]) -> usize {
+    held.iter().filter(|(key, fd)| matches!(key, Key::Process(_)) && takeover::is_alive(fd)).count()
 }
 
 /// Ends the keeper of a daemon that was configured to have one. Where nobody keeps at all the journal goes too: one day it would be believed.

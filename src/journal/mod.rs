@@ -21,7 +21,7 @@ pub use record::{Process, PublishedRange, Record, SessionRecord, Whose};
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::error::ErrorKind;
@@ -273,6 +273,12 @@ impl Journal {
     /// As of [`Journal::write_anew`].
     pub fn mend(&mut self) -> Result<(), JournalError> {
         if self.is_torn { self.write_anew() } else { Ok(()) }
+    }
+
+    /// The file that the next daemon would find is another, or none: somebody has removed it.
+    pub fn is_displaced(&self) -> bool {
+        let ino = |metadata: std::io::Result<std::fs::Metadata>| metadata.map(|metadata| metadata.ino()).ok();
+        ino(std::fs::symlink_metadata(&self.path)) != ino(self.file.metadata())
     }
 
     /// Most of it tells of what is no more.

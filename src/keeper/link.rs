@@ -317,6 +317,11 @@ impl Link {
         }
     }
 
+    /// Its process has ended, as far as that can be seen.
+    pub fn has_ended(&self) -> bool {
+        self.process().pidfd.is_some_and(|pidfd| is_readable(&pidfd, Duration::ZERO))
+    }
+
     /// It is gone, or has hung up: it says nothing by itself but why it does.
     pub fn is_gone(&self) -> bool {
         is_readable(&self.channel, Duration::ZERO)

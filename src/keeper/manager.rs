@@ -236,11 +236,15 @@ impl Manager {
         };
         let socket =
             connect().map_err(|errno| errno.into()).map_err(KeeperError::system("reach the service manager"))?;
-        let mut held = Held::default();
-        for key in passed.names.iter().filter_map(|name| key_of(name)) {
+        Ok(Manager { socket, held: Mutex::default() })
+    }
+
+    /// What it held before this process told it anything.
+    pub fn has_held(&self, keys: impl Iterator<Item = Key>) {
+        let mut held = self.held();
+        for key in keys {
             held.add(key);
         }
-        Ok(Manager { socket, held: Mutex::new(held) })
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -283,7 +287,11 @@ impl Manager {
     }
 
     /// Returns when it has done all that it was told (sd_notify_barrier(3): it closes what came with that when it comes to it; one that does not know the word closes what it does not know, too).
-    fn settle(&self) -> Result<(), KeeperError> {
+    ///
+    /// # Errors
+    ///
+    /// It does not say so in time.
+    pub fn settle(&self) -> Result<(), KeeperError> {
         let action = "hear that the service manager has done what it was told";
         let error = |errno: Errno| KeeperError::System { action, source: errno.into() };
         let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(error)?;

@@ -97,6 +97,12 @@ pub enum KeeperError {
     /// The connection to it.
     #[error("the keeper does not answer")]
     Channel(#[from] ChannelError),
+    /// It is there, and says nothing.
+    #[error("the keeper{} does not answer: it is stopped, or hangs", which(*listener))]
+    Silent {
+        /// Its process, where the kernel says which.
+        listener: Option<i32>,
+    },
     /// It says no.
     #[error("the keeper refuses: {0}")]
     Refused(String),
@@ -124,11 +130,19 @@ pub enum KeeperError {
     },
 }
 
+/// Which process, and what may help where it is only stopped.
+fn which(listener: Option<i32>) -> String {
+    listener.map_or_else(String::new, |pid| {
+        format!(" (process {pid}; `kill -CONT {pid}` has it go on where it is stopped)")
+    })
+}
+
 impl KeeperError {
     /// What a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {
             KeeperError::Channel(error) => error.kind(),
+            KeeperError::Silent { .. } => ErrorKind::Unavailable,
             KeeperError::Refused(_) => ErrorKind::Unsupported,
             KeeperError::NoKeeper(_) | KeeperError::TooFewFiles { .. } => ErrorKind::Invalid,
             KeeperError::System { .. } => ErrorKind::Unavailable,

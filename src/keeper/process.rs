@@ -20,7 +20,7 @@ use crate::error::chain;
 use crate::limits;
 use crate::mortal::moment;
 use crate::wire::fd_channel::{ChannelError, FdChannel};
-use crate::wire::peer::is_bound;
+use crate::wire::peer::{is_bound, listener_at};
 
 /// How a keeper is to serve.
 #[derive(Debug)]
@@ -167,7 +167,8 @@ pub type Held = (Link, Vec<(Key, OwnedFd)>);
 ///
 /// One is there, and cannot be asked: what only it holds is worth more than a start.
 pub fn find(state_dir: &Path, patience: Duration) -> Result<Option<Held>, KeeperError> {
-    asked(state_dir, patience, with_all)
+    const TIMES: u32 = 5;
+    asked(state_dir, patience, TIMES, with_all)
 }
 
 /// All that it holds is listed.
@@ -176,14 +177,14 @@ fn with_all(link: Link) -> Result<Held, KeeperError> {
     Ok((link, held))
 }
 
-/// What comes of asking the keeper that is found; nothing where there is none.
+/// What comes of asking the keeper that is found, so many times where it hangs up; nothing where there is none.
 fn asked<T>(
     state_dir: &Path,
     patience: Duration,
+    times: u32,
     ask: impl Fn(Link) -> Result<T, KeeperError>,
 ) -> Result<Option<T>, KeeperError> {
-    const TIMES: u32 = 5;
-    let mut left = TIMES;
+    let mut left = times;
     loop {
         let heard = Link::connect(state_dir, patience).and_then(|link| link.map(&ask).transpose());
         left -= 1;
@@ -193,6 +194,10 @@ fn asked<T>(
             Err(error @ KeeperError::NoKeeper(_)) => {
                 tracing::error!(error = %chain(&error), "it is asked for nothing, and a keeper takes its place");
                 return Ok(None);
+            }
+            Err(KeeperError::Channel(ChannelError::TimedOut)) => {
+                let listener = listener_at(&state_dir.join(SOCKET_NAME), SocketType::SEQPACKET);
+                return Err(KeeperError::Silent { listener });
             }
             heard => return heard,
         }
@@ -309,7 +314,8 @@ impl Keeper {
             |link: &Link| link.files_max() <= super::files_max() && !(stands_by && (link.stays() || !self.stays));
         let socket = inode_of(&self.socket);
         // Without the daemon's lock: one that does not answer is waited for, and keeps no daemon from beginning.
-        let before = asked(self.state_dir(), TAKING_OVER, |link| {
+        // Once: who hangs up may have a daemon by now, which would be in its place.
+        let before = asked(self.state_dir(), TAKING_OVER, 1, |link| {
             if is_only && link.names()?.is_empty() {
                 Ok(Some((link, true)))
             } else {
@@ -355,11 +361,10 @@ impl Keeper {
 
     /// A daemon is there. It has told the keeper that is found everything, or will soon: what this one holds is from before then.
     fn give_way(&mut self) {
-        if self.held.is_empty() || !is_bound(&self.socket).unwrap_or(false) {
-            self.outlived = None;
-            return;
-        }
-        if self.outlived.get_or_insert_with(SystemClock::new).now() >= OUTLIVED_MAX {
+        self.missed = 0;
+        // A daemon that has another kind of keeper has none that is found.
+        let most = if is_bound(&self.socket).unwrap_or(false) { OUTLIVED_MAX } else { OUTLIVED_MAX * 4 };
+        if self.outlived.get_or_insert_with(SystemClock::new).now() >= most {
             self.held.clear();
         }
     }

@@ -72,14 +72,19 @@ pub struct Leased {
     pub len: Bytes,
     /// What the daemon calls it now; nothing while it sleeps, or where the daemon does not count it.
     pub now: Option<ChunkId>,
-    /// The daemon does not count it, and it does not sleep.
-    pub is_uncounted: bool,
+    /// Where the daemon does not count it, and it does not sleep: what the next is told that it is called, a number that no daemon gives.
+    pub uncounted: Option<ChunkId>,
 }
 
 impl Leased {
     /// Its contents are elsewhere, and the daemon has the memory.
     pub fn is_asleep(&self) -> bool {
-        self.now.is_none() && !self.is_uncounted
+        self.name().is_none()
+    }
+
+    /// What the daemon is told that it is called.
+    fn name(&self) -> Option<ChunkId> {
+        self.now.or(self.uncounted)
     }
 }
 
@@ -165,7 +170,7 @@ impl Holdings {
         for holding in self.all() {
             let mut unsent = holding.unsent();
             let held = holding.held();
-            chunks.extend(held.values().filter_map(|leased| Some((holding.device, leased.now?, leased.len))));
+            chunks.extend(held.values().filter_map(|leased| Some((holding.device, leased.name()?, leased.len))));
             unsent.clear();
         }
         let mut times: BTreeMap<RangeId, u32> = BTreeMap::new();
@@ -228,11 +233,13 @@ impl Holdings {
             unsent.retain(|now| !unknown.contains(now));
             unsent.iter_mut().for_each(|now| *now = renamed.get(now).copied().unwrap_or(*now));
             for leased in holding.held().values_mut() {
-                let Some(now) = leased.now else { continue };
-                if let Some(name) = renamed.get(&now) {
-                    leased.now = Some(*name);
-                } else if unknown.contains(&now) {
-                    (leased.now, leased.is_uncounted) = (None, true);
+                let Some(name) = leased.name() else { continue };
+                if let Some(now) = renamed.get(&name) {
+                    (leased.now, leased.uncounted) = (Some(*now), None);
+                } else if unknown.contains(&name) {
+                    // Another daemon may count it: one that has its device, or more room.
+                    let uncounted = leased.uncounted.unwrap_or_else(|| self.next_chunk());
+                    (leased.now, leased.uncounted) = (None, Some(uncounted));
                 }
             }
         }

@@ -51,7 +51,7 @@ use crate::runtime::{Counters, Need, Runtime, RuntimeConfig};
 use crate::units::Bytes;
 use crate::wire::convert::{Malformed, WantedPlans, malformed};
 use crate::wire::fd_channel::ChannelError;
-use crate::wire::peer::listener_at;
+use crate::wire::peer::{SocketType, listener_at};
 use crate::wire::stats_page::StatsPageError;
 use crate::wire::v1;
 use control::{Control, Seen, Watched};
@@ -229,7 +229,7 @@ impl SessionError {
     /// Somebody is there, perhaps, and has not said anything in time.
     pub(crate) fn no_answer(socket: &Path) -> SessionError {
         let (socket, reason) = (socket.to_owned(), "no answer in time".to_owned());
-        SessionError::NoDaemon { listener: listener_at(&socket), socket, reason }
+        SessionError::NoDaemon { listener: listener_at(&socket, SocketType::STREAM), socket, reason }
     }
 
     /// What a caller can do about it.

@@ -165,7 +165,7 @@ impl DaemonSource {
         })?;
         let leased = |(chunk, now): (&Arc<Chunk>, ChunkId)| {
             let (handle, len, now) = (chunk.handle(), chunk.len(), Some(now));
-            (chunk.id(), Leased { handle, len, now, is_uncounted: false })
+            (chunk.id(), Leased { handle, len, now, uncounted: None })
         };
         self.held().extend(imported.iter().zip(now).map(leased));
         Ok(imported)
@@ -184,7 +184,7 @@ impl DaemonSource {
             // Nothing here refers to them any more.
             for leased in awake {
                 unsent.extend(leased.now.take());
-                leased.is_uncounted = false;
+                leased.uncounted = None;
             }
             bytes
         };

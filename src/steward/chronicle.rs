@@ -93,11 +93,19 @@ impl Chronicle {
         }
     }
 
-    /// Where a step could not be written: tries again, now and then. Nobody may lease anything for hours, and there may be room by now.
+    /// Where a step could not be written, or the file was removed: tries again, now and then. Nobody may lease anything for hours, and there may be room by now.
     pub(super) fn mend(&mut self, now_ms: u64) {
-        if self.is_failing && now_ms.saturating_sub(self.tried_ms) >= MEND_MS {
-            self.tried_ms = now_ms;
-            self.mend_now();
+        if now_ms.saturating_sub(self.tried_ms) < MEND_MS {
+            return;
+        }
+        self.tried_ms = now_ms;
+        match &mut self.journal {
+            Some(journal) if !self.is_failing && journal.is_displaced() => {
+                tracing::warn!("the journal was removed under this daemon: it is written anew");
+                let written = journal.write_anew();
+                self.note_written(written);
+            }
+            _ => self.mend_now(),
         }
     }
 

@@ -9,6 +9,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
+pub use rustix::net::SocketType;
 
 /// The process at the other end, as it was when it connected.
 #[derive(Debug)]
@@ -223,11 +224,11 @@ pub fn unread_bytes(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
 }
 
 /// The process that listens at `path`, where the kernel says which: not one of another pid namespace, and not a service manager that listens for a daemon. Waits for nothing, and says nothing there.
-pub fn listener_at(path: &std::path::Path) -> Option<i32> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+pub fn listener_at(path: &std::path::Path, kind: SocketType) -> Option<i32> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, connect, socket_with};
     const MANAGER: i32 = 1;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).ok()?;
+    let socket = socket_with(AddressFamily::UNIX, kind, flags, None).ok()?;
     connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
     credentials(socket.as_fd()).map(|(pid, _)| pid).filter(|pid| *pid > MANAGER)
 }
@@ -239,7 +240,7 @@ pub fn listener_at(path: &std::path::Path) -> Option<i32> {
 ///
 /// What the system says.
 pub fn is_bound(path: &std::path::Path) -> Result<bool, Errno> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, connect, socket_with};
     let other = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     match connect(&other, &SocketAddrUnix::new(path)?) {
         Ok(()) | Err(Errno::PROTOTYPE) => Ok(true),

@@ -272,11 +272,118 @@ fn a_daemon_whose_lock_is_removed_has_another() {
     std::fs::remove_file(&lock).unwrap();
     eventually("another", || lock.exists().then_some(()));
     eventually("that it is the daemon's", || daemon.log().contains("this daemon has another").then_some(()));
-    let mut command = stitchd();
-    command.args(["serve", DEVICE, "--driver", "host", "--runtime-dir"]).arg(daemon.path());
-    let output = command.output().unwrap();
+    let output = serve(daemon.path(), &[]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains(&format!("another stitchd daemon (pid {})", daemon.pid())), "{said}");
+}
+
+/// A daemon that the test does not look after.
+fn serve(dir: &Path, more: &[&str]) -> Command {
+    let mut command = stitchd();
+    command.args(["serve", "--driver", "host", "--runtime-dir"]).arg(dir).args(more);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command
+}
+
+/// Waits until this process has ended.
+fn ended(pid: u32) {
+    eventually("that the daemon ends", || {
+        (!Path::new(&format!("/proc/{pid}/status")).exists() || is_zombie(pid)).then_some(())
+    });
+}
+
+fn is_zombie(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| status.contains("State:\tZ"))
+}
+
+#[test]
+fn a_daemon_whose_sockets_are_removed_ends_and_the_next_has_everything() {
+    if needs_host("the daemon ends by itself") {
+        return;
+    }
+    let mut daemon = with_range(tempfile::tempdir().unwrap());
+    daemon.expect_complaint("nobody finds this daemon any more");
+    let first = keeper(&daemon);
+    for name in ["stitchd.sock", "chunks.sock"] {
+        std::fs::remove_file(daemon.path().join(name)).unwrap();
+    }
+    ended(daemon.pid());
+    let dir = daemon.kill();
+    let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, first));
+}
+
+#[test]
+fn of_two_daemons_in_one_directory_the_first_leaves_everything_to_the_other() {
+    if needs_host("another process is to be the daemon") {
+        return;
+    }
+    let state = tempfile::tempdir().unwrap();
+    let state_dir = format!("--state-dir={}", state.path().join("state").display());
+    let mut first = TestDaemon::with(&[DEVICE, &state_dir]);
+    first.expect_complaint("");
+    let session = first.session("stays");
+    let runtime = session.runtime(0, RuntimeConfig::default()).unwrap();
+    let kept = runtime.alloc(&Request::of(Bytes::mib(20))).unwrap();
+    // It cannot make it anew before the other is there.
+    signal(first.pid().into(), rustix::process::Signal::STOP);
+    std::fs::remove_file(state.path().join("state/stitchd.lock")).unwrap();
+    let elsewhere = tempfile::tempdir().unwrap();
+    let mut second = serve(elsewhere.path(), &[DEVICE, &state_dir]).spawn().unwrap();
+    eventually("the second", || elsewhere.path().join("stitchd.sock").exists().then_some(()));
+    signal(first.pid().into(), rustix::process::Signal::CONT);
+    ended(first.pid());
+    assert!(first.log().contains("another daemon has begun there"), "{}", first.log());
+    let status = || -> Value {
+        let socket = elsewhere.path().join("stitchd.sock");
+        let output = stitchd().args(["status", "--json", "--socket"]).arg(socket).output();
+        serde_json::from_slice(&output.unwrap().stdout).unwrap()
+    };
+    eventually("its keeper", || status()["keeper"]["pid"].as_i64().filter(|pid| *pid > 0));
+    assert_eq!(status()["devices"][0]["leased_bytes"], 20 * MIB);
+    second.kill().unwrap();
+    second.wait().unwrap();
+    runtime.free(kept, StreamId(0)).unwrap();
+}
+
+#[test]
+fn a_journal_that_is_removed_under_its_daemon_is_written_anew() {
+    let mut daemon = with_range(tempfile::tempdir().unwrap());
+    daemon.expect_complaint("the journal was removed");
+    let journal = daemon.path().join("journal");
+    std::fs::remove_file(&journal).unwrap();
+    eventually("another", || journal.exists().then_some(()));
+    let daemon = daemon.follow(&[DEVICE]);
+    assert_eq!(daemon.device("shared_bytes"), 32 * MIB, "{}", daemon.log());
+}
+
+#[test]
+fn a_device_of_which_live_processes_have_memory_is_not_left_out_by_mistake() {
+    if needs_host("another process is to be the daemon") {
+        return;
+    }
+    let daemon = TestDaemon::with(&[DEVICE]);
+    let session = daemon.session("stays");
+    let runtime = session.runtime(0, RuntimeConfig::default()).unwrap();
+    let kept = runtime.alloc(&Request::of(Bytes::mib(20))).unwrap();
+    let dir = daemon.kill();
+    for (wrong, expected) in [
+        (&["--device=1=256MiB"][..], "has leased memory of device 0"),
+        (&["--driver=sim", DEVICE], "of another driver than 'sim'"),
+    ] {
+        let mut command = stitchd();
+        command.args(["serve", "--runtime-dir"]).arg(dir.path());
+        if !wrong[0].starts_with("--driver") {
+            command.args(["--driver", "host"]);
+        }
+        let output = command.args(wrong).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(expected), "{said}");
+    }
+    let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
+    eventually("that it is there again", || session.is_attached().then_some(()));
+    assert_eq!(daemon.device("leased_bytes"), 20 * MIB, "{}", daemon.log());
+    runtime.free(kept, StreamId(0)).unwrap();
 }
 
 #[test]

@@ -337,7 +337,7 @@ impl Client {
                 for (now, len, inode) in chunks {
                     // As `DaemonSource::lease_over`.
                     let here = if held.contains_key(&now) { self.holdings.next_chunk() } else { now };
-                    let leased = Leased { handle: Handle(inode), len, now: Some(now), is_uncounted: false };
+                    let leased = Leased { handle: Handle(inode), len, now: Some(now), uncounted: None };
                     held.insert(here, leased);
                 }
             }

@@ -38,7 +38,7 @@ const COMPARED_FOR: Duration = Duration::from_secs(20);
     after_help = "Examples:\n  stitchd run -- python train.py\n  stitchd run --plan auto -- torchrun --nproc-per-node 8 train.py    # plans are made while the job runs, and stored (stitchd plans)\n  stitchd run --record run.stitchtrace -- python train.py            # then: stitchd plan run.PID.DEVICE.stitchtrace -o job.plan\n  stitchd run --plan job.plan --without-daemon stop -- python train.py\n  stitchd run --guarantee 20GiB --limit 60GiB -- python train.py     # 20 GiB whenever it asks, 60 at most\n  stitchd run --plan auto --admit 60s -- python train.py             # takes turns with others at the bounds of its iterations\n\nThe exit code is the command's own; 2 if it cannot be started or an argument is wrong, 3 if there is no daemon and that is to stop it. With --json what the command prints goes to standard error."
 )]
 pub(super) struct RunArgs {
-    /// Serve from a plan: `auto` makes it while the job runs, anything else is a plan file, or a directory with one for each process (RANK and WORLD_SIZE say which)
+    /// Serve from a plan: `auto` makes it while the job runs, anything else is a plan file, or a directory with one for each process (RANK and WORLD_SIZE say which, and of several jobs what it does first)
     #[arg(long, value_name = "auto|FILE")]
     plan: Option<PathBuf>,
     /// Record what each process allocates on each device; PID and device are put into the name

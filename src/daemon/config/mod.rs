@@ -369,6 +369,9 @@ impl Config {
                 let text = std::fs::read_to_string(path).map_err(read)?;
                 let parse = |error: toml::de::Error| {
                     let mut reason = error.to_string();
+                    if reason.contains("expected u32") {
+                        reason.push_str("users are numbers (uids), ordinals and priorities too: admins = [1000]");
+                    }
                     if reason.contains("expected a string") {
                         reason.push_str("times, sizes, modes and names are written in quotes and with their units: wait = \"5s\", warm = \"1GiB\", socket_mode = \"660\"");
                     }

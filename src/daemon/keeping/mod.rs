@@ -16,7 +16,6 @@ mod strays;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
@@ -153,7 +152,7 @@ impl Keeping {
     ///
     /// # Errors
     ///
-    /// One is there, and cannot be asked for what it holds: that is worth more than a start. A service manager is to hold it, and none has started this process.
+    /// One is there, and cannot be asked for what it holds: that is worth more than a start.
     pub(super) fn begin(
         state_dir: &Path,
         linger: Duration,
@@ -186,10 +185,6 @@ impl Keeping {
             has_strays: AtomicBool::new(false),
             since: SystemClock::new(),
         };
-        if keeping.manager.as_ref().is_some_and(|passed| passed.socket.is_none()) {
-            // It will not come later.
-            keeping.start()?.discard();
-        }
         let passed = keeping.manager.as_ref().map(manager::take);
         let socket = keeping.socket();
         // One that is found at once: there is nothing to tell it yet.
@@ -206,17 +201,29 @@ impl Keeping {
             Ok((link, socket))
         };
         let (link, held) = match passed {
-            Some(held) => (begin(), held),
-            None => match find(state_dir, FIRST_PATIENCE)? {
-                Some((link, held)) => (link.with_usual_patience().map(|link| (Holder::Process(link), socket)), held),
-                None => match keeping.hidden()? {
-                    Some((name, link, held)) => {
+            Some(held) => {
+                let begun = begin();
+                if let Ok((Holder::Manager(manager), _)) = &begun {
+                    manager.has_held(held.iter().map(|(key, _)| *key));
+                }
+                (begun, held)
+            }
+            None => {
+                let found = find(state_dir, FIRST_PATIENCE)?;
+                let has_begun = |(_, held): &(Link, Descriptors)| held.iter().any(|(key, _)| *key == Key::Witness);
+                // One that was told nothing yet may stand where the other was found.
+                let hidden = if found.as_ref().is_some_and(has_begun) { None } else { keeping.hidden()? };
+                match (hidden, found) {
+                    (Some((name, link, held)), _) => {
                         let found = keeping.publish(&name).and_then(|socket| Ok((link.with_usual_patience()?, socket)));
                         (found.map(|(link, socket)| (Holder::Process(link), socket)), held)
                     }
-                    None => (begin(), Vec::new()),
-                },
-            },
+                    (None, Some((link, held))) => {
+                        (link.with_usual_patience().map(|link| (Holder::Process(link), socket)), held)
+                    }
+                    (None, None) => (begin(), Vec::new()),
+                }
+            }
         };
         keeping.post().last = last_of(held.iter().map(|(key, _)| *key));
         match link {
@@ -285,13 +292,14 @@ impl Keeping {
 
     fn start(&self) -> Result<Holder, KeeperError> {
         if let Some(passed) = &self.manager {
-            return Manager::connect(passed).map(Holder::Manager);
+            let manager = Manager::connect(passed)?;
+            // One that does not read is not waited for with everything else.
+            manager.settle()?;
+            return Ok(Holder::Manager(manager));
         }
         let mut program = this_file_again();
         program.arg("keep").arg("--state-dir").arg(&self.state_dir).arg("--until-alone-for");
         program.arg(format!("{}ms", self.linger.as_millis())).arg("--connected");
-        // A signal that a terminal sends to the daemon is not for it.
-        program.process_group(0);
         Link::start(program, &self.state_dir).map(Holder::Process)
     }
 
@@ -470,8 +478,9 @@ impl Keeping {
         let Some(link) = post.link.take() else { return };
         self.pid.store(0, Ordering::Relaxed);
         post.behind = None;
-        // One that ends as soon as it has begun is not begun again at once.
-        if post.linked.take().is_some_and(|since| since.now() < PAUSE) {
+        // One that ends as soon as it has begun is not begun again at once; one that has hung up, and goes on, was asked by somebody else.
+        let has_ended = !matches!(&link, Holder::Process(link) if !link.has_ended());
+        if post.linked.take().is_some_and(|since| since.now() < PAUSE) && has_ended {
             post.failed = Some(SystemClock::new());
         }
         let what = if link.is_behind() { "it does not read what it is sent" } else { "it has ended" };
@@ -709,6 +718,14 @@ impl Keeping {
         post.note_useless(place, &error);
         self.note_stray(post, again.unwrap_or(link), End::Told, is_found, stays);
         self.hear_strays(post);
+    }
+
+    /// Another daemon is there: nothing is said to any keeper from here on.
+    pub(super) fn abandon(&self) {
+        let _mending = self.mending();
+        let mut post = self.post();
+        post.is_over = true;
+        drop(post.link.take());
     }
 
     /// Nobody is to follow: the keeper ends, with all that it holds.

@@ -13,6 +13,9 @@ use crate::wire::peer::Peer;
 /// One that is told to let go has done so within this, or does not do what it is told.
 const LET_GO_MAX: Duration = Duration::from_secs(10);
 
+/// One that has lost its place, and is beside a daemon, has let go of everything by itself within this.
+const LET_GO_BY_ITSELF: Duration = Duration::from_secs(20);
+
 /// How one ends that another has been found for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
@@ -74,8 +77,9 @@ impl Stray {
             // There is nothing more to hear, and it may not have heard.
             self.end = End::Killed;
         }
-        // Where processes cannot be told apart that is all there is to know.
-        has_ended || has_hung_up && self.process.pidfd.is_none()
+        // Where its end cannot be seen that is all there is to know; one that goes on lets go by itself, or is called again before.
+        let is_long = !self.stays || self.ending.as_ref().is_some_and(|since| since.now() >= LET_GO_BY_ITSELF);
+        has_ended || has_hung_up && self.process.pidfd.is_none() && is_long
     }
 
     /// It has not heard that it is to end, perhaps, and may hear it where it listens anew.
