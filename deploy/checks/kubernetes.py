@@ -55,6 +55,7 @@ NEEDS = {
     "nri-values": {"hostPID", "hostPath", "capabilities SYS_RESOURCE"},
     "dra-values": {"hostPath", "capabilities SYS_RESOURCE"},
     "host-path-values": {"hostPID", "hostPath", "privileged"},
+    "hip-values": {"hostPID", "hostPath", "privileged"},
 }
 HEADER = """# Rendered from deploy/helm/stitchd by `deploy/check --render`; not to be edited. One daemon and one keeper on each node with GPUs. Clients mount /run/stitchd, read-only, and never
 # /run/stitchd-state. As it stands, pods that run as root may connect: others need `socket_group` in the ConfigMap, and that group among their supplementalGroups.

@@ -27,6 +27,7 @@ mod chunk_server;
 pub mod config;
 mod connections;
 mod deadline;
+mod error;
 mod gate;
 mod http;
 mod keeping;
@@ -61,29 +62,30 @@ use tokio::sync::watch;
 use crate::clock::{Clock, SystemClock};
 use crate::driver::layers::Layered;
 use crate::driver::layers::metered::{Meter, Metered};
-use crate::driver::{DeviceDescription, Driver, DriverError};
-use crate::error::{ErrorKind, chain};
+use crate::driver::{DeviceDescription, Driver};
+use crate::error::chain;
 use crate::ids::{DeviceId, DeviceUuid, SessionId};
-use crate::journal::{Book, JournalError};
-use crate::keeper::{self, KeeperError, Key, Link, manager};
-use crate::ladder::{Ladder, LadderError, Part};
-use crate::ledger::{AccountView, FactsError};
+use crate::journal::Book;
+use crate::keeper::{self, Key, Link, manager};
+use crate::ladder::{Ladder, Part};
+use crate::ledger::AccountView;
 use crate::limits;
 use crate::memory::Device;
 use crate::mortal::moment;
 use crate::steward::{FollowError, Steward};
-use crate::store::{Keep, ScrubError, Store, StoreError};
+use crate::store::{Keep, Store};
 use crate::units::{Bytes, counted};
 use crate::wire::v1::event::Kind;
 use config::{Config, KeeperIs, LadderIs};
 use connections::Connections;
 use deadline::Deadline;
+pub use error::DaemonError;
 use keeping::Keeping;
 use listener::RuntimeLock;
 pub use listener::{ListenError, Listeners, Ousted};
 use live::Live;
 use metrics::{CallTimes, Ended, Latencies, SessionCounts};
-use plans::{PlanStore, PlanStoreError};
+use plans::PlanStore;
 use ranges::Names;
 use refusals::Refusals;
 use registry::Registry;
@@ -136,149 +138,11 @@ struct NodeDevice {
     is_mps: bool,
 }
 
-/// Why there is no daemon.
-#[derive(Debug, thiserror::Error)]
-pub enum DaemonError {
-    /// The runtime directory or a socket cannot be had.
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// The driver does not answer.
-    #[error("the driver failed")]
-    Driver(#[from] DriverError),
-    /// The devices cannot be looked at.
-    #[error("cannot look at the devices")]
-    Store(#[from] StoreError),
-    /// There is no such device.
-    #[error("there is no device {wanted}, or it is named twice; the driver has {there}")]
-    NoDevice {
-        /// As configured.
-        wanted: config::Which,
-        /// Those that there are.
-        there: String,
-    },
-    /// New memory of the device may hold what another process wrote, and cannot be cleared.
-    #[error("the driver does not promise that new memory of device {device} is cleared, and nothing else clears it")]
-    Uncleared {
-        /// Which device.
-        device: u32,
-        /// Why not.
-        #[source]
-        source: ScrubError,
-    },
-    /// Connections alone take all that may be open.
-    #[error(
-        "this process may have {limit} files open, and chunks need some beside the {reserve} that are kept for connections: raise the limit (LimitNOFILE, `ulimit -n`)"
-    )]
-    TooFewFiles {
-        /// How many.
-        limit: u64,
-        /// How many are kept.
-        reserve: u64,
-    },
-    /// The devices' granularity is no size that a chunk can have.
-    #[error("chunks must be multiples of the devices' granularity")]
-    Ladder(#[from] LadderError),
-    /// A keeper is there, and cannot be asked for what it holds.
-    #[error(
-        "the keeper that is there cannot be used, and what it holds is worth more than a start: start again when it can be, or end the process that listens at keeper.sock to go on without: then only what processes have mapped is left"
-    )]
-    Keeper(#[source] KeeperError),
-    /// It is somewhere else.
-    #[error(
-        "the keeper (pid {pid}) of a daemon before is in {runtime_dir}, and processes that are there need what it holds ({processes}): start without --state-dir {state_dir} as long as they run, or end them before"
-    )]
-    Elsewhere {
-        /// Of the keeper.
-        pid: u32,
-        /// Where it is.
-        runtime_dir: PathBuf,
-        /// Where it is looked for.
-        state_dir: PathBuf,
-        /// Whose sessions it knows.
-        processes: usize,
-    },
-    /// The journal that the daemon before has left cannot be gone on with.
-    #[error("cannot take over from the daemon before")]
-    Journal(#[from] JournalError),
-    /// What it has left cannot be.
-    #[error("cannot take over from the daemon before")]
-    Follow(#[source] FactsError),
-    /// The stored plans cannot be read.
-    #[error("cannot use the directory of plans")]
-    Plans(#[from] PlanStoreError),
-    /// The chunk socket has no thread.
-    #[error("cannot start a thread for the chunk socket")]
-    Thread(#[source] std::io::Error),
-    /// The server ended by itself.
-    #[error("the gRPC server failed")]
-    Server(#[from] tonic::transport::Error),
-    /// The directory is not this daemon's any more.
-    #[error(transparent)]
-    Ousted(Ousted),
-    /// A service manager is to be the keeper, and there is none.
-    #[error(
-        "keeper = \"systemd\": NOTIFY_SOCKET is not set, as no service manager has started this process (Type=notify); keeper = \"process\" needs none"
-    )]
-    NoManager,
-    /// It would be lost, and handed out again by the next.
-    #[error(
-        "a daemon before has leased memory of device {device} ({uuid}) to processes that live ({sessions}), and this one is configured to have other devices: start it with that device, or end the processes before (`stitchd sessions` of a daemon that has it says which)"
-    )]
-    LeftOut {
-        /// The driver's number of it.
-        device: u32,
-        /// Its name.
-        uuid: DeviceUuid,
-        /// How many.
-        sessions: usize,
-    },
-    /// The same, where no process can be followed at all.
-    #[error(
-        "the keeper (pid {pid}) in {state_dir} has what processes that live have leased ({processes}), of another driver than '{driver}', whose memory is for one process: start with the driver of before, end the processes, or use another --runtime-dir"
-    )]
-    OtherDriver {
-        /// Of the keeper.
-        pid: u32,
-        /// Where it is.
-        state_dir: PathBuf,
-        /// How many.
-        processes: usize,
-        /// As configured.
-        driver: &'static str,
-    },
-}
-
 /// Runs this very file again, as another process: also where an update has put another file in its place.
 pub(crate) fn this_file_again() -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("stitchd");
     command
-}
-
-impl DaemonError {
-    /// What a caller can do about it.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            DaemonError::Listen(error) => error.kind(),
-            DaemonError::Driver(error) => error.kind(),
-            DaemonError::Store(error) => error.kind(),
-            DaemonError::NoDevice { .. } => ErrorKind::NotFound,
-            DaemonError::Uncleared { .. } => ErrorKind::Broken,
-            DaemonError::TooFewFiles { .. } => ErrorKind::Invalid,
-            DaemonError::Ladder(_) => ErrorKind::Unsupported,
-            DaemonError::Keeper(error) => error.kind(),
-            DaemonError::Elsewhere { .. } => ErrorKind::Conflict,
-            DaemonError::Journal(error) => error.kind(),
-            DaemonError::Follow(_) => ErrorKind::Broken,
-            DaemonError::Plans(_) => ErrorKind::Invalid,
-            DaemonError::Thread(_) => ErrorKind::Exhausted,
-            DaemonError::Server(_) => ErrorKind::Broken,
-            DaemonError::Ousted(_) | DaemonError::LeftOut { .. } | DaemonError::OtherDriver { .. } => {
-                ErrorKind::Conflict
-            }
-            DaemonError::NoManager => ErrorKind::Invalid,
-        }
-    }
 }
 
 impl Daemon {
