@@ -151,7 +151,7 @@ def offline():
 
 
 def live(stitchd, directory, screenshots):
-    port, own = free_port(), free_port()
+    port, other, own = free_port(), free_port(), free_port()
     programs = Programs(directory)
     told = alertmanager(programs, directory)
     # One that fires at once of a daemon that is well: what reaches people is tested, not when.
@@ -163,7 +163,7 @@ def live(stitchd, directory, screenshots):
         "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
         f"rule_files: {rules}\n"
         + (f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['{told}']}}]}}]}}\n" if told else "") +
-        f"scrape_configs: [{{job_name: stitchd, static_configs: [{{targets: ['127.0.0.1:{port}']}}]}}]\n"
+        f"scrape_configs: [{{job_name: stitchd, static_configs: [{{targets: ['127.0.0.1:{port}', '127.0.0.1:{other}']}}]}}]\n"
     )
     base = f"http://127.0.0.1:{own}/api/v1"
 
@@ -175,6 +175,9 @@ def live(stitchd, directory, screenshots):
         # So often that it is not over before this is.
         said = programs.start(stitchd, "demo", "--repeat", 20_000, "--http", f"127.0.0.1:{port}")
         programs.until("the daemon", lambda: read(f"http://127.0.0.1:{port}/readyz"))
+        # The demo's daemon has no keeper, as nobody follows it. This one has, and makes a fleet of it.
+        programs.start(stitchd, "serve", "--driver", "host", "--device", "0=1GiB", "--runtime-dir", directory / "run", "--http", f"127.0.0.1:{other}")
+        programs.until("another daemon", lambda: read(f"http://127.0.0.1:{other}/readyz"))
         daemon = pathlib.Path(programs.until("where it is", lambda: re.search(r"--socket (\S+)", said.read_text()))[1])
         programs.start("prometheus", f"--config.file={config}", f"--storage.tsdb.path={directory / 'tsdb'}", f"--web.listen-address=127.0.0.1:{own}")
         programs.until("a scrape of trainers at work", lambda: query(f'count_over_time(stitchd_session_bytes{{session="{JOBS[-1]}"}}[1m]) > {SCRAPES}') or None)

@@ -2,12 +2,17 @@
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
-const GAUGES: [(&str, Option<Unit>, &str); 31] = [
+const GAUGES: [(&str, Option<Unit>, &str); 32] = [
     ("stitchd_build_info", None, "1, with the version."),
     ("stitchd_ready", None, "1 until the daemon is told to end."),
     ("stitchd_device_info", None, "1, with the model and the version of the driver."),
     ("stitchd_device_bytes", Some(Unit::Bytes), "Physical memory of a device by state."),
     ("stitchd_available_bytes", Some(Unit::Bytes), "What a new request could get at most."),
+    (
+        "stitchd_unkept_bytes",
+        Some(Unit::Bytes),
+        "Memory of which no descriptor is left: it stays with whoever has it mapped.",
+    ),
     ("stitchd_guaranteed_bytes", Some(Unit::Bytes), "What sessions are guaranteed of a device."),
     ("stitchd_plan_reserved_bytes", Some(Unit::Bytes), "Chunks that are kept for jobs with a plan."),
     ("stitchd_largest_free_bytes", Some(Unit::Bytes), "The largest range that one request could still get."),
