@@ -47,7 +47,8 @@ fn a_demo_that_is_ended_or_killed_leaves_no_process_behind() {
     for signal in [Signal::TERM, Signal::KILL] {
         let scratch = tempfile::tempdir().unwrap();
         let mut demo = stitchd()
-            .args(["demo", "--json"])
+            // Work for hours.
+            .args(["demo", "--json", "--repeat", "20000"])
             .env("TMPDIR", scratch.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -223,7 +223,7 @@ impl Node {
             (false, true) => &[],
         };
         let mut trainer = Command::new(this_binary()?)
-            .arg("trainer")
+            .args(["trainer", "--until-unheard"])
             .args(until)
             .arg("--socket")
             .arg(self.socket())

@@ -55,6 +55,9 @@ pub(super) struct TrainerArgs {
     /// At the end keep the memory until standard input ends
     #[arg(long)]
     hold: bool,
+    /// End when nobody reads what this one says: whoever started it is gone
+    #[arg(long, hide = true)]
+    until_unheard: bool,
     /// Tells this trainer's bytes from others'
     #[arg(long, default_value_t = 1)]
     tag: u16,
@@ -132,6 +135,7 @@ struct Trainer {
     done: u64,
     total: u64,
     said: Duration,
+    ends_unheard: bool,
 }
 
 pub(super) fn run(args: &TrainerArgs) -> Outcome {
@@ -170,6 +174,7 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
         done: 0,
         total,
         said: Duration::ZERO,
+        ends_unheard: args.until_unheard,
     };
     trainer.calls_before = trainer.session.calls().memory_calls();
     trainer.train(&job, args).map_err(Failure::Other)?;
@@ -181,10 +186,14 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
     DONE
 }
 
-/// Whoever started this trainer is gone.
-#[expect(clippy::disallowed_methods, reason = "nothing asks for the end of work that has none")]
 fn end_with_stdin() {
     serve::wait_for_end_of_stdin();
+    end();
+}
+
+/// Whoever started this trainer is gone.
+#[expect(clippy::disallowed_methods, reason = "nothing asks for the end of work that has none")]
+fn end() -> ! {
     std::process::exit(0);
 }
 
@@ -286,12 +295,15 @@ impl Trainer {
         }
         self.said = self.clock.now();
         let stats = self.runtime.stats();
-        say(&json!({
+        let is_heard = say(&json!({
             "done": self.done.min(self.total),
             "total": self.total,
             "live_bytes": stats.live.get(),
             "leased_bytes": stats.held.get(),
         }));
+        if !is_heard && self.ends_unheard {
+            end();
+        }
     }
 
     fn report(&self, ns_per_allocation: f64) {
@@ -325,9 +337,8 @@ impl Trainer {
     }
 }
 
-/// One line for whoever started this process. If nobody listens any more, nobody cares.
-fn say(line: &serde_json::Value) {
+/// One line for whoever started this process. Says whether anybody can hear it.
+fn say(line: &serde_json::Value) -> bool {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{line}");
-    let _ = out.flush();
+    writeln!(out, "{line}").and_then(|()| out.flush()).is_ok()
 }
