@@ -210,9 +210,9 @@ impl Keeping {
             }
             None => {
                 let found = find(state_dir, FIRST_PATIENCE)?;
-                let has_begun = |(_, held): &(Link, Descriptors)| held.iter().any(|(key, _)| *key == Key::Witness);
                 // One that was told nothing yet may stand where the other was found.
-                let hidden = if found.as_ref().is_some_and(has_begun) { None } else { keeping.hidden()? };
+                let has_anything = found.as_ref().is_some_and(|(_, held)| !held.is_empty());
+                let hidden = if has_anything { None } else { keeping.hidden()? };
                 match (hidden, found) {
                     (Some((name, link, held)), _) => {
                         let found = keeping.publish(&name).and_then(|socket| Ok((link.with_usual_patience()?, socket)));
