@@ -199,25 +199,38 @@ fn one_that_stands_by_does_not_take_the_place_of_one_that_has_lost_its_socket() 
     [one, other].into_iter().for_each(end);
 }
 
-#[test]
-fn one_that_was_stopped_with_everything_is_not_emptied_by_one_that_has_begun_meanwhile() {
+/// A keeper that is stopped with everything and has lost its socket, and one that has begun since, without a daemon. The first does not find out before it goes on, and nobody else has anything.
+fn stopped_and_begun() -> (tempfile::TempDir, Child, Child) {
     let dir = tempfile::tempdir().unwrap();
     let first = keep(dir.path());
     let daemon = with_range(dir);
     assert_eq!(keeper(&daemon), i64::from(first.id()));
     let dir = daemon.kill();
-    // It does not find out that its socket is gone until it goes on, and nobody else has anything.
     signal(first.id().into(), rustix::process::Signal::STOP);
     std::fs::remove_file(dir.path().join("keeper.sock")).unwrap();
     let second = keep(dir.path());
-    let inode = || std::fs::symlink_metadata(dir.path().join("keeper.sock")).map(|metadata| metadata.ino()).ok();
-    let seconds = inode();
-    signal(first.id().into(), rustix::process::Signal::CONT);
-    eventually("that the first is found", || (inode() != seconds).then_some(()));
+    (dir, first, second)
+}
+
+fn found(dir: &tempfile::TempDir) -> Option<u64> {
+    std::fs::symlink_metadata(dir.path().join("keeper.sock")).map(|metadata| metadata.ino()).ok()
+}
+
+/// The first takes the place of the second, and the next daemon has everything.
+fn first_comes_back(dir: tempfile::TempDir, first: Child, second: Child, seconds: Option<u64>) {
+    eventually("that the first is found", || (found(&dir) != seconds).then_some(()));
     let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
     assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, i64::from(first.id())), "{}", daemon.log());
     drop(daemon);
     [first, second].into_iter().for_each(end);
+}
+
+#[test]
+fn one_that_was_stopped_with_everything_is_not_emptied_by_one_that_has_begun_meanwhile() {
+    let (dir, first, second) = stopped_and_begun();
+    let seconds = found(&dir);
+    signal(first.id().into(), rustix::process::Signal::CONT);
+    first_comes_back(dir, first, second, seconds);
 }
 
 #[test]
@@ -239,26 +252,17 @@ fn a_keeper_whose_socket_is_removed_while_no_daemon_is_there_is_found_by_the_nex
 
 #[test]
 fn one_that_has_everything_waits_until_a_daemon_that_begins_has_found_somebody() {
-    let dir = tempfile::tempdir().unwrap();
-    let first = keep(dir.path());
-    let dir = with_range(dir).kill();
-    signal(first.id().into(), rustix::process::Signal::STOP);
-    std::fs::remove_file(dir.path().join("keeper.sock")).unwrap();
-    let second = keep(dir.path());
+    let (dir, first, second) = stopped_and_begun();
+    let seconds = found(&dir);
     // Somebody begins, has told nobody anything, and is killed.
     let lock = std::fs::File::options().write(true).open(dir.path().join("stitchd.lock")).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     signal(first.id().into(), rustix::process::Signal::CONT);
     eventually("that the first stands by", || (files(dir.path(), "s.") == 1).then_some(()));
     std::thread::sleep(Duration::from_millis(2_500));
+    assert_eq!(found(&dir), seconds);
     drop(lock);
-    let inode = || std::fs::symlink_metadata(dir.path().join("keeper.sock")).map(|metadata| metadata.ino()).ok();
-    let seconds = inode();
-    eventually("that the first is found", || (inode() != seconds).then_some(()));
-    let daemon = TestDaemon::in_dir(dir, &[DEVICE]);
-    assert_eq!((daemon.device("shared_bytes"), keeper(&daemon)), (32 * MIB, i64::from(first.id())), "{}", daemon.log());
-    drop(daemon);
-    [first, second].into_iter().for_each(end);
+    first_comes_back(dir, first, second, seconds);
 }
 
 #[test]
