@@ -51,7 +51,7 @@ mod watched;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -66,6 +66,7 @@ use crate::driver::{DeviceDescription, Driver};
 use crate::error::chain;
 use crate::ids::{DeviceId, DeviceUuid, SessionId};
 use crate::journal::Book;
+use crate::keeper::link::has_ended;
 use crate::keeper::{self, Key, Link, manager};
 use crate::ladder::{Ladder, Part};
 use crate::ledger::AccountView;
@@ -564,20 +565,17 @@ fn leave(config: &Config) -> Result<(Arc<Keeping>, Left), DaemonError> {
 
 /// A daemon before that had no state directory of its own has left what it holds in the runtime directory, where nobody would look for it.
 fn check_elsewhere(config: &Config) -> Result<(), DaemonError> {
-    const PATIENCE: Duration = Duration::from_secs(2);
     if config.state_dir() == config.runtime_dir {
         return Ok(());
     }
-    let Some(link) = Link::connect(&config.runtime_dir, PATIENCE).map_err(DaemonError::Keeper)? else { return Ok(()) };
-    let held = link.list().map_err(DaemonError::Keeper)?;
-    let processes = living_in(&held);
+    let Some((link, held, processes)) = kept_in(&config.runtime_dir)? else { return Ok(()) };
     if processes > 0 {
         let (pid, state_dir) = (link.pid(), config.state_dir().to_owned());
         return Err(DaemonError::Elsewhere { pid, runtime_dir: config.runtime_dir.clone(), state_dir, processes });
     }
     tracing::warn!(
         pid = link.pid(),
-        descriptors = held.len(),
+        descriptors = held,
         "a keeper in the runtime directory holds what a daemon without this state directory had, for no process any more: it ends"
     );
     link.end().map_err(DaemonError::Keeper)
@@ -585,19 +583,20 @@ fn check_elsewhere(config: &Config) -> Result<(), DaemonError> {
 
 /// A driver whose memory is for one process follows nobody.
 fn check_followers(config: &Config) -> Result<(), DaemonError> {
-    const PATIENCE: Duration = Duration::from_secs(2);
-    let Some(link) = Link::connect(config.state_dir(), PATIENCE).map_err(DaemonError::Keeper)? else { return Ok(()) };
-    let processes = living_in(&link.list().map_err(DaemonError::Keeper)?);
-    if processes == 0 {
+    let Some((link, _, processes)) = kept_in(config.state_dir())?.filter(|(.., processes)| *processes > 0) else {
         return Ok(());
-    }
+    };
     let (pid, state_dir) = (link.pid(), config.state_dir().to_owned());
     Err(DaemonError::OtherDriver { pid, state_dir, processes, driver: config.driver.as_str() })
 }
 
-/// How many processes of sessions live, of those that a keeper holds.
-fn living_in(held: &[(Key, OwnedFd)]) -> usize {
-    held.iter().filter(|(key, fd)| matches!(key, Key::Process(_)) && takeover::is_alive(fd)).count()
+/// The keeper of a directory, if there is one, with how much it holds, and how many processes of sessions that live are among it.
+fn kept_in(state_dir: &Path) -> Result<Option<(Link, usize, usize)>, DaemonError> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let Some(link) = Link::connect(state_dir, PATIENCE).map_err(DaemonError::Keeper)? else { return Ok(None) };
+    let held = link.list().map_err(DaemonError::Keeper)?;
+    let living = held.iter().filter(|(key, fd)| matches!(key, Key::Process(_)) && !has_ended(fd)).count();
+    Ok(Some((link, held.len(), living)))
 }
 
 /// Ends the keeper of a daemon that was configured to have one. Where nobody keeps at all the journal goes too: one day it would be believed.

@@ -20,7 +20,7 @@ use crate::error::chain;
 use crate::ids::{ChunkId, DeviceId, DeviceUuid, RangeId, SessionId};
 use crate::journal::{self, Book, Ended, Header, Journal, JournalError, Mark, Record, Whose, Witnessed};
 use crate::keeper::Key;
-use crate::keeper::link::is_readable;
+use crate::keeper::link::has_ended;
 use crate::ladder::Ladder;
 use crate::ledger::{Command, Ledger};
 use crate::mortal::moment;
@@ -128,11 +128,6 @@ fn believed(path: &Path, boot: &Mark, witnessed: Witnessed) -> Result<(Book, u64
     let Some(why) = why else { return Ok((recovered.book, last, Some(recovered.header.journal))) };
     tracing::error!(path = %path.display(), why, "the journal of the daemon before is damaged, and nothing of it is believed: its sessions register what they have mapped");
     Ok((numbers_of(&recovered.book), last, None))
-}
-
-/// The process has not ended.
-pub(super) fn is_alive(pidfd: &OwnedFd) -> bool {
-    !is_readable(pidfd, std::time::Duration::ZERO)
 }
 
 impl Left {
@@ -256,7 +251,7 @@ impl Left {
         let leased =
             chunks.filter_map(|known| if let Whose::Session(session) = known.whose { Some(session) } else { None });
         let leased: BTreeSet<SessionId> = leased.collect();
-        leased.iter().filter(|session| self.processes.get(session).is_some_and(is_alive)).count()
+        leased.iter().filter(|session| self.processes.get(session).is_some_and(|pidfd| !has_ended(pidfd))).count()
     }
 
     /// The sizes of chunks that sessions which are there still were told of.

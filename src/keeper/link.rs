@@ -319,7 +319,7 @@ impl Link {
 
     /// Its process has ended, as far as that can be seen.
     pub fn has_ended(&self) -> bool {
-        self.process().pidfd.is_some_and(|pidfd| is_readable(&pidfd, Duration::ZERO))
+        self.process().pidfd.is_some_and(|pidfd| has_ended(&pidfd))
     }
 
     /// It is gone, or has hung up: it says nothing by itself but why it does.
@@ -412,6 +412,11 @@ pub(crate) fn is_readable(fd: &impl AsFd, patience: Duration) -> bool {
     };
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
+}
+
+/// The process of a pidfd has ended. Waits for nothing.
+pub(crate) fn has_ended(pidfd: &OwnedFd) -> bool {
+    is_readable(pidfd, Duration::ZERO)
 }
 
 impl Drop for Link {

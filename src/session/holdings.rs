@@ -245,3 +245,36 @@ impl Holdings {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_daemon_does_not_count_the_next_is_told_of_under_a_name_that_no_daemon_gives() {
+        let holdings = Holdings::default();
+        let holding = holdings.hold(DeviceUuid([1; 16]));
+        let leased = |now| Leased { handle: Handle(7), len: Bytes::mib(2), now: Some(ChunkId(now)), uncounted: None };
+        holding.held().extend([(ChunkId(1), leased(1)), (ChunkId(2), leased(2))]);
+        let told = || -> Vec<u64> {
+            let messages = holdings.tell();
+            messages
+                .iter()
+                .flat_map(|told| &told.held)
+                .flat_map(|held| &held.chunks)
+                .map(|chunk| chunk.chunk_id)
+                .collect()
+        };
+        assert_eq!(told(), [1, 2]);
+        // It has not the device, say.
+        holdings.hear(&v1::ReattachReply { unknown_chunk_ids: vec![2], ..v1::ReattachReply::default() });
+        let name = told()[1];
+        assert!(told() == [1, name] && name >= 1 << 63 && !holding.held()[&ChunkId(2)].is_asleep());
+        // Nor the one after that; the one that counts it gives it a name.
+        holdings.hear(&v1::ReattachReply { unknown_chunk_ids: vec![name], ..v1::ReattachReply::default() });
+        assert_eq!(told(), [1, name]);
+        let renamed = vec![v1::RenamedChunk { chunk_id: name, now: 9 }];
+        holdings.hear(&v1::ReattachReply { renamed, ..v1::ReattachReply::default() });
+        assert_eq!(told(), [1, 9]);
+    }
+}

@@ -479,8 +479,8 @@ impl Keeping {
         self.pid.store(0, Ordering::Relaxed);
         post.behind = None;
         // One that ends as soon as it has begun is not begun again at once; one that has hung up, and goes on, was asked by somebody else.
-        let has_ended = !matches!(&link, Holder::Process(link) if !link.has_ended());
-        if post.linked.take().is_some_and(|since| since.now() < PAUSE) && has_ended {
+        let goes_on = matches!(&link, Holder::Process(link) if !link.has_ended());
+        if post.linked.take().is_some_and(|since| since.now() < PAUSE) && !goes_on {
             post.failed = Some(SystemClock::new());
         }
         let what = if link.is_behind() { "it does not read what it is sent" } else { "it has ended" };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::{Clock as _, SystemClock};
 use crate::ids::ChunkId;
 use crate::keeper::Link;
-use crate::keeper::link::is_readable;
+use crate::keeper::link::has_ended;
 use crate::wire::peer::Peer;
 
 /// One that is told to let go has done so within this, or does not do what it is told.
@@ -49,7 +49,7 @@ struct Stray {
 impl Stray {
     /// It has gone, with everything. Waits for nothing.
     fn has_gone(&self) -> bool {
-        self.process.pidfd.as_ref().is_some_and(|pidfd| is_readable(pidfd, Duration::ZERO))
+        self.process.pidfd.as_ref().is_some_and(has_ended)
     }
 
     /// Ends it, now that another has everything, and says whether it holds nothing any more. Waits for nothing.
