@@ -16,8 +16,17 @@ use crate::wire::v1::admin_client::AdminClient;
 /// How long a daemon may take to answer a command.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Connects to the daemon at `socket`, asks, and waits for the answer.
+/// Connects to the daemon at `socket`, asks, and waits for the answer: as long as a daemon may take, and `patience` besides.
 pub(super) fn ask<T, F, A>(socket: &Path, patience: Duration, question: F) -> Result<T, Failure>
+where
+    F: FnOnce(Channel) -> A,
+    A: Future<Output = Result<Response<T>, Status>>,
+{
+    ask_within(socket, PATIENCE + patience, question)
+}
+
+/// The same, and waits no longer than `within`.
+pub(super) fn ask_within<T, F, A>(socket: &Path, within: Duration, question: F) -> Result<T, Failure>
 where
     F: FnOnce(Channel) -> A,
     A: Future<Output = Result<Response<T>, Status>>,
@@ -29,7 +38,7 @@ where
             let channel = dial(socket).await?;
             question(channel).await.map(Response::into_inner).map_err(|status| refused(socket, &status))
         };
-        tokio::time::timeout(PATIENCE + patience, asking)
+        tokio::time::timeout(within, asking)
             .await
             .unwrap_or_else(|_| Err(SessionError::no_answer(socket)))
             .map_err(Failure::from)

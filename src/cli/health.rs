@@ -9,20 +9,30 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::{Common, Outcome, ask, print_json};
+use crate::units::parse_time;
+use crate::wire::v1;
+use crate::wire::v1::admin_client::AdminClient;
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  stitchd health --socket /run/stitchd/stitchd.sock || systemctl restart stitchd")]
+#[command(
+    after_help = "Examples:\n  stitchd health --socket /run/stitchd/stitchd.sock || systemctl restart stitchd\n  stitchd health --timeout 2s   # in a probe: one that does not answer by then is not well"
+)]
 pub(super) struct HealthArgs {
     #[command(flatten)]
     common: Common,
+    /// How long the daemon may take to answer
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_time)]
+    timeout: Duration,
 }
 
 pub(super) fn run(args: &HealthArgs) -> Outcome {
     let socket = args.common.socket();
     let request = HealthCheckRequest { service: "stitchd.v1.Sessions".into() };
-    let reply = ask::ask(&socket, Duration::ZERO, async |channel| HealthClient::new(channel).check(request).await)?;
-    let draining = ask::status(&socket)?.is_draining;
-    let is_serving = reply.status() == ServingStatus::Serving && !draining;
+    let is_serving = ask::ask_within(&socket, args.timeout, async |channel| {
+        let reply = HealthClient::new(channel.clone()).check(request).await?.into_inner();
+        let status = AdminClient::new(channel).status(v1::StatusRequest {}).await?.into_inner();
+        Ok(tonic::Response::new(reply.status() == ServingStatus::Serving && !status.is_draining))
+    })?;
     if args.common.json {
         print_json(&json!({ "serving": is_serving }));
     } else {

@@ -12,7 +12,10 @@ fn exit_codes_and_errors_say_what_happened() {
     std::fs::write(path("short.plan"), "STPL").unwrap();
     std::fs::write(path("good.csv"), "tick,event,id,bytes\n1,alloc,1,100\n2,free,1,\n").unwrap();
     let nowhere = path("none.sock");
-    let cases: [(&[&str], i32, &str); 15] = [
+    // Listened at by somebody who says nothing, as a daemon that hangs does.
+    let silent = path("silent.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
+    let cases: [(&[&str], i32, &str); 16] = [
         (
             &["status", "--socket", &nowhere],
             3,
@@ -20,6 +23,7 @@ fn exit_codes_and_errors_say_what_happened() {
         ),
         (&["sessions", "--socket", &nowhere], 3, "no stitchd daemon answers"),
         (&["health", "--socket", &nowhere], 3, "no stitchd daemon answers"),
+        (&["health", "--socket", &silent, "--timeout", "100ms"], 3, "no answer in time"),
         (&["plans", "--socket", &nowhere], 3, "no stitchd daemon answers"),
         (&["plan", &path("broken.csv")], 2, "line 3, column 'id': 7 was never allocated"),
         (&["plan", &path("header.csv")], 2, "there is no column 'tick'"),

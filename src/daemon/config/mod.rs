@@ -441,7 +441,11 @@ impl Config {
         let borrowed = borrowed.ok_or_else(|| value("borrowed", "it is one of refuse, wait and end"))?;
         let runtime_dir = flags.runtime_dir.clone().or(file.runtime_dir);
         let runtime_dir = runtime_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR));
+        // Clients and restarts have directories of their own that they begin in.
+        let absolute = |name, path: PathBuf| std::path::absolute(path).map_err(|error| value(name, error));
+        let runtime_dir = absolute("runtime_dir", runtime_dir)?;
         let state_dir = flags.state_dir.clone().or(file.state_dir);
+        let state_dir = state_dir.map(|path| absolute("state_dir", path)).transpose()?;
         let ladder = file.ladder.as_ref().map_or_else(|| Ok((Ladder::standard(), LadderIs::Auto)), FileLadder::read);
         let (ladder, ladder_is) = ladder?;
         Ok(Config {
@@ -466,7 +470,7 @@ impl Config {
                 .map_or(Ok(DRIVER_DEADLINE), |text| parse_deadline("driver_deadline", &text))?,
             socket_mode: file.socket_mode.map_or(Ok(0o660), |text| parse_mode(&text))?,
             socket_group: file.socket_group.map(|text| parse_group(&text)).transpose()?,
-            plans: file.plans,
+            plans: file.plans.map(|path| absolute("plans", path)).transpose()?,
             wait: file.wait.map_or(Ok(WAIT), |text| parse_duration("wait", &text))?,
             linger_max: file.linger_max.map_or(Ok(LINGER_MAX), |text| parse_duration("linger_max", &text))?,
             keeper,
@@ -669,6 +673,11 @@ mod tests {
         assert_eq!(config.pretended_totals(), [PRETENDED_DEVICE, Bytes::gib(2)]);
         let flags = Flags { runtime_dir: Some("/b".into()), ..Flags::default() };
         assert_eq!(load("runtime_dir = '/a'", &flags).unwrap().runtime_dir, Path::new("/b"));
+        // Whoever comes later begins elsewhere.
+        let config = load("runtime_dir = 'a'\nstate_dir = 's'\nplans = 'p'", &Flags::default()).unwrap();
+        let here = std::env::current_dir().unwrap();
+        assert_eq!((config.runtime_dir, config.state_dir), (here.join("a"), Some(here.join("s"))));
+        assert_eq!(config.plans, Some(here.join("p")));
     }
 
     #[test]
