@@ -114,6 +114,9 @@ pub const PLANS_LEN_MAX: u64 = 1 << 30;
 pub const WORLD_SIZE_MAX: u32 = 1 << 20;
 /// Requests in one plan.
 pub const PLAN_ENTRIES_MAX: usize = 1 << 22;
+
+/// Bytes of a plan file that is read: some 250 for each entry that a plan can have.
+pub const PLAN_FILE_LEN_MAX: u64 = 1 << 30;
 /// Events in one trace.
 pub const TRACE_EVENTS_MAX: usize = 1 << 27;
 /// Bytes in one block of a binary trace: 64 times what the writer makes, in case another makes longer ones.

@@ -338,11 +338,14 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
 fn choose_plan(path: &Path, position: Option<Position>) -> Result<Found, String> {
     if path.is_dir() {
         let found = directory::find(path, position).map_err(|error| of_plan(path, &error.to_string()))?;
+        let unusable = found.unusable.as_ref();
         if found.plan.is_none() && !found.is_of_several_jobs {
             let whose = position.map_or_else(String::new, |position| format!(" for {position}, nor"));
-            let unusable = found.unusable.as_ref().map_or_else(String::new, |unusable| format!("; {unusable}"));
+            let unusable = unusable.map_or_else(String::new, |unusable| format!("; {unusable}"));
             let text = format!("there is no plan{whose} for any process: the job goes on without{unusable}");
             ffi::note(&of_plan(path, &text));
+        } else if let Some(unusable) = unusable {
+            ffi::note(&of_plan(path, unusable));
         }
         return Ok(found);
     }

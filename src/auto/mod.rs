@@ -124,6 +124,8 @@ struct Offered {
     plan: Plan,
     /// The one that the job goes by, if this has the same entries.
     before: Option<Plan>,
+    /// It is of an earlier run, or of whoever begins alike.
+    is_known: bool,
     installed_before: u64,
     tries: u32,
     looks: u32,
@@ -267,18 +269,24 @@ impl AutoPlanner {
         let fingerprint = Fingerprint::of(recorded.trace());
         self.fingerprint = Some(fingerprint);
         // What such a job allocates once is there already, and a plan that has it would take the memory a second time.
-        shelf.find(fingerprint).filter(|plan| plan.cycle_start == 0)
+        let plan = shelf.find(fingerprint)?;
+        let plan = if plan.cycle_start == 0 { Ok(plan) } else { plan.without_prologue() };
+        plan.inspect_err(|error| tracing::debug!(error = %chain(error), "a plan for this job has no cycle")).ok()
     }
 
     fn offer_known(&mut self, plan: Plan, first: &Trace, runtime: &Runtime) -> Result<Stage, Over> {
         self.begins_at = recorded::live_before(first, 1);
         // One that cannot be served from is no reason to do without.
-        Ok(self.offer_first(None, plan, runtime).unwrap_or_else(|_| self.record(runtime, true)))
+        Ok(self.offer_new(None, plan, true, runtime).unwrap_or_else(|_| self.record(runtime, true)))
     }
 
     fn offer_first(&self, before: Option<Plan>, plan: Plan, runtime: &Runtime) -> Result<Stage, Over> {
+        self.offer_new(before, plan, false, runtime)
+    }
+
+    fn offer_new(&self, before: Option<Plan>, plan: Plan, is_known: bool, runtime: &Runtime) -> Result<Stage, Over> {
         let installed_before = runtime.counters().get(Counter::PlansInstalled);
-        self.offer(Box::new(Offered { plan, before, installed_before, tries: 0, looks: 0 }), runtime)
+        self.offer(Box::new(Offered { plan, before, is_known, installed_before, tries: 0, looks: 0 }), runtime)
     }
 
     /// The recording is a whole, or never will be: makes a plan of it and offers that.
@@ -341,10 +349,14 @@ impl AutoPlanner {
             }
             return Ok(self.going_by(offered.plan, runtime));
         }
-        let before = offered.before.clone();
+        let (before, is_known) = (offered.before.clone(), offered.is_known);
         let is_given_up = offered.tries == TRIES_MAX;
         let offered = if is_given_up { Err(Over::NoMemory) } else { self.offer(offered, runtime) };
         offered.or_else(|over| {
+            // What another run left is too large for this one: it makes its own.
+            if is_known {
+                return Ok(self.record(runtime, true));
+            }
             // With the plan that is there the job goes on as it did.
             self.watches_left = 0;
             before.map(|plan| self.going_by(plan, runtime)).ok_or(over)

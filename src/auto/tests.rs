@@ -249,6 +249,26 @@ fn where_nothing_repeats_the_job_is_served_as_before_and_it_is_said_why() {
 }
 
 #[test]
+fn a_plan_of_a_job_that_only_begins_alike_is_replaced_by_ones_own() {
+    let shelf = Rc::new(OneShelf::default());
+    let run = |scale| {
+        let mut job = Job::beside(true, Rc::clone(&shelf));
+        job.iteration(20, 1);
+        (0..12).for_each(|_| job.iteration(20, scale));
+        (job.planner.made(), job.stats(), job.runtime.counters().get(Counter::PlansRefused))
+    };
+    let large = run(4);
+    let large_len = shelf.0.borrow().0.as_ref().unwrap().pool_len;
+    let small = run(1);
+    let small_len = shelf.0.borrow().0.as_ref().unwrap().pool_len;
+    assert_eq!((large.0, large.2, small.0, small.2), (1, 0, 1, u64::from(TRIES_MAX)));
+    assert!(small.1.served.planned >= 5 * 60 && small_len.get() * 3 < large_len.get(), "{small:?} {small_len}");
+    // The next finds that.
+    let again = run(1);
+    assert_eq!((again.0, again.2, again.1.planned.deviations()), (0, 0, 0));
+}
+
+#[test]
 fn a_job_that_ran_before_goes_by_its_plan_from_the_second_iteration_on() {
     let shelf = Rc::new(OneShelf::default());
     let run = |layers| {

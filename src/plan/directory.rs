@@ -1,10 +1,16 @@
 //! Plans as files in a directory, one for each process of a job: a ConfigMap or a volume that every node mounts.
 
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use super::{Fingerprint, Job, Plan, Position, format};
 use crate::error::chain;
+use crate::limits;
 
 /// How names of plans end; whatever else is in the directory is no plan.
 const SUFFIX: &str = ".plan";
@@ -14,22 +20,47 @@ const SUFFIX: &str = ".plan";
 pub struct Found {
     /// Its plan, and where that is.
     pub plan: Option<(PathBuf, Plan)>,
-    /// Plans of several jobs are for such a process: what it does first tells which is its own ([`find_of`]).
+    /// There is a plan for such a process, and others of other jobs, or of who knows whom: what it does first tells which is its own ([`find_of`]).
     pub is_of_several_jobs: bool,
-    /// A file that is called a plan and is none, and why: the job's own may be meant.
+    /// A file that is called a plan and cannot be used, and why: the job's own may be meant.
     pub unusable: Option<String>,
 }
 
-/// Whose plan a file has.
-fn job_in(path: &Path) -> Result<Job, String> {
-    // Before it is opened: whoever opens a pipe waits.
-    if !std::fs::metadata(path).map_err(|error| error.to_string())?.is_file() {
-        return Err("it is no file".to_owned());
+/// A file that was opened, and how it begins.
+struct Opened {
+    file: File,
+    beginning: Vec<u8>,
+    len: u64,
+}
+
+impl Opened {
+    /// Never waits, whatever it is.
+    fn open(path: &Path) -> std::io::Result<Opened> {
+        // Whoever opens a pipe waits.
+        let mut file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(std::io::Error::other("it is no file"));
+        }
+        let mut beginning = Vec::with_capacity(format::BEGINNING_LEN);
+        (&mut file).take(format::BEGINNING_LEN as u64).read_to_end(&mut beginning)?;
+        Ok(Opened { file, beginning, len: metadata.len() })
     }
-    let mut beginning = Vec::with_capacity(format::BEGINNING_LEN);
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-    file.take(format::BEGINNING_LEN as u64).read_to_end(&mut beginning).map_err(|error| error.to_string())?;
-    format::job_of(&beginning).map_err(|error| chain(&error))
+
+    /// It is as long as a plan is that begins so: the rest need not be read to know that.
+    fn check_len(&self) -> Result<(), String> {
+        if self.len > limits::PLAN_FILE_LEN_MAX {
+            return Err(format!("it has {} bytes, and a plan at most {}", self.len, limits::PLAN_FILE_LEN_MAX));
+        }
+        format::check_len(&self.beginning, self.len).map_err(|error| chain(&error))
+    }
+}
+
+/// Whose plan a file has; and then what is wrong with it, as far as its length and its beginning tell.
+fn job_in(path: &Path) -> Result<(Job, Option<String>), String> {
+    let opened = Opened::open(path).map_err(|error| error.to_string())?;
+    let job = format::job_of(&opened.beginning).map_err(|error| chain(&error))?;
+    Ok((job, opened.check_len().err()))
 }
 
 /// The plan of one file, or what is wrong with it.
@@ -38,22 +69,24 @@ fn job_in(path: &Path) -> Result<Job, String> {
 ///
 /// It cannot be read, or is none.
 pub fn read(path: &Path) -> Result<Plan, String> {
-    let bytes = std::fs::read(path).map_err(|error| error.to_string())?;
-    format::read(&bytes).map_err(|error| chain(&error))
+    let mut opened = Opened::open(path).map_err(|error| error.to_string())?;
+    // What is no plan at all, or of another version, says so below.
+    if opened.beginning.len() == format::BEGINNING_LEN {
+        opened.check_len()?;
+        opened.file.take(limits::PLAN_FILE_LEN_MAX).read_to_end(&mut opened.beginning).map_err(|e| e.to_string())?;
+    }
+    format::read(&opened.beginning).map_err(|error| chain(&error))
 }
 
 /// The plan of a directory for the process `position` of its job: one that was made for it, else one that was made for no process in particular; of several the last by name. Nothing where there is none:
-/// nobody has made one yet, perhaps; or where such plans are of several jobs. Of all other files `*.plan` only the beginning is read.
+/// nobody has made one yet, perhaps; or where the plans in the directory, whosever they are, are of several jobs. Of all other files `*.plan` only the beginning is read.
 ///
 /// # Errors
 ///
 /// The directory cannot be listed.
 pub fn find(directory: &Path, position: Option<Position>) -> std::io::Result<Found> {
-    let (fit, unusable) = fitting(directory, position)?;
-    let mut jobs: Vec<Fingerprint> = fit.iter().map(|(_, job, _)| *job).collect();
-    jobs.sort_unstable();
-    jobs.dedup();
-    if jobs.len() > 1 {
+    let Fitting { fit, jobs, unusable } = fitting(directory, position)?;
+    if !fit.is_empty() && jobs.len() > 1 {
         return Ok(Found { is_of_several_jobs: true, unusable, ..Found::default() });
     }
     Ok(best(fit, unusable))
@@ -65,13 +98,20 @@ pub fn find(directory: &Path, position: Option<Position>) -> std::io::Result<Fou
 ///
 /// As of [`find`].
 pub fn find_of(directory: &Path, position: Option<Position>, job: Fingerprint) -> std::io::Result<Found> {
-    let (mut fit, unusable) = fitting(directory, position)?;
+    let Fitting { mut fit, unusable, .. } = fitting(directory, position)?;
     fit.retain(|(_, of, _)| *of == job);
     Ok(best(fit, unusable))
 }
 
-/// Plans that may be a process's, with how well they fit, of which job and where; and a file that is none.
-type Fitting = (Vec<(u8, Fingerprint, PathBuf)>, Option<String>);
+/// What a directory has for processes at one position.
+#[derive(Default)]
+struct Fitting {
+    /// Plans that may be a process's: how well they fit, of which job and where.
+    fit: Vec<(u8, Fingerprint, PathBuf)>,
+    /// Of which jobs there are plans, at whatever position; nothing stands for one that nobody can tell.
+    jobs: BTreeSet<Option<Fingerprint>>,
+    unusable: Option<String>,
+}
 
 fn fitting(directory: &Path, position: Option<Position>) -> std::io::Result<Fitting> {
     let entries = std::fs::read_dir(directory)?;
@@ -83,16 +123,21 @@ fn fitting(directory: &Path, position: Option<Position>) -> std::io::Result<Fitt
     };
     paths.retain(is_plan);
     paths.sort_unstable();
-    let (mut fit, mut unusable) = (Vec::new(), None);
+    let mut found = Fitting::default();
     for path in paths {
-        match job_in(&path) {
-            Ok(job) if job.position == position => fit.push((1, job.fingerprint, path)),
-            Ok(job) if job.position.is_none() => fit.push((0, job.fingerprint, path)),
-            Ok(_) => {}
-            Err(why) => note(&mut unusable, &path, &why),
+        let (job, wrong) = match job_in(&path) {
+            Ok((job, wrong)) => (Some(job), wrong),
+            Err(why) => (None, Some(why)),
+        };
+        found.jobs.insert(job.map(|job| job.fingerprint));
+        match (job, wrong) {
+            (_, Some(why)) => note(&mut found.unusable, &path, &why),
+            (Some(job), None) if job.position == position => found.fit.push((1, job.fingerprint, path)),
+            (Some(job), None) if job.position.is_none() => found.fit.push((0, job.fingerprint, path)),
+            (Some(_) | None, None) => {}
         }
     }
-    Ok((fit, unusable))
+    Ok(found)
 }
 
 fn note(unusable: &mut Option<String>, path: &Path, why: &str) {
@@ -176,8 +221,13 @@ mod tests {
             [chosen(of(0, 2), 1), chosen(of(0, 2), 2), chosen(of(1, 2), 2), chosen(of(0, 2), 3)],
             [Some("one-0.plan".into()), Some("two-0.plan".into()), Some("two.plan".into()), None]
         );
-        // One that is of nobody else's job is taken at once.
-        assert!(find(dir.path(), None).unwrap().plan.is_some());
+        // One that fits alone is no better: the others are for other processes of who knows which job.
+        let found = find(dir.path(), None).unwrap();
+        assert!(found.plan.is_none() && found.is_of_several_jobs);
+        // Who has none there has none, whosever they are.
+        std::fs::remove_file(dir.path().join("two.plan")).unwrap();
+        let found = find(dir.path(), of(1, 4)).unwrap();
+        assert!(found.plan.is_none() && !found.is_of_several_jobs);
     }
 
     #[test]
@@ -190,11 +240,30 @@ mod tests {
         assert!(found.plan.is_none() && found.unusable.unwrap().contains("broken.plan: this is not a plan file"));
         write(dir.path(), "all.plan", None);
         write(dir.path(), "one.plan", Position::new(1, 2));
+        // What nobody can tell whose it is may be his own.
+        let found = find(dir.path(), Position::new(1, 2)).unwrap();
+        assert!(found.plan.is_none() && found.is_of_several_jobs && found.unusable.is_some());
+        for name in ["broken.plan", "z.plan"] {
+            std::fs::remove_file(dir.path().join(name)).unwrap();
+        }
+        std::fs::remove_dir(dir.path().join("old.plan")).unwrap();
         // One that is whole at its beginning only: the next best is taken.
         let whole = std::fs::read(dir.path().join("one.plan")).unwrap();
         std::fs::write(dir.path().join("two.plan"), &whole[..whole.len() - 1]).unwrap();
         let found = find(dir.path(), Position::new(1, 2)).unwrap();
-        assert!(found.plan.unwrap().0.ends_with("one.plan"));
+        assert!(
+            found.plan.unwrap().0.ends_with("one.plan")
+                && found.unusable.unwrap().contains("two.plan: the plan should have")
+        );
         assert!(find(&dir.path().join("none"), None).is_err());
+        // What is far too long is not read, and nobody waits for a pipe.
+        let long = dir.path().join("two.plan");
+        File::options().write(true).open(&long).unwrap().set_len(limits::PLAN_FILE_LEN_MAX + 1).unwrap();
+        assert!(read(&long).unwrap_err().contains("a plan at most"));
+        std::fs::write(&long, vec![0; format::BEGINNING_LEN + 1]).unwrap();
+        assert!(read(&long).unwrap_err().contains("not a plan file"));
+        let pipe = dir.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert_eq!(read(&pipe), Err("it is no file".to_owned()));
     }
 }

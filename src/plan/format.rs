@@ -162,11 +162,7 @@ pub fn read(bytes: &[u8]) -> Result<Plan, FormatError> {
     if found != VERSION {
         return Err(FormatError::Version { found });
     }
-    let len = bytes.get(MAGIC.len() + 2..).and_then(|rest| rest.first_chunk::<8>()).ok_or(FormatError::NotAPlan)?;
-    let expected = u64::from_le_bytes(*len).saturating_add((HEADER_LEN + CHECKSUM_LEN) as u64);
-    if expected != bytes.len() as u64 {
-        return Err(FormatError::Length { expected, found: bytes.len() as u64 });
-    }
+    check_len(bytes, bytes.len() as u64)?;
     let (contents, checksum) = bytes.split_last_chunk::<CHECKSUM_LEN>().expect("the length was checked");
     let (expected, found) = (crc32fast::hash(contents), u32::from_le_bytes(*checksum));
     if expected != found {
@@ -175,6 +171,14 @@ pub fn read(bytes: &[u8]) -> Result<Plan, FormatError> {
     let plan = Reader { bytes: contents, at: HEADER_LEN }.plan()?;
     validate::check(&plan)?;
     Ok(plan)
+}
+
+/// A file of `found` bytes is as long as its beginning says.
+pub fn check_len(beginning: &[u8], found: u64) -> Result<(), FormatError> {
+    let rest = beginning.strip_prefix(MAGIC).and_then(|rest| rest.get(2..)).ok_or(FormatError::NotAPlan)?;
+    let len = rest.first_chunk::<8>().ok_or(FormatError::NotAPlan)?;
+    let expected = u64::from_le_bytes(*len).saturating_add((HEADER_LEN + CHECKSUM_LEN) as u64);
+    if expected == found { Ok(()) } else { Err(FormatError::Length { expected, found }) }
 }
 
 /// So many bytes of a file's beginning say whose it is ([`job_of`]).

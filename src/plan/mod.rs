@@ -170,9 +170,25 @@ impl Plan {
 
     /// Plans a problem that was made of `trace`, by the best solver or by one alone.
     pub fn of(trace: &Trace, problem: &Problem, solver: Option<solve::Solver>) -> Result<Plan, PlanError> {
-        let solution = solver.map_or_else(|| solve::solve(problem), |solver| solve::solve_in(problem, solver))?;
         let cut_first = problem.cut.filter(|cut| cut.iteration == 0).map(|cut| trace.before(&cut));
         let fingerprint = Fingerprint::of(cut_first.as_ref().unwrap_or(trace));
+        Plan::placed(problem, solver, Job { fingerprint, position: None })
+    }
+
+    /// The plan of its cycle alone, as [`Plan::of_cycle`] makes one of the trace. Detours are left out.
+    pub fn without_prologue(&self) -> Result<Plan, PlanError> {
+        let problem = Problem {
+            dynamic: self.dynamic.clone(),
+            dynamic_cycle_start: self.dynamic_cycle_start,
+            iteration: self.provenance.iteration,
+            cut: self.provenance.cut,
+            ..Problem::of_plan(self, Vec::new())
+        };
+        Plan::placed(&problem.without_prologue()?, None, self.job)
+    }
+
+    fn placed(problem: &Problem, solver: Option<solve::Solver>, job: Job) -> Result<Plan, PlanError> {
+        let solution = solver.map_or_else(|| solve::solve(problem), |solver| solve::solve_in(problem, solver))?;
         let around = detour::place(problem, &solution, Vec::new());
         let placed = problem.buffers.iter().zip(&solution.offsets);
         let plan = Plan {
@@ -182,7 +198,7 @@ impl Plan {
             dynamic: problem.dynamic.clone(),
             dynamic_cycle_start: problem.dynamic_cycle_start,
             detours: around.detours,
-            job: Job { fingerprint, position: None },
+            job,
             provenance: Provenance {
                 iteration: problem.iteration,
                 solver: solution.solver.to_owned(),

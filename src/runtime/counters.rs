@@ -112,7 +112,7 @@ impl Counter {
         match self {
             // What is contiguous in one is not in the next.
             Counter::ContiguousBytes => one.max(other),
-            _ => one.wrapping_add(other),
+            _ => one.saturating_add(other),
         }
     }
 

@@ -80,7 +80,12 @@ fn name_up_to(field: &'static str, text: &str, most: usize) -> Result<String, Ma
     if text.len() > most {
         return Err(malformed(field, format!("{} bytes; at most {most}", text.len())));
     }
-    Ok(text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
+    Ok(text.chars().map(|c| if c.is_control() || turns(c) { '\u{fffd}' } else { c }).collect())
+}
+
+/// It has what follows shown in another direction, which makes names look like others (Unicode, UAX 9).
+fn turns(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Which plans are wanted; whatever is not said may be anything.
@@ -236,5 +241,6 @@ mod tests {
         assert!(chunks("chunks", &[v1::ChunkInfo { chunk_id: 1, len_bytes: 1 }]).is_err());
         assert!(name("name", &"x".repeat(200)).is_err());
         assert_eq!(name("name", "a\nb\u{1b}").unwrap(), "a\u{fffd}b\u{fffd}");
+        assert_eq!(name("name", "a\u{202e}b\u{2066}").unwrap(), "a\u{fffd}b\u{fffd}");
     }
 }

@@ -104,7 +104,11 @@ pub fn check(fd: BorrowedFd<'_>) -> Result<(), StatsPageError> {
     Ok(())
 }
 
-/// The sets in a page that this process made. A session may write anything there: the numbers are its own word.
+/// Nobody counts as far, in bytes or in anything else: 64 PiB.
+const COUNTED_MAX: u64 = 1 << 56;
+
+/// The sets in a page that this process made. A session may write anything there: the numbers are its own word, and what no process can have counted is 0,
+/// so that sums of them, which outlive the session, are never spoilt.
 pub fn read(page: &OwnedFd) -> Result<[Set; SETS], StatsPageError> {
     let mut bytes = [0; LEN];
     rustix::io::pread(page.as_fd(), &mut bytes, 0).map_err(StatsPageError::System)?;
@@ -114,7 +118,8 @@ pub fn read(page: &OwnedFd) -> Result<[Set; SETS], StatsPageError> {
         set.device = word(DEVICES_AT + number * size_of::<u32>()).checked_sub(1);
         let at = COUNTERS_AT + number * SET_LEN;
         for (counter, word) in set.counters.iter_mut().zip(bytes[at..at + SET_LEN].as_chunks::<8>().0) {
-            *counter = u64::from_ne_bytes(*word);
+            let said = u64::from_ne_bytes(*word);
+            *counter = if said <= COUNTED_MAX { said } else { 0 };
         }
     }
     Ok(sets)

@@ -11,8 +11,6 @@ use crate::support::{TestDaemon, eventually_or_says, hear, python, run_json, ven
 
 /// Iterations of ten tensors each, with a gradient that the next iteration frees, until somebody writes a line.
 const JOB: &str = "\
-import select
-os.environ['STITCHD_PLAN'] = 'auto'
 weights = [malloc(3 * MIB + (n << 12)) for n in range(4)]
 poke(weights[0], b'weights')
 gradient, number = None, 0
@@ -44,12 +42,12 @@ fn sessions(daemon: &TestDaemon) -> Vec<Value> {
 
 /// Runs the job until its counters are what is waited for, and gives them.
 fn run(daemon: &TestDaemon, what: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
-    run_with("auto", daemon, what, is_it)
+    run_with("os.environ['STITCHD_PLAN'] = 'auto'", daemon, what, is_it)
 }
 
-/// The same with this for its plan.
-fn run_with(plan: &str, daemon: &TestDaemon, what: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
-    let mut client = python(daemon, &JOB.replace("'auto'", &format!("'{plan}'")))?;
+/// The same in this environment.
+fn run_with(environment: &str, daemon: &TestDaemon, what: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
+    let mut client = python(daemon, &format!("import select\n{environment}\n{JOB}"))?;
     let counters = eventually_or_says(what, || {
         let sessions = sessions(daemon);
         let session = sessions.iter().find(|session| session["pid"] == client.id());
@@ -96,7 +94,10 @@ fn a_directory_with_plans_of_several_jobs_has_each_find_its_own_by_what_it_does_
         return;
     }
     let is_on_plan = |counters: &Value| counters["requests_planned"].as_u64() > Some(100);
-    if run(&first, "the job goes by its plan", is_on_plan).is_none() {
+    let recorded = tempfile::tempdir().unwrap();
+    let record = recorded.path().join("run.stitchtrace").display().to_string();
+    let recording = format!("os.environ.update(STITCHD_PLAN='auto', STITCHD_RECORD='{record}')");
+    if run_with(&recording, &first, "the job goes by its plan", is_on_plan).is_none() {
         return;
     }
     // Its plan, and one of a job that does something else, as a volume of a fleet has them.
@@ -107,12 +108,25 @@ fn a_directory_with_plans_of_several_jobs_has_each_find_its_own_by_what_it_does_
     let trace = small_trace(mounted.path());
     let other = mounted.path().join("other.plan");
     run_json(&["plan", trace.to_str().unwrap(), "-o", other.to_str().unwrap(), "--json"]);
-    // A daemon that knows no plan.
-    let second = TestDaemon::start(128);
-    let directory = mounted.path().to_str().unwrap();
-    let counters = run_with(directory, &second, "the job goes by the plan of the directory", is_on_plan).unwrap();
-    assert_eq!((&counters["plans_installed"], &counters["deviations_blocked"]), (&1.into(), &0.into()), "{counters}");
-    assert!(plans(&second).is_empty(), "what it found is where it was");
+    let finds_it = || {
+        // A daemon that knows no plan.
+        let second = TestDaemon::start(128);
+        let directory = format!("os.environ['STITCHD_PLAN'] = '{}'", mounted.path().display());
+        let counters = run_with(&directory, &second, "the job goes by the plan of the directory", is_on_plan).unwrap();
+        let wanted = ["plans_installed", "plans_refused", "deviations_blocked"].map(|name| counters[name].as_u64());
+        assert_eq!(wanted, [Some(1), Some(0), Some(0)], "{counters}");
+        // One that it made itself would come after the fourth iteration, of some fourteen requests each.
+        let stitched = counters["requests_stitching"].as_u64();
+        assert!(stitched < Some(3 * 14), "{counters}");
+        assert!(plans(&second).is_empty(), "what it found is where it was");
+    };
+    finds_it();
+    // One that people make of a recording has what comes once, too, which is there by then.
+    let recording = std::fs::read_dir(recorded.path()).unwrap().next().unwrap().unwrap().path();
+    let own = mounted.path().join("own.plan");
+    let made = run_json(&["plan", recording.to_str().unwrap(), "-o", own.to_str().unwrap(), "--json"]);
+    assert!(made["static_requests"].as_u64() > Some(11), "{made}");
+    finds_it();
 }
 
 /// Memory that stays with its addresses cannot go to a plan's while the job runs.

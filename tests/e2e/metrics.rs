@@ -1,12 +1,14 @@
 //! What Prometheus and probes see.
 
+use std::io::{BufRead as _, BufReader};
+
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
 use stitchd::runtime::RuntimeConfig;
 use stitchd::session::giving::GiverThread;
 use stitchd::units::Bytes;
 
-use crate::support::{TestDaemon, eventually};
+use crate::support::{TestDaemon, eventually, hear, python};
 
 /// The value of the one series whose line begins so.
 fn value(text: &str, series: &str) -> f64 {
@@ -202,4 +204,35 @@ fn a_process_on_two_devices_is_counted_on_each_and_asked_for_what_lies_idle_ther
         Some(scrape(&daemon)).filter(|text| value(text, "stitchd_session_ends_total{reason=\"closed\"}") >= 1.0)
     });
     assert_eq!([served(&text, 0), served(&text, 1)], [of_first, of_second]);
+}
+
+#[test]
+fn what_nobody_can_have_counted_spoils_nothing_for_others() {
+    let daemon = TestDaemon::with(&["--device=0=256MiB", "--http", "127.0.0.1:0"]);
+    let honest = daemon.runtime("honest");
+    honest.alloc(&Request::of(Bytes::mib(5))).unwrap();
+    let job = "\
+p = malloc(5 * MIB)
+with open('/proc/self/maps') as maps:
+    page = next(int(line.split('-')[0], 16) for line in maps if 'stitchd-stats' in line)
+ctypes.memset(page + 64, 0xff, 512)
+say('lied')
+sys.stdin.readline()
+";
+    let Some(mut client) = python(&daemon, job) else { return };
+    assert_eq!(hear(&mut BufReader::new(client.stdout.take().unwrap()).lines()), "lied");
+    let counts = || {
+        let requests = |line: &&str| line.starts_with("stitchd_requests_total{");
+        let metrics = scrape(&daemon);
+        let figures = metrics.lines().filter(requests).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>());
+        figures.map(|figure| figure.unwrap()).sum::<f64>()
+    };
+    assert_eq!(counts(), 1.0, "the honest one's");
+    // For people, too.
+    assert_eq!(daemon.cli_json(&["top", "--once"])["sessions"].as_array().unwrap().len(), 2);
+    assert!(daemon.cli(&["sessions"]).status.success());
+    drop(client.stdin.take());
+    assert!(client.wait().unwrap().success());
+    eventually("the liar is gone", || (daemon.status()["sessions"] == 1).then_some(()));
+    assert_eq!(counts(), 1.0);
 }

@@ -96,6 +96,8 @@ pub(super) fn run(args: &RunArgs) -> Outcome {
             if !args.quiet && !listed.any(|entry| entry.is_ok_and(|entry| is_plan(&entry))) {
                 say(&format!("stitchd: {} has no file *.plan: the program goes on without a plan\n", path.display()));
             }
+        } else if path.exists() && !path.is_file() {
+            return Err(Failure::Usage(format!("--plan: {}: it is no file", path.display())));
         } else {
             read_plan(path)?;
         }

@@ -442,7 +442,10 @@ impl Config {
         let runtime_dir = flags.runtime_dir.clone().or(file.runtime_dir);
         let runtime_dir = runtime_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR));
         // Clients and restarts have directories of their own that they begin in.
-        let absolute = |name, path: PathBuf| std::path::absolute(path).map_err(|error| value(name, error));
+        let absolute = |name, path: PathBuf| match std::path::absolute(&path) {
+            Ok(_) if path.as_os_str().as_encoded_bytes().contains(&0) => Err(value(name, "a path has no byte 0")),
+            found => found.map_err(|error| value(name, error)),
+        };
         let runtime_dir = absolute("runtime_dir", runtime_dir)?;
         let state_dir = flags.state_dir.clone().or(file.state_dir);
         let state_dir = state_dir.map(|path| absolute("state_dir", path)).transpose()?;
@@ -456,7 +459,7 @@ impl Config {
             devices,
             ladder,
             ladder_is,
-            session_limit: file.session_limit.map(|text| size("session_limit", &text)).transpose()?,
+            session_limit: file.session_limit.map(|text| limit("session_limit", &text)).transpose()?,
             // 0 is a way to say that nobody is guaranteed anything.
             guarantee_max: file
                 .guarantee_max
@@ -587,6 +590,11 @@ impl Config {
 
 fn value(key: &'static str, reason: impl ToString) -> ConfigError {
     ConfigError::Value { key, reason: reason.to_string() }
+}
+
+/// As what a session asks for: who may have less than a chunk has nothing.
+fn limit(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
+    size(key, text).and_then(|bytes| locate::as_limit(bytes).map_err(|error| value(key, error)))
 }
 
 fn size(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
@@ -745,6 +753,9 @@ mod tests {
             ("driver = 'cudda'", "driver: there is no driver 'cudda'"),
             ("http = 'here'", "http: 'here' is not an address"),
             ("warm = 'hot'", "warm: 'hot'"),
+            ("session_limit = '1'", "session_limit: 1 B are less than one chunk, 2.0 MiB"),
+            ("runtime_dir = ''", "runtime_dir: "),
+            ("plans = \"a\\u0000b\"", "plans: a path has no byte 0"),
             ("drain = '5'", "drain: '5' is not a time"),
             ("drain = '18446744073709551615s'", "drain: '18446744073709551615s' is not a time"),
             ("[[device]]\nordinal = 4294967295", "device.ordinal: 4294967295 is above any machine's"),

@@ -38,14 +38,14 @@ pub fn counter(session: &v1::SessionStatus, name: &str) -> u64 {
 pub fn requests(session: &v1::SessionStatus) -> u64 {
     ["planned", "reuse", "stitching", "small"]
         .map(|served| counter(session, &format!("requests_{served}")))
-        .iter()
-        .sum()
+        .into_iter()
+        .fold(0, u64::saturating_add)
 }
 
 /// Requests that did not match the plan, and entries that were skipped.
 pub fn deviations(session: &v1::SessionStatus) -> u64 {
     let kinds = ["late", "blocked", "unplanned", "skipped", "resized"];
-    kinds.map(|kind| counter(session, &format!("deviations_{kind}"))).iter().sum()
+    kinds.map(|kind| counter(session, &format!("deviations_{kind}"))).into_iter().fold(0, u64::saturating_add)
 }
 
 /// A device, as `stitchd status --json` has it.

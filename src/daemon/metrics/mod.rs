@@ -231,7 +231,7 @@ impl Daemon {
             for (kind, of) in DEVIATIONS {
                 count("stitchd_plan_deviations_total", "kind", kind, sum[of as usize]);
             }
-            let others: u64 = FAILURES.iter().map(|(_, of)| sum[*of as usize]).fold(0, u64::wrapping_add);
+            let others: u64 = FAILURES.iter().map(|(_, of)| sum[*of as usize]).fold(0, u64::saturating_add);
             let exhausted = sum[Counter::Failures as usize].saturating_sub(others);
             count("stitchd_allocation_failures_total", "reason", "exhausted", exhausted);
             for (reason, of) in FAILURES {
