@@ -12,14 +12,14 @@ use crate::wire::v1::admin_client::AdminClient;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd evict train-4711                 # nothing more for it, and what lies idle in it comes back\n  stitchd evict 3 --end-after 30           # its process is killed if it holds anything after 30 seconds\n\nWhat is live in a process cannot be taken out of it: a mapping is its own. Only its end gives that back.\nA session that is evicted stays so: its program gets memory again when it is started anew."
+    after_help = "Examples:\n  stitchd evict train-4711                 # nothing more for it, and what lies idle in it comes back\n  stitchd evict 3 --end-after 30s          # its process is killed if it holds anything after 30 seconds\n\nWhat is live in a process cannot be taken out of it: a mapping is its own. Only its end gives that back.\nA session that is evicted stays so: its program gets memory again when it is started anew."
 )]
 pub(super) struct EvictArgs {
     /// The session: its number, or its name
     session: String,
-    /// Kill its process if it still holds memory after so many seconds
-    #[arg(long, value_name = "SECONDS")]
-    end_after: Option<u64>,
+    /// Kill its process if it still holds memory after so long
+    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    end_after: Option<Duration>,
     #[command(flatten)]
     common: Common,
 }
@@ -28,7 +28,7 @@ pub(super) fn run(args: &EvictArgs) -> Outcome {
     let socket = args.common.socket();
     let status = ask::status(&socket)?;
     let session = ask::session(&status, &args.session)?;
-    let end_after = args.end_after.map(Duration::from_secs);
+    let end_after = args.end_after;
     let end_after_ms = end_after.map(|after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
     let request = v1::EvictRequest { session_id: session.session_id, end_after_ms };
     let patience = end_after.unwrap_or_default().saturating_add(Duration::from_secs(15));

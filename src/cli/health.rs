@@ -9,7 +9,6 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::{Common, Outcome, ask, print_json};
-use crate::units::parse_time;
 use crate::wire::v1;
 use crate::wire::v1::admin_client::AdminClient;
 
@@ -21,7 +20,7 @@ pub(super) struct HealthArgs {
     #[command(flatten)]
     common: Common,
     /// How long the daemon may take to answer
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = super::time)]
     timeout: Duration,
 }
 

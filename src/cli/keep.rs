@@ -10,7 +10,6 @@ use clap::Args;
 use super::{DONE, Failure, Outcome};
 use crate::keeper::process::{Keeping, serve};
 use crate::session::locate::{self, Environment};
-use crate::units::parse_time;
 
 #[derive(Debug, Args)]
 #[command(
@@ -24,7 +23,7 @@ pub(super) struct KeepArgs {
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
     /// End when no daemon, and none of the processes that had a session, has been there for so long [default: never]
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = super::time)]
     until_alone_for: Option<Duration>,
     /// Standard input is a connection to a daemon
     #[arg(long, hide = true)]

@@ -40,6 +40,7 @@ mod whole_file;
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
@@ -52,6 +53,7 @@ use crate::plan::format::FormatError;
 use crate::session::SessionError;
 use crate::session::locate::Environment;
 use crate::trace::TraceError;
+use crate::units::parse_time;
 
 /// The arguments of `stitchd`.
 #[derive(Debug, Parser)]
@@ -301,6 +303,14 @@ fn file_error(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Failure 
 }
 
 /// Reads a plan file.
+/// A time as people write it: `2s`, `500ms`, and a number alone is of seconds.
+fn time(text: &str) -> Result<Duration, String> {
+    match text.trim().parse() {
+        Ok(seconds) => Ok(Duration::from_secs(seconds)),
+        Err(_) => parse_time(text),
+    }
+}
+
 fn read_plan(path: &std::path::Path) -> Result<crate::plan::Plan, Failure> {
     let bytes = std::fs::read(path).map_err(file_error(path))?;
     crate::plan::format::read(&bytes).map_err(|source| Failure::PlanFile { path: path.to_owned(), source })

@@ -14,7 +14,7 @@ use crate::wire::v1::plans_client::PlansClient;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd reserve --plan job.plan --wait 60    # wait up to a minute for others to finish\n  stitchd reserve --plan job.plan --release    # the job will not come after all"
+    after_help = "Examples:\n  stitchd reserve --plan job.plan --wait 60s   # wait up to a minute for others to finish\n  stitchd reserve --plan job.plan --release    # the job will not come after all"
 )]
 pub(super) struct ReserveArgs {
     /// A plan file; the daemon stores it
@@ -24,8 +24,8 @@ pub(super) struct ReserveArgs {
     #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
     device: u32,
     /// Wait so many seconds for memory that others hold
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    wait: u64,
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = super::time)]
+    wait: Duration,
     /// Give the reserved chunks up instead
     #[arg(long)]
     release: bool,
@@ -60,7 +60,7 @@ pub(super) fn run(args: &ReserveArgs) -> Outcome {
     ask::ask(&socket, Duration::ZERO, async |channel| {
         PlansClient::new(channel).max_encoding_message_size(crate::limits::GRPC_MESSAGE_LEN_MAX).put(put).await
     })?;
-    let wait = Duration::from_secs(args.wait);
+    let wait = args.wait;
     let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
     let reserve = v1::ReservePlanRequest { plan_id: id.0, device_uuid, wait_ms };
     let reserved = ask::ask(&socket, wait, async |channel| PlansClient::new(channel).reserve(reserve).await)?;

@@ -242,6 +242,13 @@ impl RuntimeLock {
             );
             return Err(unusable(std::io::Error::other(text)));
         }
+        if is_for_all && mode & 0o001 == 0 {
+            tracing::warn!(
+                path = %directory.display(),
+                mode = %format_args!("{:o}", mode & 0o7777),
+                "`socket_mode` is for everybody, and this directory lets nobody but its owner and its group to the sockets: chmod o+x"
+            );
+        }
         if group.is_some() {
             std::os::unix::fs::chown(directory, None, group).map_err(unusable)?;
             // A keeper that was first has made it for its owner alone.

@@ -247,6 +247,7 @@ impl Daemon {
         }
         for device in &devices {
             warn_of_few_chunks(device, store.chunks_max(device.id), config.ladder.steps());
+            warn_of_too_much(device, &config);
         }
         let runtime = tokio::runtime::Handle::current();
         let spawn =
@@ -400,7 +401,9 @@ impl Daemon {
             return;
         };
         let reserved = self.steward.reserved().len();
-        if sessions + ranges + reserved == 0 {
+        // Drained and empty is what a device is before somebody works on it.
+        let drained = self.steward.devices().iter().filter(|device| device.is_draining).count();
+        if sessions + ranges + reserved + drained == 0 {
             self.steward.end_journal();
             keeping.end();
             return;
@@ -409,6 +412,7 @@ impl Daemon {
             sessions,
             ranges,
             reserved_plans = reserved,
+            drained_devices = drained,
             keeper = keeping.pid().unwrap_or(0),
             "a daemon that follows in this directory takes over what is held"
         );
@@ -735,8 +739,21 @@ fn warn_of_few_chunks(device: &NodeDevice, chunks_max: u64, steps: &[Bytes]) {
             device = device.id.0,
             chunks_max,
             open_files_max = Daemon::open_fds_max(),
-            "too few open files for all of the device's memory: raise the limit (LimitNOFILE), or make the ladder's sizes larger"
+            "too few open files for all of the device's memory, {} of {} in the largest chunks: raise the limit (LimitNOFILE), or make the ladder's sizes larger",
+            all_large,
+            device.total
         );
+    }
+}
+
+/// Says so where the configuration has more than the device.
+fn warn_of_too_much(device: &NodeDevice, config: &Config) {
+    let (number, total) = (device.id.0, device.total);
+    if config.warm > total {
+        tracing::warn!(device = number, warm = %config.warm, %total, "`warm` is more than the device lends: all of it is created now, and nobody beside the daemon has any");
+    }
+    for tenant in config.tenants.iter().filter(|tenant| tenant.guarantee > total) {
+        tracing::warn!(device = number, tenant = %tenant.name, guarantee = %tenant.guarantee, %total, "a tenant's guarantee is more than the device lends: it is never given there");
     }
 }
 

@@ -27,7 +27,8 @@ fn reason_of(error: &AllocError) -> Option<Counter> {
             Some(Counter::FailuresFragmented)
         }
         AllocError::OutOfMemory { source, .. } => match source.kind {
-            ErrorKind::Exhausted => None,
+            // Everybody waits for everybody: there is no memory, whoever was refused for it.
+            ErrorKind::Exhausted | ErrorKind::Conflict => None,
             ErrorKind::OverLimit => Some(Counter::FailuresLimit),
             ErrorKind::Unavailable => Some(Counter::FailuresUnavailable),
             _ => Some(Counter::FailuresDriver),

@@ -1,10 +1,12 @@
 //! What Prometheus and probes see.
 
 use std::io::{BufRead as _, BufReader};
+use std::time::Duration;
 
+use stitchd::error::chain;
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
-use stitchd::runtime::RuntimeConfig;
+use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::giving::GiverThread;
 use stitchd::units::Bytes;
 
@@ -109,6 +111,27 @@ fn failures_are_told_apart_and_sessions_of_one_name_are_one_series() {
     assert_eq!((failed("limit"), failed("exhausted"), failed("fragmented")), (1.0, 0.0, 0.0));
     let leased = of_session("stitchd_session_bytes", &uuid, "twin") + "kind=\"leased\"}";
     assert_eq!((value(&text, &leased), text.matches(leased.as_str()).count()), ((16_u64 << 20) as f64, 1));
+}
+
+#[test]
+fn who_is_refused_as_everybody_waits_has_failed_for_want_of_memory() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
+    let config = || RuntimeConfig { wait: Duration::from_secs(2), ..RuntimeConfig::default() };
+    let sessions = ["one", "other"].map(|name| daemon.session(name));
+    let runtimes = sessions.each_ref().map(|session| session.runtime(0, config()).unwrap());
+    for runtime in &runtimes {
+        runtime.alloc(&Request::of(Bytes::mib(24))).unwrap();
+    }
+    let fails = |runtime: &Runtime| chain(&runtime.alloc(&Request::of(Bytes::mib(24))).unwrap_err());
+    let [one, other] = std::thread::scope(|scope| {
+        runtimes.each_ref().map(|runtime| scope.spawn(move || fails(runtime))).map(|thread| thread.join().unwrap())
+    });
+    assert!(one.contains("waits for more") || other.contains("waits for more"), "{one}; {other}");
+    let (uuid, text) = (daemon.uuid(), scrape(&daemon));
+    let failed = ["exhausted", "driver"].map(|reason| {
+        value(&text, &format!("stitchd_allocation_failures_total{{UUID=\"{uuid}\",reason=\"{reason}\"}}"))
+    });
+    assert_eq!(failed, [2.0, 0.0]);
 }
 
 #[test]

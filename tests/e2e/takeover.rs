@@ -637,8 +637,19 @@ fn what_is_drained_and_who_is_evicted_stay_so() {
     is_back(&daemon, &session);
     let error = daemon.runtime("later").alloc(&Request::of(Bytes::mib(2))).unwrap_err();
     assert!(stitchd::error::chain(&error).contains("drained"), "{error:?}");
+    drop((one, two, session, evicted));
+    daemon.wait_for_device("leased_bytes", 0);
+    // Nobody is there, and it is told to end: a device is emptied before somebody works on it.
+    let mut daemon = daemon;
+    eventually("that nobody is there", || (daemon.status()["sessions"] == 0).then_some(()));
+    assert!(daemon.terminate().success());
+    let mut daemon = daemon.follow(&[DEVICE]);
+    assert_eq!(daemon.status()["devices"][0]["state"], "draining");
     daemon.cli_json(&["drain", "0", "--undo"]);
     daemon.runtime("later").alloc(&Request::of(Bytes::mib(2))).unwrap();
+    eventually("that nobody is there", || (daemon.status()["sessions"] == 0).then_some(()));
+    assert!(daemon.terminate().success());
+    assert_eq!(daemon.follow(&[DEVICE]).status()["devices"][0]["state"], "ready");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use self::reports::Reports;
 use super::{Common, Failure, Outcome, ask, print_json, read_plan, scratch};
 use crate::session::SessionError;
 use crate::session::locate::{AUTO, Environment, as_limit};
-use crate::units::{Bytes, parse_time};
+use crate::units::Bytes;
 use crate::wire::v1::sessions_client::SessionsClient;
 use crate::wire::{PROTOCOL, v1};
 
@@ -60,7 +60,7 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
     /// Each iteration waits before it begins, so long at most, until what it needs at its peak is guaranteed: jobs whose peaks are together more than the device has take turns
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = super::time)]
     admit: Option<Duration>,
     /// Do not replay the job's beginning through a model of PyTorch's allocator at the end, and record nothing for that
     #[arg(long)]

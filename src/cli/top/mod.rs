@@ -16,7 +16,6 @@ use tonic::transport::Channel;
 use super::{Common, DONE, Failure, Outcome, ask, print_json};
 use crate::daemon::live::json as show;
 use crate::session::{SessionError, dial};
-use crate::units::parse_time;
 use crate::wire::v1;
 use crate::wire::v1::admin_client::AdminClient;
 use screen::{Sort, View};
@@ -33,7 +32,7 @@ pub(super) struct TopArgs {
     #[command(flatten)]
     common: Common,
     /// How often it looks
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = super::time)]
     every: Duration,
     /// Print what there is once, and end: also where this is no terminal
     #[arg(long)]
