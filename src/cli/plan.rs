@@ -1,6 +1,10 @@
 //! `stitchd plan`: makes a plan from a trace; `check` and `show` look at one.
 
-use std::path::PathBuf;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -9,9 +13,10 @@ use super::table::Table;
 use super::{DONE, Failure, Outcome, print_json, print_out, read_plan, trace, whole_file};
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
-use crate::plan::{Job, Plan, PlanError, Position, Problem, format, lower_bound, solve, validate};
-use crate::trace::{Cut, Trace};
-use crate::units::{Bytes, counted};
+use crate::plan::solve::{self, Budget};
+use crate::plan::{Job, Plan, PlanError, Position, Problem, format, lower_bound, validate};
+use crate::trace::{Cut, EventKind, Trace};
+use crate::units::{Bytes, PlanOffset, counted};
 
 #[derive(Debug, Args)]
 #[command(
@@ -36,6 +41,12 @@ pub(super) struct PlanArgs {
     /// Use only this solver, such as first-fit/size-start
     #[arg(long, value_name = "NAME")]
     solver: Option<String>,
+    /// Search for so many units of work, some seven million a second: the same answer on every machine [default: 8000000 for a problem CSV, 0 for a trace]
+    #[arg(long, value_name = "UNITS")]
+    work: Option<u64>,
+    /// Stop the search after so long with the best that there is, such as 60s; without --work as long as that takes
+    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    time_limit: Option<Duration>,
     /// The plan is for this process of a job of several, counted from 0
     #[arg(long, value_name = "R", requires = "world_size")]
     rank: Option<u32>,
@@ -79,7 +90,7 @@ pub(super) fn run(args: &PlanArgs) -> Outcome {
     }
 }
 
-fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
+fn make(args: &PlanArgs, file: &Path) -> Outcome {
     let clock = SystemClock::new();
     if let Some(out) = &args.out {
         whole_file::is_not(out, file)?;
@@ -95,15 +106,21 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
     let iteration = args.from_iteration.unwrap_or(last_whole.min(1));
     imported.notes.extend(cut.map(|cut| about_cut(&cut, iteration)));
     let started = clock.now();
+    if imported.is_problem && args.out.as_deref().is_none_or(is_csv) {
+        return stack(args, file, &trace, solver, &budget(args, Budget::patient()));
+    }
     let problem = problem(&trace, iteration, cut)?;
-    let mut plan = Plan::of(&trace, &problem, solver)?;
+    let solution = Plan::solved(&problem, solver, &budget(args, Budget::none()))?;
+    let is_optimal = solution.is_optimal;
+    let mut plan = Plan::of_solved(&trace, &problem, solution)?;
     let seconds = (clock.now() - started).as_secs_f64();
     plan.job.position = position;
     imported.notes.extend(about_rounding(&plan));
     if let Some(out) = &args.out {
         whole_file::write(out, |mut file| std::io::Write::write_all(&mut file, &format::write(&plan)))?;
     }
-    let is_optimal = plan.pool_len == plan.provenance.lower_bound;
+    // Detours may lie behind what was searched.
+    let is_optimal = is_optimal && plan.pool_len == plan.cycle_span() || plan.pool_len == plan.provenance.lower_bound;
     if args.json {
         print_json(&json!({
             "plan": plan.id().to_hex(),
@@ -168,6 +185,78 @@ fn make(args: &PlanArgs, file: &std::path::Path) -> Outcome {
         None => outln!("  not written; -o FILE writes it"),
     }
     DONE
+}
+
+/// How long is searched.
+fn budget(args: &PlanArgs, known: Budget) -> Budget {
+    let stop = args.time_limit.map(|limit| {
+        let clock = SystemClock::new();
+        let until = clock.now() + limit;
+        Rc::new(move || clock.now() >= until) as Rc<dyn Fn() -> bool>
+    });
+    let units = args.work.unwrap_or(if stop.is_some() { u64::MAX / 16 } else { known.units });
+    Budget { units, stop }
+}
+
+fn is_csv(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "csv")
+}
+
+/// A problem of placement is answered as it is: sizes to the byte, and an offset for each row.
+fn stack(args: &PlanArgs, file: &Path, trace: &Trace, solver: Option<solve::Solver>, budget: &Budget) -> Outcome {
+    let clock = SystemClock::new();
+    let started = clock.now();
+    let mut problem = Problem::from_trace(trace, 0)?;
+    for buffer in &mut problem.buffers {
+        (buffer.len, buffer.again) = (buffer.bytes, None);
+    }
+    let solution = Plan::solved(&problem, solver, budget)?;
+    let seconds = (clock.now() - started).as_secs_f64();
+    validate::check_offsets(&problem.buffers, &solution.offsets)
+        .map_err(|source| PlanError::Wrong { solver: solution.solver, source })?;
+    let bound = lower_bound(&problem);
+    let gap = solution.peak.get() as f64 / bound.get().max(1) as f64 - 1.0;
+    if let Some(out) = &args.out {
+        let rows = rows(trace, &solution.offsets);
+        whole_file::write(out, |mut file| std::io::Write::write_all(&mut file, rows.as_bytes()))?;
+    }
+    if args.json {
+        print_json(&json!({
+            "buffers": problem.buffers.len(),
+            "lower_bound_bytes": bound.get(),
+            "peak_bytes": solution.peak.get(),
+            "gap": gap,
+            "solver": solution.solver,
+            "seconds": seconds,
+            "work_units": solution.work_units,
+            "proven_optimal": solution.is_optimal,
+        }));
+        return DONE;
+    }
+    outln!("{} of {}", counted(problem.buffers.len() as u64, "buffer"), file.display());
+    outln!("  peak       {} ({} bytes)", solution.peak, solution.peak.get());
+    outln!("  bound      {bound}, gap {:.3} %{}", gap * 100.0, if solution.is_optimal { ": optimal" } else { "" });
+    outln!("  solver     {} in {seconds:.2} s, {} units of work", solution.solver, solution.work_units);
+    match &args.out {
+        Some(out) => outln!("  written    {}", out.display()),
+        None => outln!(
+            "  not written; -o FILE.csv writes the offsets, and -o FILE.plan a plan with sizes as pools serve them"
+        ),
+    }
+    DONE
+}
+
+/// The problem with its answer, in the order of time.
+fn rows(trace: &Trace, offsets: &[PlanOffset]) -> String {
+    let frees = trace.events.iter().filter(|event| event.kind == EventKind::Free);
+    let freed: HashMap<u64, u64> = frees.map(|event| (event.id, event.tick.0)).collect();
+    let allocs = trace.events.iter().filter(|event| event.kind == EventKind::Alloc);
+    let mut text = "id,lower,upper,size,offset\n".to_owned();
+    for (event, offset) in allocs.zip(offsets) {
+        let upper = freed.get(&event.id).copied().unwrap_or_default();
+        let _ = writeln!(text, "{},{},{upper},{},{}", event.id, event.tick.0, event.bytes.get(), offset.get());
+    }
+    text
 }
 
 /// The solver of this name.

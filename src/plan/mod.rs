@@ -35,7 +35,7 @@ pub use lower_bound::lower_bound;
 pub use phases::PhasePair;
 pub use problem::{Buffer, Problem};
 pub use reuse::{ReuseSpaces, first_with_room, span_of};
-use solve::Solution;
+use solve::{Budget, Solution};
 pub use watch::Watch;
 
 use crate::ids::PlanId;
@@ -106,7 +106,7 @@ pub struct Provenance {
     pub lower_bound: Bytes,
     /// Requests of the iterations it was made from that vary and are not in it.
     pub dynamic_requests: u64,
-    /// Work that went into it: buffers placed, over all tries. The same for the same problem on every machine.
+    /// Work that went into it: buffers placed, over all tries, and units of the search. The same for the same problem on every machine.
     pub work_units: u64,
     /// Where the iteration that repeats was cut, if it was: it is planned as far as it goes.
     pub cut: Option<Cut>,
@@ -170,9 +170,23 @@ impl Plan {
 
     /// Plans a problem that was made of `trace`, by the best solver or by one alone.
     pub fn of(trace: &Trace, problem: &Problem, solver: Option<solve::Solver>) -> Result<Plan, PlanError> {
+        Plan::of_solved(trace, problem, Plan::solved(problem, solver, &Budget::none())?)
+    }
+
+    /// The answer of the best solver or of one alone, with so much of a search.
+    pub fn solved(problem: &Problem, solver: Option<solve::Solver>, budget: &Budget) -> Result<Solution, PlanError> {
+        match solver {
+            Some(solver) if budget.units == 0 => solve::solve_in(problem, solver),
+            Some(solver) => solve::solve_in_with(problem, solver, budget),
+            None => solve::solve_with(problem, budget),
+        }
+    }
+
+    /// The plan that an answer makes.
+    pub fn of_solved(trace: &Trace, problem: &Problem, solution: Solution) -> Result<Plan, PlanError> {
         let cut_first = problem.cut.filter(|cut| cut.iteration == 0).map(|cut| trace.before(&cut));
         let fingerprint = Fingerprint::of(cut_first.as_ref().unwrap_or(trace));
-        Plan::placed(problem, solver, Job { fingerprint, position: None })
+        Plan::placed(problem, solution, Job { fingerprint, position: None })
     }
 
     /// The plan of its cycle alone, as [`Plan::of_cycle`] makes one of the trace. Detours are left out.
@@ -184,11 +198,11 @@ impl Plan {
             cut: self.provenance.cut,
             ..Problem::of_plan(self, Vec::new())
         };
-        Plan::placed(&problem.without_prologue()?, None, self.job)
+        let problem = problem.without_prologue()?;
+        Plan::placed(&problem, solve::solve(&problem)?, self.job)
     }
 
-    fn placed(problem: &Problem, solver: Option<solve::Solver>, job: Job) -> Result<Plan, PlanError> {
-        let solution = solver.map_or_else(|| solve::solve(problem), |solver| solve::solve_in(problem, solver))?;
+    fn placed(problem: &Problem, solution: Solution, job: Job) -> Result<Plan, PlanError> {
         let around = detour::place(problem, &solution, Vec::new());
         let placed = problem.buffers.iter().zip(&solution.offsets);
         let plan = Plan {
@@ -216,7 +230,7 @@ impl Plan {
     fn with_kinds(&self, kinds: Vec<Kind>) -> Result<Plan, PlanError> {
         let problem = Problem::of_plan(self, kinds);
         let offsets = self.entries.iter().map(|entry| entry.offset).collect();
-        let solution = Solution { offsets, peak: self.pool_len, solver: "", work_units: 0 };
+        let solution = Solution { offsets, peak: self.pool_len, solver: "", work_units: 0, is_optimal: false };
         let around = detour::place(&problem, &solution, self.detours.clone());
         let mut plan = Plan { pool_len: around.pool_len, detours: around.detours, ..self.clone() };
         plan.provenance.lower_bound = plan.provenance.lower_bound.max(around.bound);

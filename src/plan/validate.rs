@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::expiry::Times;
-use super::{Detour, Entry, Lane, Plan};
+use super::{Buffer, Detour, Entry, Lane, Plan};
 use crate::ids::StreamId;
 use crate::limits;
-use crate::units::{Bytes, Lifetime, Place, PlanSpan, Tick};
+use crate::units::{Bytes, Lifetime, Place, PlanOffset, PlanSpan, Tick};
 
 /// What is wrong with a plan.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -341,19 +341,34 @@ fn check_lanes(plan: &Plan) -> Result<(), Wrong> {
 
 /// Sweeps over time with the set of live spans: whoever comes must not touch its neighbours.
 fn check_overlaps(plan: &Plan) -> Result<(), Wrong> {
-    let mut changes: Vec<(Tick, bool, usize)> = Vec::with_capacity(plan.entries.len() * 4);
-    for (number, entry) in plan.entries.iter().enumerate() {
-        for lifetime in entry.lifetimes() {
-            changes.push((lifetime.start, true, number));
-            changes.push((lifetime.end, false, number));
-        }
+    let lives = plan.entries.iter().enumerate().flat_map(|(number, entry)| {
+        let span = entry.span();
+        entry.lifetimes().map(move |lifetime| (number, lifetime, span.start().get(), span.end().get()))
+    });
+    check_apart(lives)
+}
+
+/// Says the first two buffers that are live together and share a byte, where each lies at the offset of its number.
+pub fn check_offsets(buffers: &[Buffer], offsets: &[PlanOffset]) -> Result<(), Wrong> {
+    let lives = buffers.iter().zip(offsets).enumerate().flat_map(|(number, (buffer, offset))| {
+        let (start, end) = (offset.get(), offset.get().saturating_add(buffer.len.get()));
+        buffer.lifetimes().map(move |lifetime| (number, lifetime, start, end))
+    });
+    check_apart(lives)
+}
+
+/// Of each its number, when it is live, and from where to where it lies.
+fn check_apart(lives: impl Iterator<Item = (usize, Lifetime, u64, u64)>) -> Result<(), Wrong> {
+    let lives: Vec<(usize, Lifetime, u64, u64)> = lives.collect();
+    let mut changes: Vec<(Tick, bool, usize)> = Vec::with_capacity(lives.len() * 2);
+    for (at, (_, lifetime, ..)) in lives.iter().enumerate() {
+        changes.extend([(lifetime.start, true, at), (lifetime.end, false, at)]);
     }
     // At one tick whoever leaves goes first: lifetimes are half-open.
     changes.sort_unstable();
     let mut live: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
-    for (tick, comes, number) in changes {
-        let span = plan.entries[number].span();
-        let (start, end) = (span.start().get(), span.end().get());
+    for (tick, comes, at) in changes {
+        let (number, _, start, end) = lives[at];
         if !comes {
             live.remove(&start);
             continue;

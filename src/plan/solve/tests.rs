@@ -92,7 +92,7 @@ fn first_fit_takes_the_lowest_free_offset() {
         let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
         let one_pass = OnePass::of(&buffers);
         for order in ORDERS {
-            let mut effort = Effort { steps: u64::MAX, top: u64::MAX, placed: 0 };
+            let mut effort = Effort::of(u64::MAX, u64::MAX, &Budget { units: 0, stop: None });
             let placed = first_fit::place(&buffers, &one_pass, order, &mut effort);
             assert_eq!(placed, Ok(slow_first_fit(&buffers, order)), "seed {seed}, {order:?}");
             assert_eq!(effort.placed, buffers.len() as u64);
@@ -140,7 +140,7 @@ fn first_fit_takes_the_lowest_free_offset_in_problems_of_many_sections() {
         let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
         let one_pass = OnePass::of(&buffers);
         for order in ORDERS {
-            let mut effort = Effort { steps: u64::MAX, top: u64::MAX, placed: 0 };
+            let mut effort = Effort::of(u64::MAX, u64::MAX, &Budget { units: 0, stop: None });
             let placed = first_fit::place(&buffers, &one_pass, order, &mut effort);
             assert_eq!(placed, Ok(swept_first_fit(&buffers, order)), "seed {seed}, {order:?}");
         }
@@ -176,11 +176,12 @@ fn small_buffers_lie_above_the_others() {
 #[test]
 fn the_answer_is_the_best_of_all_solvers_and_the_same_each_time() {
     for (seed, problem) in problems() {
-        let found = solve(&problem).unwrap();
+        let found = solve_with(&problem, &Budget::of(&problem)).unwrap();
         let least = Solver::ALL.into_iter().map(|solver| solve_in(&problem, solver).unwrap().peak).min();
         assert_eq!(Some(found.peak), least, "seed {seed}");
         assert!(found.peak >= lower_bound(&problem), "seed {seed}");
-        assert_eq!(solve(&problem), Ok(found), "seed {seed}");
+        assert!(solve(&problem).unwrap().peak >= found.peak, "seed {seed}");
+        assert_eq!(solve_with(&problem, &Budget::of(&problem)), Ok(found), "seed {seed}");
     }
 }
 
@@ -188,7 +189,8 @@ fn the_answer_is_the_best_of_all_solvers_and_the_same_each_time() {
 fn first_fit_without_steps_leaves_the_answer_to_the_others() {
     let mut stopped = 0;
     for (seed, problem) in problems() {
-        let found = solve_within(&problem, parts(&problem, |_| false), lower_bound(&problem), 0).unwrap();
+        let effort = Effort::of(0, u64::MAX, &Budget { units: 0, stop: None });
+        let found = solve_within(&problem, parts(&problem, |_| false), lower_bound(&problem), effort).unwrap();
         assert!(found.peak >= lower_bound(&problem), "seed {seed}");
         if !found.solver.starts_with("first-fit") {
             let placed = found.offsets.iter().zip(&problem.buffers);

@@ -31,6 +31,8 @@ pub struct Imported {
     pub settings: Option<snapshot::AllocatorSettings>,
     /// The file is one iteration by what it is, and whatever repeats in it is a part of that: nobody should number it.
     pub is_one_iteration: bool,
+    /// The file is a problem of placement: its sizes are what they are, and nothing of it repeats.
+    pub is_problem: bool,
     /// What the file says of its end.
     pub ending: Ending,
 }

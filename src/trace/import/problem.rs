@@ -59,7 +59,13 @@ pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
     }
     // Stable, so that the order of the file decides what else is equal.
     events.sort_by_key(|event| (event.tick, event.kind != EventKind::Free));
-    Ok(Imported { trace: super::build(events)?, notes, is_one_iteration: true, ..Imported::default() })
+    Ok(Imported {
+        trace: super::build(events)?,
+        notes,
+        is_one_iteration: true,
+        is_problem: true,
+        ..Imported::default()
+    })
 }
 
 /// The two events of a buffer.
