@@ -258,7 +258,7 @@ impl AutoPlanner {
             shelf.keep(&plan);
         }
         let before = following.plan.clone();
-        self.offer_first(Some(before), plan, runtime).unwrap_or(Stage::Following(following))
+        self.offer_first(Some(before), plan, false, runtime).unwrap_or(Stage::Following(following))
     }
 
     /// The plan of an earlier run of this job, looked for once: when its first iteration is over.
@@ -277,14 +277,10 @@ impl AutoPlanner {
     fn offer_known(&mut self, plan: Plan, first: &Trace, runtime: &Runtime) -> Result<Stage, Over> {
         self.begins_at = recorded::live_before(first, 1);
         // One that cannot be served from is no reason to do without.
-        Ok(self.offer_new(None, plan, true, runtime).unwrap_or_else(|_| self.record(runtime, true)))
+        Ok(self.offer_first(None, plan, true, runtime).unwrap_or_else(|_| self.record(runtime, true)))
     }
 
-    fn offer_first(&self, before: Option<Plan>, plan: Plan, runtime: &Runtime) -> Result<Stage, Over> {
-        self.offer_new(before, plan, false, runtime)
-    }
-
-    fn offer_new(&self, before: Option<Plan>, plan: Plan, is_known: bool, runtime: &Runtime) -> Result<Stage, Over> {
+    fn offer_first(&self, before: Option<Plan>, plan: Plan, is_known: bool, runtime: &Runtime) -> Result<Stage, Over> {
         let installed_before = runtime.counters().get(Counter::PlansInstalled);
         self.offer(Box::new(Offered { plan, before, is_known, installed_before, tries: 0, looks: 0 }), runtime)
     }
@@ -322,7 +318,7 @@ impl AutoPlanner {
         }
         // What was freed of the time before is not known, so this may be too much, which is the safe side.
         self.begins_at = live_at_begin.checked_add(recorded::live_before(&trace, iteration)).unwrap_or(Bytes::MAX);
-        self.offer_first(None, plan, runtime)
+        self.offer_first(None, plan, false, runtime)
     }
 
     fn offer(&self, mut offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {

@@ -173,12 +173,11 @@ pub fn solve_with(problem: &Problem, budget: &Budget) -> Result<Solution, PlanEr
             continue;
         }
         // What is kept apart is a favour, and not worth a search.
-        let none = Budget { units: 0, ..budget.clone() };
         let apart = solve_within(
             problem,
             parts(problem, is_small),
             Bytes::new(bounds[0] + bounds[1]),
-            Effort::of(FIRST_FIT_STEPS_MAX, u64::MAX, &none),
+            Effort::of(FIRST_FIT_STEPS_MAX, u64::MAX, &Budget::none()),
         )?;
         if apart.peak.get() <= most {
             // It may meet the bounds of both, and another be below their sum.
@@ -241,7 +240,7 @@ pub(super) struct Taken {
 
 /// Offsets for buffers that live once, around what is taken: the lowest top that first fit finds. Nothing where that takes too many steps or passes any address space.
 pub(super) fn place_around(taken: &[Taken], buffers: &[Buffer]) -> Option<(Vec<PlanOffset>, u64)> {
-    let mut effort = Effort::of(FIRST_FIT_STEPS_MAX, Bytes::MAX.get(), &Budget { units: 0, stop: None });
+    let mut effort = Effort::of(FIRST_FIT_STEPS_MAX, Bytes::MAX.get(), &Budget::none());
     let mut best = None;
     for order in [Order::SizeThenStart, Order::SizeThenEnd, Order::Area, Order::LongThenSize, Order::Start] {
         let Ok(offsets) = first_fit::place_around(taken, buffers, order, &mut effort) else { continue };

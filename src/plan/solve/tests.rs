@@ -92,7 +92,7 @@ fn first_fit_takes_the_lowest_free_offset() {
         let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
         let one_pass = OnePass::of(&buffers);
         for order in ORDERS {
-            let mut effort = Effort::of(u64::MAX, u64::MAX, &Budget { units: 0, stop: None });
+            let mut effort = Effort::of(u64::MAX, u64::MAX, &Budget::none());
             let placed = first_fit::place(&buffers, &one_pass, order, &mut effort);
             assert_eq!(placed, Ok(slow_first_fit(&buffers, order)), "seed {seed}, {order:?}");
             assert_eq!(effort.placed, buffers.len() as u64);
@@ -140,7 +140,7 @@ fn first_fit_takes_the_lowest_free_offset_in_problems_of_many_sections() {
         let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
         let one_pass = OnePass::of(&buffers);
         for order in ORDERS {
-            let mut effort = Effort::of(u64::MAX, u64::MAX, &Budget { units: 0, stop: None });
+            let mut effort = Effort::of(u64::MAX, u64::MAX, &Budget::none());
             let placed = first_fit::place(&buffers, &one_pass, order, &mut effort);
             assert_eq!(placed, Ok(swept_first_fit(&buffers, order)), "seed {seed}, {order:?}");
         }
@@ -189,7 +189,7 @@ fn the_answer_is_the_best_of_all_solvers_and_the_same_each_time() {
 fn first_fit_without_steps_leaves_the_answer_to_the_others() {
     let mut stopped = 0;
     for (seed, problem) in problems() {
-        let effort = Effort::of(0, u64::MAX, &Budget { units: 0, stop: None });
+        let effort = Effort::of(0, u64::MAX, &Budget::none());
         let found = solve_within(&problem, parts(&problem, |_| false), lower_bound(&problem), effort).unwrap();
         assert!(found.peak >= lower_bound(&problem), "seed {seed}");
         if !found.solver.starts_with("first-fit") {

@@ -78,8 +78,6 @@ pub(super) struct Found {
     pub(super) top: u64,
     /// No others end lower.
     pub(super) is_best: bool,
-    /// Who found them.
-    pub(super) by: &'static str,
 }
 
 /// Blocks of a group that are searched exactly, and pairs of them that are live together.
@@ -116,37 +114,35 @@ fn find(
     }
     let all = Blocks::of(lifetimes, lens);
     let bound = all.loads().into_iter().max().unwrap_or(0);
-    let groups = all.groups();
-    let mut found = Found { offsets: vec![0; lens.len()], top: bound, is_best: true, by: "" };
+    let mut found = Found { offsets: vec![0; lens.len()], top: bound, is_best: true };
     // Those that are live most first: what they need is allowed to all.
-    let mut order: Vec<(u64, usize)> =
-        groups.iter().enumerate().map(|(at, group)| (load_of(&all, group), at)).collect();
-    order.sort_unstable_by_key(|(load, at)| (std::cmp::Reverse(*load), *at));
-    for (_, at) in order {
-        let group = &groups[at];
-        let blocks = all.only(group);
-        let one = of_group(&blocks, found.top, limit, work, &how)?;
-        group.iter().zip(&one.offsets).for_each(|(at, offset)| found.offsets[*at] = *offset);
-        if one.top > found.top || found.by.is_empty() {
-            (found.top, found.is_best, found.by) = (one.top, one.is_best, one.by);
+    let mut groups: Vec<(u64, Vec<usize>, Blocks)> = all
+        .groups()
+        .into_iter()
+        .map(|members| {
+            let blocks = all.only(&members);
+            (blocks.loads().into_iter().max().unwrap_or(0), members, blocks)
+        })
+        .collect();
+    groups.sort_by_key(|(load, ..)| std::cmp::Reverse(*load));
+    for (load, members, blocks) in groups {
+        let one = of_group(&blocks, found.top.max(load), limit, work, &how)?;
+        members.iter().zip(&one.offsets).for_each(|(at, offset)| found.offsets[*at] = *offset);
+        if one.top > found.top {
+            (found.top, found.is_best) = (one.top, one.is_best);
         }
     }
     Some(found)
 }
 
-fn load_of(all: &Blocks, group: &[usize]) -> u64 {
-    all.only(group).loads().into_iter().max().unwrap_or(0)
-}
-
-/// The lowest for one group; `enough` is as good as any lower.
+/// The lowest for one group, of which nothing below `bound` is wanted.
 fn of_group(
     blocks: &Blocks,
-    enough: u64,
+    bound: u64,
     limit: u64,
     work: &mut Work,
     how: &impl Fn(&mut Group<'_>, &mut Work),
 ) -> Option<Found> {
-    let bound = blocks.loads().into_iter().max().unwrap_or(0).max(enough);
     let mut group = Group {
         blocks,
         bound,
@@ -187,10 +183,10 @@ impl Group<'_> {
         self.top() <= self.low || work.is_done()
     }
 
-    fn keep(&mut self, offsets: Vec<u64>, by: &'static str) {
+    fn keep(&mut self, offsets: Vec<u64>) {
         let top = self.blocks.top(&offsets);
         if top < self.top() {
-            self.best = Some(Found { top, offsets, is_best: top <= self.low, by });
+            self.best = Some(Found { top, offsets, is_best: top <= self.low });
         }
     }
 
@@ -208,26 +204,26 @@ impl Group<'_> {
             if !at_bound.as_ref().is_some_and(|search| search.is_tight) {
                 work.with(slice, |share| self.dive(share, usize::MAX));
             }
-            if let Some(restarts) = at_bound.as_mut().filter(|_| !self.is_over(work)) {
-                let verdict = restarts.go_on(&mut self.rng, slice, work);
-                if self.take(self.bound, verdict) {
-                    at_bound = None;
-                }
-            }
+            self.search_at_bound(&mut at_bound, slice, work);
             slice *= 2;
         }
         // Then also between what nothing is below and what is known.
         while is_small && !self.is_over(work) {
             work.with((work.left / 8).max(SLICE), |share| self.close_in(share));
-            if let Some(restarts) = at_bound.as_mut().filter(|_| !self.is_over(work)) {
-                let verdict = restarts.go_on(&mut self.rng, work.left / 8, work);
-                if self.take(self.bound, verdict) {
-                    at_bound = None;
-                }
-            }
+            self.search_at_bound(&mut at_bound, work.left / 8, work);
             work.with((work.left / 16).max(SLICE), |share| self.dive(share, usize::MAX));
         }
         self.dive(work, usize::MAX);
+    }
+
+    /// Goes on with the search at the bound, if there is one yet.
+    fn search_at_bound(&mut self, at_bound: &mut Option<Restarts<'_>>, units: u64, work: &mut Work) {
+        if let Some(restarts) = at_bound.as_mut().filter(|_| !self.is_over(work)) {
+            let verdict = restarts.go_on(&mut self.rng, units, work);
+            if self.take(self.bound, verdict) {
+                *at_bound = None;
+            }
+        }
     }
 
     /// So many passes at most, each with other keys than those before.
@@ -251,7 +247,7 @@ impl Group<'_> {
             };
             self.dives += 1;
             match dive::dive(self.blocks, keys, self.bound, self.top(), work) {
-                Ok(offsets) => self.keep(offsets, "dive"),
+                Ok(offsets) => self.keep(offsets),
                 Err(Stopped::TooHigh) => {}
                 Err(Stopped::OutOfWork) => return,
             }
@@ -277,7 +273,7 @@ impl Group<'_> {
     /// Hears what a search below `cap` has said; says whether that is all there is to say.
     fn take(&mut self, cap: u64, verdict: Verdict) -> bool {
         match verdict {
-            Verdict::Fits(offsets) => self.keep(offsets, "search"),
+            Verdict::Fits(offsets) => self.keep(offsets),
             Verdict::Impossible => {
                 self.low = self.low.max(cap + 1);
                 if let Some(best) = self.best.as_mut().filter(|best| best.top <= self.low) {

@@ -106,7 +106,7 @@ fn every_rule_finds_what_is_there_and_none_says_of_it_that_it_cannot_be() {
                 match search.run(rule, Some(&mut rng), UNITS, &mut work()) {
                     Verdict::Fits(offsets) => {
                         let top = blocks.top(&offsets);
-                        let answer = Found { offsets, top, is_best: true, by: "" };
+                        let answer = Found { offsets, top, is_best: true };
                         check(&(lifetimes.clone(), lens.clone()), &answer);
                         assert_eq!(top, 1000);
                         found[at] += 1;
