@@ -105,7 +105,7 @@ pub fn check(fd: BorrowedFd<'_>) -> Result<(), StatsPageError> {
 }
 
 /// Nobody counts as far, in bytes or in anything else: 64 PiB.
-const COUNTED_MAX: u64 = 1 << 56;
+pub const COUNTED_MAX: u64 = 1 << 56;
 
 /// The sets in a page that this process made. A session may write anything there: the numbers are its own word, and what no process can have counted is 0,
 /// so that sums of them, which outlive the session, are never spoilt.
