@@ -8,6 +8,7 @@ use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use super::Failure;
+use crate::ids::DeviceUuid;
 use crate::session::{SessionError, dial};
 use crate::wire::status::kind_from_code;
 use crate::wire::v1;
@@ -52,13 +53,21 @@ fn refused(socket: &Path, status: &Status) -> SessionError {
     SessionError::Refused { kind: kind_from_code(status.code()), message: status.message().to_owned() }
 }
 
-/// The daemon's device of this ordinal.
-pub(super) fn device(status: &v1::StatusReply, ordinal: u32) -> Result<v1::Device, Failure> {
+/// The daemon's device of this ordinal, or of this UUID.
+pub(super) fn device(status: &v1::StatusReply, wanted: &str) -> Result<v1::Device, Failure> {
     let devices: Vec<_> = status.devices.iter().filter_map(|status| status.device.as_ref()).collect();
-    let found = devices.iter().find(|device| device.ordinal == ordinal);
+    let uuid = DeviceUuid::parse(wanted.trim());
+    let is_it = |device: &&&v1::Device| match uuid {
+        Some(uuid) => device.uuid == uuid.0,
+        None => device.ordinal.to_string() == wanted,
+    };
+    let found = devices.iter().find(is_it);
     found.copied().cloned().ok_or_else(|| {
         let known: Vec<_> = devices.iter().map(|device| device.ordinal.to_string()).collect();
-        Failure::Usage(format!("the daemon has no device {ordinal}; its devices: {}", known.join(", ")))
+        let known = known.join(", ");
+        Failure::Usage(format!(
+            "the daemon has no device {wanted}; its devices: {known} (`stitchd status --json` has their UUIDs)"
+        ))
     })
 }
 

@@ -18,9 +18,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
     after_help = "Examples:\n  stitchd drain 1            # before maintenance: nothing more of device 1 is leased, what lies idle comes back\n  stitchd drain --undo 1     # it is for everybody again\n\nExit code 0 when nothing of it is leased any more, 1 while sessions hold some."
 )]
 pub(super) struct DrainArgs {
-    /// The daemon's device
+    /// The daemon's device: its ordinal, or its UUID
     #[arg(value_name = "DEVICE")]
-    device: u32,
+    device: String,
     /// Lease it again
     #[arg(long)]
     undo: bool,
@@ -31,18 +31,18 @@ pub(super) struct DrainArgs {
 pub(super) fn run(args: &DrainArgs) -> Outcome {
     let socket = args.common.socket();
     let status = ask::status(&socket)?;
-    let device_uuid = ask::device(&status, args.device)?.uuid;
+    let v1::Device { uuid: device_uuid, ordinal, .. } = ask::device(&status, &args.device)?;
     let request = v1::DrainRequest { device_uuid, undo: args.undo };
     let reply = ask::ask(&socket, PATIENCE, async |channel| AdminClient::new(channel).drain(request).await)?;
     let v1::DrainReply { leased_bytes, session_ids } = reply;
     let is_left = !args.undo && leased_bytes > 0;
     if args.common.json {
-        let (undo, leased, device) = (args.undo, leased_bytes, args.device);
+        let (undo, leased, device) = (args.undo, leased_bytes, ordinal);
         print_json(&json!({ "device": device, "draining": !undo, "leased_bytes": leased, "sessions": session_ids }));
     } else if args.undo {
-        outln!("device {} is leased again", args.device);
+        outln!("device {ordinal} is leased again");
     } else {
-        outln!("device {}: nothing more is leased; {} still is", args.device, Bytes::new(leased_bytes));
+        outln!("device {ordinal}: nothing more is leased; {} still is", Bytes::new(leased_bytes));
         for session in status.sessions.iter().filter(|session| session_ids.contains(&session.session_id)) {
             outln!("  session {} '{}' (pid {})", session.session_id, session.name, session.pid);
         }

@@ -20,9 +20,9 @@ pub(super) struct ReserveArgs {
     /// A plan file; the daemon stores it
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
-    /// The daemon's device
-    #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
-    device: u32,
+    /// The daemon's device: its ordinal, or its UUID
+    #[arg(long, value_name = "DEVICE", default_value = "0")]
+    device: String,
     /// Wait so many seconds for memory that others hold
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = super::time)]
     wait: Duration,
@@ -48,7 +48,7 @@ pub(super) fn run(args: &ReserveArgs) -> Outcome {
         return DONE;
     }
     let status = ask::status(&socket)?;
-    let device_uuid = ask::device(&status, args.device)?.uuid;
+    let device_uuid = ask::device(&status, &args.device)?.uuid;
     let list = v1::ListPlansRequest::default();
     let listed = ask::ask(&socket, Duration::ZERO, async |channel| PlansClient::new(channel).list(list).await)?;
     // One that is stored keeps its name, and is the newest of its job from now on: that is the one whose memory is there.

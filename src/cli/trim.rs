@@ -23,9 +23,9 @@ pub(super) struct TrimArgs {
     /// Only of this session: its number, or its name
     #[arg(long, value_name = "SESSION")]
     session: Option<String>,
-    /// Only of this device of the daemon's
-    #[arg(long, value_name = "ORDINAL")]
-    device: Option<u32>,
+    /// Only of this device of the daemon's: its ordinal, or its UUID
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
     #[command(flatten)]
     common: Common,
 }
@@ -34,7 +34,7 @@ pub(super) fn run(args: &TrimArgs) -> Outcome {
     let socket = args.common.socket();
     let status = ask::status(&socket)?;
     let session = args.session.as_ref().map(|session| ask::session(&status, session)).transpose()?;
-    let device = args.device.map(|ordinal| ask::device(&status, ordinal)).transpose()?;
+    let device = args.device.as_ref().map(|device| ask::device(&status, device)).transpose()?;
     let request = v1::TrimRequest {
         device_uuid: device.map(|device| device.uuid).unwrap_or_default(),
         session_id: session.map_or(0, |session| session.session_id),

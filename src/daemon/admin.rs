@@ -22,7 +22,7 @@ use crate::wire::{convert, v1};
 /// A process that is to end may take so long for it.
 const END_MAX: Duration = Duration::from_secs(10);
 
-/// Something that the daemon is asked to do, in words for its log: whether it is done is another matter.
+/// Something that the daemon is asked to do, in words for its log.
 trait Act {
     fn words(&self) -> String;
 }
@@ -73,10 +73,47 @@ impl Act for v1::DrainRequest {
     }
 }
 
+/// What came of it, in words for the log.
+trait Came {
+    fn words(&self) -> String;
+}
+
+impl Came for v1::LimitReply {
+    fn words(&self) -> String {
+        let (limit, held) = (Bytes::new(self.limit_bytes), Bytes::new(self.held_bytes));
+        format!("limit {limit}, priority {}, lends {}, holds {held}", self.priority, self.lends)
+    }
+}
+
+impl Came for v1::TrimReply {
+    fn words(&self) -> String {
+        let returned = Bytes::new(self.returned_bytes);
+        format!("{returned} went back; {} asked, {} did not answer", self.asked, self.unanswered)
+    }
+}
+
+impl Came for v1::EvictReply {
+    fn words(&self) -> String {
+        let (returned, held) = (Bytes::new(self.returned_bytes), Bytes::new(self.held_bytes));
+        let ended = if self.is_ended { "; its process was ended" } else { "" };
+        format!("{returned} went back, {held} still held{ended}")
+    }
+}
+
+impl Came for v1::DrainReply {
+    fn words(&self) -> String {
+        format!("{} still leased, to {} sessions", Bytes::new(self.leased_bytes), self.session_ids.len())
+    }
+}
+
 impl Service {
-    /// Who asks may act on the daemon; what he does is in the log.
-    fn check_admin<T: Act>(&self, request: &Request<T>) -> Result<(), Status> {
-        let (peer, what) = (Service::peer(request)?, request.get_ref().words());
+    /// Does what is asked if who asks may act on the daemon; that, and what came of it, is in the log.
+    async fn acted<T: Act, R: Came>(
+        &self,
+        request: Request<T>,
+        act: impl AsyncFnOnce(T) -> Result<R, Status>,
+    ) -> Result<Response<R>, Status> {
+        let (peer, what) = (Service::peer(&request)?, request.get_ref().words());
         if !self.0.config.is_admin(&peer) {
             self.0.refusals.note(Refused::Admin, &peer, &what);
             let text = format!(
@@ -86,7 +123,17 @@ impl Service {
             return Err(status(ErrorKind::OverLimit, text));
         }
         tracing::info!(target: "audit", uid = peer.uid, pid = peer.pid, what, "asked to act");
-        Ok(())
+        let done = act(request.into_inner()).await;
+        match &done {
+            Ok(reply) => {
+                tracing::info!(target: "audit", uid = peer.uid, pid = peer.pid, what, outcome = reply.words(), "acted");
+            }
+            Err(error) => {
+                let why = error.message();
+                tracing::info!(target: "audit", uid = peer.uid, pid = peer.pid, what, why, "did not act");
+            }
+        }
+        done.map(Response::new)
     }
 
     fn known_session(&self, id: u64) -> Result<SessionView, Status> {
@@ -112,122 +159,129 @@ impl Admin for Service {
     }
 
     async fn limit(&self, request: Request<v1::LimitRequest>) -> Result<Response<v1::LimitReply>, Status> {
-        self.check_admin(&request)?;
-        let wanted = request.into_inner();
-        let change =
-            Change { limit: wanted.limit_bytes.map(Bytes::new), priority: wanted.priority, lends: wanted.lends };
-        if change == Change::default() {
-            return Err(status(ErrorKind::Invalid, "nothing is to be otherwise: name a limit, a priority, or lends"));
-        }
-        self.look_everywhere();
-        let changed = self.0.steward.change(SessionId(wanted.session_id), change, wanted.revision);
-        let view = changed.map_err(|error| from_ledger(&error))?;
-        let held = view.held_bytes();
-        let outcome = match held <= view.terms.limit {
-            true => v1::limit_reply::Outcome::Applied,
-            false => v1::limit_reply::Outcome::Deferred,
-        };
-        Ok(Response::new(v1::LimitReply {
-            outcome: outcome.into(),
-            revision: view.revision,
-            limit_bytes: view.terms.limit.get(),
-            priority: view.terms.priority,
-            lends: view.terms.lends,
-            held_bytes: held.get(),
-        }))
+        self.acted(request, async |wanted: v1::LimitRequest| {
+            let change =
+                Change { limit: wanted.limit_bytes.map(Bytes::new), priority: wanted.priority, lends: wanted.lends };
+            if change == Change::default() {
+                return Err(status(
+                    ErrorKind::Invalid,
+                    "nothing is to be otherwise: name a limit, a priority, or lends",
+                ));
+            }
+            self.look_everywhere();
+            let changed = self.0.steward.change(SessionId(wanted.session_id), change, wanted.revision);
+            let view = changed.map_err(|error| from_ledger(&error))?;
+            let held = view.held_bytes();
+            let outcome = match held <= view.terms.limit {
+                true => v1::limit_reply::Outcome::Applied,
+                false => v1::limit_reply::Outcome::Deferred,
+            };
+            Ok(v1::LimitReply {
+                outcome: outcome.into(),
+                revision: view.revision,
+                limit_bytes: view.terms.limit.get(),
+                priority: view.terms.priority,
+                lends: view.terms.lends,
+                held_bytes: held.get(),
+            })
+        })
+        .await
     }
 
     async fn trim(&self, request: Request<v1::TrimRequest>) -> Result<Response<v1::TrimReply>, Status> {
-        self.check_admin(&request)?;
-        let wanted = request.into_inner();
-        let devices: Vec<DeviceId> = match wanted.device_uuid.is_empty() {
-            true => self.0.devices.iter().map(|device| device.id).collect(),
-            false => vec![self.known_device(&wanted.device_uuid)?.id],
-        };
-        let session = match wanted.session_id {
-            0 => None,
-            id => Some(self.known_session(id)?.session),
-        };
-        let most = if wanted.len_bytes == 0 { Bytes::MAX } else { Bytes::new(wanted.len_bytes) };
-        let before = self.promised(&devices);
-        let (asked_before, unanswered_before) = (self.0.revocations.asked(), self.0.revocations.unanswered());
-        for device in &devices {
-            self.0.look_for_parked(*device);
-            self.0.steward.trim(*device, session, most).map_err(|error| from_ledger(&error))?;
-        }
-        let asked = self.0.revocations.asked() - asked_before;
-        self.0.until_answered(&devices).await;
-        let unanswered = self.0.revocations.unanswered() - unanswered_before;
-        // What lay with the daemon already; what sessions gave back went at once.
-        if session.is_none() {
+        self.acted(request, async |wanted: v1::TrimRequest| {
+            let devices: Vec<DeviceId> = match wanted.device_uuid.is_empty() {
+                true => self.0.devices.iter().map(|device| device.id).collect(),
+                false => vec![self.known_device(&wanted.device_uuid)?.id],
+            };
+            let session = match wanted.session_id {
+                0 => None,
+                id => Some(self.known_session(id)?.session),
+            };
+            let most = if wanted.len_bytes == 0 { Bytes::MAX } else { Bytes::new(wanted.len_bytes) };
+            let before = self.promised(&devices);
+            let (asked_before, unanswered_before) = (self.0.revocations.asked(), self.0.revocations.unanswered());
             for device in &devices {
-                self.0.steward.trim_idle(*device, most).map_err(|error| from_ledger(&error))?;
+                self.0.look_for_parked(*device);
+                self.0.steward.trim(*device, session, most).map_err(|error| from_ledger(&error))?;
             }
+            let asked = self.0.revocations.asked() - asked_before;
             self.0.until_answered(&devices).await;
-        }
-        let count = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
-        Ok(Response::new(v1::TrimReply {
-            returned_bytes: before.saturating_sub(self.promised(&devices)).get(),
-            asked: count(asked),
-            unanswered: count(unanswered),
-        }))
+            let unanswered = self.0.revocations.unanswered() - unanswered_before;
+            // What lay with the daemon already; what sessions gave back went at once.
+            if session.is_none() {
+                for device in &devices {
+                    self.0.steward.trim_idle(*device, most).map_err(|error| from_ledger(&error))?;
+                }
+                self.0.until_answered(&devices).await;
+            }
+            let count = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+            Ok(v1::TrimReply {
+                returned_bytes: before.saturating_sub(self.promised(&devices)).get(),
+                asked: count(asked),
+                unanswered: count(unanswered),
+            })
+        })
+        .await
     }
 
     async fn evict(&self, request: Request<v1::EvictRequest>) -> Result<Response<v1::EvictReply>, Status> {
-        self.check_admin(&request)?;
-        let wanted = request.into_inner();
-        let session = self.known_session(wanted.session_id)?.session;
-        let entry = self.0.registry.get(session);
-        let entry = entry.ok_or_else(|| from_ledger(&LedgerError::NoSession(session)))?;
-        let held = || self.0.steward.session(session).map_or(Bytes::ZERO, |view| view.held_bytes());
-        let before = held();
-        self.look_everywhere();
-        self.0.steward.evict(session).map_err(|error| from_ledger(&error))?;
-        let devices: Vec<DeviceId> = self.0.devices.iter().map(|device| device.id).collect();
-        self.0.until_answered(&devices).await;
-        let mut is_ended = false;
-        if let Some(patience) = wanted.end_after_ms.map(Duration::from_millis) {
-            let gives_all = async {
-                while !held().is_zero() {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            };
-            let is_in_time = tokio::time::timeout(patience, gives_all).await.is_ok();
-            if !is_in_time {
-                if !entry.has_pidfd {
-                    let text = "the kernel gives this daemon no hold of the process: end it yourself";
-                    return Err(status(ErrorKind::Unsupported, text));
-                }
-                let _ = entry.end_process();
-                is_ended = tokio::time::timeout(END_MAX, entry.over()).await.is_ok();
-                if !is_ended {
-                    let text = format!("process {} could not be ended: the daemon's log says why", entry.pid);
-                    return Err(status(ErrorKind::Unsupported, text));
+        self.acted(request, async |wanted: v1::EvictRequest| {
+            let session = self.known_session(wanted.session_id)?.session;
+            let entry = self.0.registry.get(session);
+            let entry = entry.ok_or_else(|| from_ledger(&LedgerError::NoSession(session)))?;
+            let held = || self.0.steward.session(session).map_or(Bytes::ZERO, |view| view.held_bytes());
+            let before = held();
+            self.look_everywhere();
+            self.0.steward.evict(session).map_err(|error| from_ledger(&error))?;
+            let devices: Vec<DeviceId> = self.0.devices.iter().map(|device| device.id).collect();
+            self.0.until_answered(&devices).await;
+            let mut is_ended = false;
+            if let Some(patience) = wanted.end_after_ms.map(Duration::from_millis) {
+                let gives_all = async {
+                    while !held().is_zero() {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                };
+                let is_in_time = tokio::time::timeout(patience, gives_all).await.is_ok();
+                if !is_in_time {
+                    if !entry.has_pidfd {
+                        let text = "the kernel gives this daemon no hold of the process: end it yourself";
+                        return Err(status(ErrorKind::Unsupported, text));
+                    }
+                    let _ = entry.end_process();
+                    is_ended = tokio::time::timeout(END_MAX, entry.over()).await.is_ok();
+                    if !is_ended {
+                        let text = format!("process {} could not be ended: the daemon's log says why", entry.pid);
+                        return Err(status(ErrorKind::Unsupported, text));
+                    }
                 }
             }
-        }
-        let left = held();
-        let returned = before.saturating_sub(left);
-        Ok(Response::new(v1::EvictReply { returned_bytes: returned.get(), held_bytes: left.get(), is_ended }))
+            let left = held();
+            let returned = before.saturating_sub(left);
+            Ok(v1::EvictReply { returned_bytes: returned.get(), held_bytes: left.get(), is_ended })
+        })
+        .await
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainReply>, Status> {
-        self.check_admin(&request)?;
-        let wanted = request.into_inner();
-        let device = self.known_device(&wanted.device_uuid)?.id;
-        self.0.look_for_parked(device);
-        self.0.steward.drain(device, !wanted.undo).map_err(|error| from_ledger(&error))?;
-        if !wanted.undo {
-            self.0.until_answered(&[device]).await;
-            self.0.steward.trim_idle(device, Bytes::MAX).map_err(|error| from_ledger(&error))?;
-            self.0.until_answered(&[device]).await;
-        }
-        let holds = |view: &SessionView| view.held.iter().any(|(of, _)| *of == device);
-        let sessions = self.0.steward.sessions();
-        Ok(Response::new(v1::DrainReply {
-            leased_bytes: self.0.steward.device(device).map_or(0, |view| view.bytes.leased.get()),
-            session_ids: sessions.iter().filter(|view| holds(view)).map(|view| view.session.0).collect(),
-        }))
+        self.acted(request, async |wanted: v1::DrainRequest| {
+            let device = self.known_device(&wanted.device_uuid)?.id;
+            self.0.look_for_parked(device);
+            self.0.steward.drain(device, !wanted.undo).map_err(|error| from_ledger(&error))?;
+            if !wanted.undo {
+                self.0.until_answered(&[device]).await;
+                self.0.steward.trim_idle(device, Bytes::MAX).map_err(|error| from_ledger(&error))?;
+                self.0.until_answered(&[device]).await;
+            }
+            let holds = |view: &SessionView| view.held.iter().any(|(of, _)| *of == device);
+            let sessions = self.0.steward.sessions();
+            Ok(v1::DrainReply {
+                leased_bytes: self.0.steward.device(device).map_or(0, |view| view.bytes.leased.get()),
+                session_ids: sessions.iter().filter(|view| holds(view)).map(|view| view.session.0).collect(),
+            })
+        })
+        .await
     }
 
     async fn revocations(
@@ -348,6 +402,7 @@ fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
             is_evicted: view.is_evicted,
             lends: view.terms.lends,
             unanswered: entry.unanswered.load(Ordering::Relaxed),
+            plan_id: entry.plan.load(Ordering::Relaxed),
         })
     };
     daemon.registry.all().iter().filter_map(status).collect()

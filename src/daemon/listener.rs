@@ -418,9 +418,13 @@ fn passed_http(passed: OwnedFd) -> Result<TcpListener, ListenError> {
 }
 
 async fn listen_for_http(address: SocketAddr) -> Result<TcpListener, ListenError> {
-    let error = |source| ListenError::Socket {
-        what: format!("http://{address} (another process may have the port: `ss -ltnp`; --http says which)"),
-        source,
+    let error = |source: std::io::Error| {
+        let hint = match source.kind() {
+            std::io::ErrorKind::AddrInUse => " (another process has the port: `ss -ltnp`; --http says which)",
+            std::io::ErrorKind::AddrNotAvailable => " (this machine has no such address: `ip address`)",
+            _ => "",
+        };
+        ListenError::Socket { what: format!("http://{address}{hint}"), source }
     };
     TcpListener::bind(address).await.map_err(error)
 }

@@ -270,6 +270,7 @@ impl Daemon {
             questions: tokio::sync::watch::Sender::default(),
             maps: Maps::default(),
             unanswered: AtomicU64::new(0),
+            plan: AtomicU64::new(0),
             ending: tokio::sync::watch::Sender::new(false),
             page: std::sync::Mutex::default(),
             links: tokio::sync::watch::Sender::new(0),

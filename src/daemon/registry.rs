@@ -51,6 +51,8 @@ pub(super) struct Entry {
     pub(super) maps: Maps,
     /// How often it has not answered in time.
     pub(super) unanswered: AtomicU64,
+    /// The plan that it last asked for memory with; 0 for none.
+    pub(super) plan: AtomicU64,
     /// Becomes true when its process is to be ended.
     pub(super) ending: watch::Sender<bool>,
     /// Where it counts. Of a session that was taken over nobody has it before its process is there again.
@@ -388,6 +390,7 @@ mod tests {
             questions: Questions::default(),
             maps: Maps::default(),
             unanswered: AtomicU64::new(0),
+            plan: AtomicU64::new(0),
             ending: watch::Sender::new(false),
             page: Mutex::new(Some(stats_page::create(id).unwrap())),
             links: watch::Sender::new(0),

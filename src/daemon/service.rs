@@ -158,6 +158,9 @@ impl Daemon {
         if wanted.wait_ms > 0 && self.steward.room(session, device.id).is_some_and(|room| room < wanted.len) {
             self.look_for_parked(device.id);
         }
+        if let (Some(plan), Some(entry)) = (wanted.plan, self.registry.get(session)) {
+            entry.plan.store(plan.0, Ordering::Relaxed);
+        }
         let holder = Holder::Session(session);
         Ok(Ask { holder, device: device.id, parts, plan: wanted.plan, wait_ms: wanted.wait_ms })
     }
@@ -372,6 +375,7 @@ impl Sessions for Service {
             questions: tokio::sync::watch::Sender::default(),
             maps: Maps::default(),
             unanswered: AtomicU64::new(0),
+            plan: AtomicU64::new(0),
             ending: tokio::sync::watch::Sender::new(false),
             page: std::sync::Mutex::new(Some(page)),
             links: tokio::sync::watch::Sender::new(0),

@@ -113,7 +113,33 @@ struct Fitting {
     unusable: Option<String>,
 }
 
-fn fitting(directory: &Path, position: Option<Position>) -> std::io::Result<Fitting> {
+/// What a directory has, whosever it is.
+#[derive(Debug, Default)]
+pub struct Listed {
+    /// So many plans, as far as their lengths and beginnings tell.
+    pub usable: usize,
+    /// Files that are called plans and cannot be used, and why.
+    pub unusable: Vec<(PathBuf, String)>,
+}
+
+/// Looks through a directory before anybody's plan is looked for in it.
+///
+/// # Errors
+///
+/// The directory cannot be listed.
+pub fn listed(directory: &Path) -> std::io::Result<Listed> {
+    let mut listed = Listed::default();
+    for path in paths(directory)? {
+        match job_in(&path) {
+            Ok((_, None)) => listed.usable += 1,
+            Ok((_, Some(why))) | Err(why) => listed.unusable.push((path, why)),
+        }
+    }
+    Ok(listed)
+}
+
+/// Its files that are called plans, by name.
+fn paths(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(directory)?;
     let mut paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
     // What Kubernetes keeps beside what is mounted begins with a dot.
@@ -123,8 +149,12 @@ fn fitting(directory: &Path, position: Option<Position>) -> std::io::Result<Fitt
     };
     paths.retain(is_plan);
     paths.sort_unstable();
+    Ok(paths)
+}
+
+fn fitting(directory: &Path, position: Option<Position>) -> std::io::Result<Fitting> {
     let mut found = Fitting::default();
-    for path in paths {
+    for path in paths(directory)? {
         let (job, wrong) = match job_in(&path) {
             Ok((job, wrong)) => (Some(job), wrong),
             Err(why) => (None, Some(why)),

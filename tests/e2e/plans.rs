@@ -10,7 +10,7 @@ use stitchd::pool::Request;
 use stitchd::runtime::RuntimeConfig;
 use stitchd::units::Bytes;
 
-use crate::support::{TestDaemon, hear, python, run, run_json, stderr};
+use crate::support::{TestDaemon, hear, python, run, run_json, stderr, stitchd};
 
 const MIB: u64 = 1 << 20;
 
@@ -84,6 +84,12 @@ fn a_reserved_pool_waits_for_its_job_and_serves_it_from_the_plan() {
     let runtime = session.runtime(0, RuntimeConfig::default()).unwrap();
     runtime.install_plan(&plan).unwrap();
     assert_eq!((daemon.device("reserved_bytes"), daemon.device("leased_bytes")), (0, 64 * MIB));
+    let sessions = daemon.cli_json(&["sessions"]);
+    let of = |name: &str| {
+        let sessions = sessions["sessions"].as_array().unwrap();
+        sessions.iter().find(|session| session["name"] == name).unwrap()["plan"].clone()
+    };
+    assert_eq!((of("job"), of("other")), (id.to_hex().into(), serde_json::Value::Null));
     runtime.alloc(&Request::of(Bytes::mib(4))).unwrap();
     for _ in 0..5 {
         let [a, b] = [10, 10].map(|mib| runtime.alloc(&Request::of(Bytes::mib(mib))).unwrap());
@@ -95,6 +101,27 @@ fn a_reserved_pool_waits_for_its_job_and_serves_it_from_the_plan() {
     }
     let stats = runtime.stats();
     assert_eq!((stats.served.planned, stats.planned.deviations()), (16, 0));
+}
+
+#[test]
+fn a_directory_of_plans_that_cannot_be_used_is_said_before_the_program_begins() {
+    let daemon = TestDaemon::start(64);
+    let plans = daemon.path().join("of-jobs");
+    std::fs::create_dir(&plans).unwrap();
+    let socket = format!("--socket={}", daemon.socket().display());
+    let said = || {
+        let ran = stitchd().args(["run", &socket, "--plan", text(&plans), "--", "true"]).output().unwrap();
+        assert_eq!(ran.status.code(), Some(0), "{ran:?}");
+        String::from_utf8(ran.stderr).unwrap()
+    };
+    let nothing = "has no file *.plan that can be used: the program goes on without a plan";
+    assert!(said().contains(nothing));
+    std::fs::write(plans.join("torn.plan"), "no plan at all").unwrap();
+    let both = said();
+    assert!(both.contains("torn.plan is no plan that can be used: ") && both.contains(nothing), "{both}");
+    run_json(&["plan", text(&small_trace(daemon.path())), "-o", text(&plans.join("job.plan")), "--json"]);
+    let one = said();
+    assert!(one.contains("torn.plan is no plan that can be used: ") && !one.contains(nothing), "{one}");
 }
 
 #[test]

@@ -174,9 +174,14 @@ fn a_device_that_is_drained_gets_empty_and_is_leased_again_when_that_ends() {
     assert!(chain(&error).contains("is being drained"), "{}", chain(&error));
     job.free(live);
     job.runtime.trim(Bytes::MAX);
-    assert_eq!(daemon.cli(&["drain", "0"]).status.code(), Some(0));
+    let uuid = daemon.status()["devices"][0]["uuid"].as_str().unwrap().to_owned();
+    assert_eq!(daemon.cli(&["drain", &uuid]).status.code(), Some(0));
+    assert!(daemon.log().contains("0 B still leased, to 0 sessions"), "{}", daemon.log());
     daemon.cli_json(&["drain", "--undo", "0"]);
     job.alloc(8);
+    let nobody = daemon.cli(&["drain", "GPU-00000000-0000-0000-0000-000000000000"]);
+    let error = String::from_utf8(nobody.stderr).unwrap();
+    assert!(nobody.status.code() == Some(2) && error.contains("no device GPU-0"), "{error}");
 }
 
 const HOLDER: &str = "

@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::reports::Reports;
 use super::{Common, Failure, Outcome, ask, print_json, read_plan, scratch};
+use crate::plan::directory;
 use crate::session::SessionError;
 use crate::session::locate::{AUTO, Environment, as_limit};
 use crate::units::Bytes;
@@ -90,11 +91,18 @@ pub(super) fn run(args: &RunArgs) -> Outcome {
     if let Some(path) = args.plan.as_ref().filter(|plan| plan.as_os_str() != AUTO) {
         if path.is_dir() {
             // Whose each plan is its process knows.
-            let listed = std::fs::read_dir(path);
-            let mut listed = listed.map_err(|error| Failure::Usage(format!("--plan: {}: {error}", path.display())))?;
-            let is_plan = |entry: &std::fs::DirEntry| entry.path().extension().is_some_and(|ending| ending == "plan");
-            if !args.quiet && !listed.any(|entry| entry.is_ok_and(|entry| is_plan(&entry))) {
-                say(&format!("stitchd: {} has no file *.plan: the program goes on without a plan\n", path.display()));
+            let found = directory::listed(path);
+            let found = found.map_err(|error| Failure::Usage(format!("--plan: {}: {error}", path.display())))?;
+            if !args.quiet {
+                for (path, why) in found.unusable {
+                    say(&format!("stitchd: {} is no plan that can be used: {why}\n", path.display()));
+                }
+                if found.usable == 0 {
+                    let directory = path.display();
+                    say(&format!(
+                        "stitchd: {directory} has no file *.plan that can be used: the program goes on without a plan\n"
+                    ));
+                }
             }
         } else if path.exists() && !path.is_file() {
             return Err(Failure::Usage(format!("--plan: {}: it is no file", path.display())));

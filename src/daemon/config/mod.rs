@@ -375,6 +375,9 @@ impl Config {
                     if reason.contains("expected a string") {
                         reason.push_str("times, sizes, modes and names are written in quotes and with their units: wait = \"5s\", warm = \"1GiB\", socket_mode = \"660\"");
                     }
+                    if reason.contains("expected a sequence") {
+                        reason.push_str("there may be several of these, each under a heading of its own in double brackets: [[tenant]], [[device]]");
+                    }
                     ConfigError::Parse { path: path.to_owned(), reason }
                 };
                 toml::from_str(&text).map_err(parse)?
@@ -785,6 +788,7 @@ mod tests {
             assert!(error.starts_with(expected), "{text} gives {error}");
         }
         assert!(load("colour = 1", &Flags::default()).unwrap_err().to_string().contains("unknown field"));
+        assert!(load("[tenant]\nname = 'a'", &Flags::default()).unwrap_err().to_string().contains("[[tenant]]"));
         assert!(load("ladder = 3", &Flags::default()).unwrap_err().to_string().contains("ladder is a list of sizes"));
         for text in ["x", "0=", "0=x", "-1", "9999", "0=1", "0=1MiB", "0=99999TiB"] {
             assert!(load("", &flags(&[text])).is_err(), "{text}");

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::ids::DeviceUuid;
+use crate::ids::{DeviceUuid, PlanId};
 use crate::runtime::Counter;
 use crate::wire::v1;
 
@@ -93,6 +93,7 @@ pub fn session(session: &v1::SessionStatus) -> Value {
         "lend": session.lends,
         "is_evicted": session.is_evicted,
         "unanswered": session.unanswered,
+        "plan": plan_of(session),
         "devices": session.on.iter().map(|on| json!({
             "ordinal": on.ordinal,
             "leased_bytes": on.leased_bytes,
@@ -106,6 +107,11 @@ pub fn session(session: &v1::SessionStatus) -> Value {
         "age_ms": session.age_ms,
         "counters": counters,
     })
+}
+
+/// The plan that a session last asked for memory with, as `stitchd plans` names it.
+pub fn plan_of(session: &v1::SessionStatus) -> Option<String> {
+    (session.plan_id != 0).then(|| PlanId(session.plan_id).to_hex())
 }
 
 /// Everything at one moment, as `live.json` and `stitchd top --json` have it.
