@@ -38,6 +38,8 @@
 //! | [`auto`] | plans made while the job runs, and when another is needed |
 //! | [`wire`] | what goes between processes: messages, packets with descriptors, who is at the other end |
 //! | [`session`] | the client's side of it |
+//! | `order` | the order of a graph's operators that needs the least memory (OLLA) |
+//! | `partition` | where to cut a model for pipelined training, and how to share each stage (CAPTURE) |
 //! | `replay` | a trace through these pools, and through models of others |
 //! | `daemon` | the daemon's side of it, metrics and probes |
 //! | `cli` | one file per subcommand |
@@ -116,6 +118,10 @@
 //! | lane, role | the requests of a plan that come in one order: those of a stream, or of each of the threads that race on it; which of those ([`plan::Lane`]) |
 //! | prologue, cycle | the plan of what comes once, and of what every iteration repeats |
 //! | kind, detour | iterations that do something else than the cycle; what comes there instead of a stretch of it, from which entry to which ([`plan::Kind`], [`plan::Detour`]) |
+//! | operator, storage, order | what a graph runs; memory of one tensor or of several that are the same; the sequence in which operators run ([`order`]) |
+//! | place, walk, width | which operators of a graph have run; on the way through it; so many places at each level of a search (`order::search`) |
+//! | layer, stage, config, degree | what a model is cut between; layers on one GPU or on several that share them; in which way and among how many ([`partition`]) |
+//! | mesh, profile, isolated and added bytes | nodes with GPUs; what layers were measured to need alone on a GPU, and beside those before them ([`partition::Profile`]) |
 //! | peak, lower bound | the highest byte that is used, the largest sum of live sizes at any tick |
 //! | static pool | the addresses of a plan and the memory behind them, reserved before the job or taken from what it had idle ([`pool::planned`]) |
 //! | deviation | a request that the plan did not foresee, or one that it foresaw and that did not come ([`pool::planned::PlannedCounts`]) |
@@ -147,6 +153,10 @@ pub mod ledger;
 pub mod limits;
 pub mod memory;
 pub mod mortal;
+#[cfg(feature = "daemon")]
+pub mod order;
+#[cfg(feature = "daemon")]
+pub mod partition;
 pub mod plan;
 pub mod pool;
 pub mod record;

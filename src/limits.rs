@@ -112,6 +112,12 @@ pub const PLANS_MAX: usize = 1024;
 pub const PLANS_LEN_MAX: u64 = 1 << 30;
 /// Processes of one job: ten times those of the largest that are known.
 pub const WORLD_SIZE_MAX: u32 = 1 << 20;
+/// Operators of a graph that is ordered: some ten times those of the largest training steps that are traced whole.
+pub const GRAPH_NODES_MAX: usize = 1 << 17;
+/// Tensors of one.
+pub const GRAPH_TENSORS_MAX: usize = 1 << 19;
+/// Bytes of a file that one is read from: some three times what as many operators take, with names of usual length.
+pub const GRAPH_FILE_LEN_MAX: u64 = 256 << 20;
 /// Requests in one plan.
 pub const PLAN_ENTRIES_MAX: usize = 1 << 22;
 

@@ -9,7 +9,7 @@ use std::process::Command;
 const BASE: [&str; 10] = ["units", "limits", "ids", "clock", "error", "rng", "ladder", "sync", "extents", "mortal"];
 
 /// Module by module, what it may use beside the base. Nothing else, and a module that is not here does not exist.
-const MAY_USE: [(&str, &[&str]); 21] = [
+const MAY_USE: [(&str, &[&str]); 23] = [
     ("driver", &[]),
     ("memory", &["driver"]),
     ("store", &["memory", "driver"]),
@@ -18,6 +18,8 @@ const MAY_USE: [(&str, &[&str]); 21] = [
     ("steward", &["journal", "ledger", "store"]),
     ("trace", &[]),
     ("plan", &["trace"]),
+    ("order", &["plan", "trace"]),
+    ("partition", &[]),
     ("pool", &["memory", "plan", "trace"]),
     ("context", &["trace"]),
     ("record", &["context", "pool", "trace"]),
@@ -37,7 +39,19 @@ const MAY_USE: [(&str, &[&str]); 21] = [
     (
         "cli",
         &[
-            "daemon", "keeper", "replay", "session", "wire", "runtime", "pool", "plan", "trace", "steward", "memory",
+            "daemon",
+            "keeper",
+            "replay",
+            "order",
+            "partition",
+            "session",
+            "wire",
+            "runtime",
+            "pool",
+            "plan",
+            "trace",
+            "steward",
+            "memory",
             "driver",
         ],
     ),

@@ -18,6 +18,8 @@ mod evict;
 mod health;
 mod keep;
 mod limit;
+mod order;
+mod partition;
 mod plan;
 mod plans;
 mod replay;
@@ -48,6 +50,7 @@ use crate::daemon::DaemonError;
 use crate::daemon::config::ConfigError;
 use crate::driver::OpenError;
 use crate::error::{ErrorKind, chain};
+use crate::order::OrderError;
 use crate::plan::PlanError;
 use crate::plan::format::FormatError;
 use crate::session::SessionError;
@@ -79,6 +82,10 @@ enum Command {
     Run(run::RunArgs),
     /// Makes a plan from a trace, checks or shows one
     Plan(plan::PlanArgs),
+    /// Finds the order of a graph's operators that needs the least memory, and places for its tensors
+    Order(order::OrderArgs),
+    /// Says where to cut a model for pipelined training so that the fullest GPU holds least
+    Partition(Box<partition::PartitionArgs>),
     /// Runs a trace through these pools and models of others, and says what each needs
     Replay(Box<replay::ReplayArgs>),
     /// Says what a trace is in numbers, and turns what others recorded into traces
@@ -165,6 +172,14 @@ pub enum Failure {
     /// There is no plan for it.
     #[error("{}", chain(.0))]
     Plan(#[from] PlanError),
+    /// A graph is wrong.
+    #[error("{path}: {source}")]
+    Graph {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: OrderError,
+    },
     /// A file is no plan.
     #[error("{path}: {}", chain(.source))]
     PlanFile {
@@ -215,6 +230,7 @@ impl Failure {
             | Failure::Trace { .. }
             | Failure::Plan(_)
             | Failure::PlanFile { .. }
+            | Failure::Graph { .. }
             | Failure::File { .. }
             | Failure::Usage(_)
             | Failure::Output(_) => Self::USAGE,
@@ -254,6 +270,8 @@ impl Command {
             Command::Serve(args) => serve::run(&args),
             Command::Run(args) => run::run(&args),
             Command::Plan(args) => plan::run(&args),
+            Command::Order(args) => order::run(&args),
+            Command::Partition(args) => partition::run(&args),
             Command::Replay(args) => replay::run(&args),
             Command::Trace(args) => trace::run(&args),
             Command::Reserve(args) => reserve::run(&args),

@@ -41,7 +41,7 @@ pub(super) struct PlanArgs {
     /// Use only this solver, such as first-fit/size-start
     #[arg(long, value_name = "NAME")]
     solver: Option<String>,
-    /// Search for so many units of work, some seven million a second: the same answer on every machine [default: 8000000 for a problem CSV, 0 for a trace]
+    /// Search for so many units of work, some seven million a second: the same answer on every machine [default: 8000000 for a problem CSV, 500 for each request of a trace]
     #[arg(long, value_name = "UNITS")]
     work: Option<u64>,
     /// Stop the search after so long with the best that there is, such as 60s; without --work as long as that takes
@@ -110,7 +110,7 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
         return stack(args, file, &trace, solver, &budget(args, Budget::patient()));
     }
     let problem = problem(&trace, iteration, cut)?;
-    let solution = Plan::solved(&problem, solver, &budget(args, Budget::none()))?;
+    let solution = Plan::solved(&problem, solver, &budget(args, known(imported.is_problem, &problem)))?;
     let is_optimal = solution.is_optimal;
     let mut plan = Plan::of_solved(&trace, &problem, solution)?;
     let seconds = (clock.now() - started).as_secs_f64();
@@ -187,6 +187,11 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
     DONE
 }
 
+/// How long is searched where nobody says.
+fn known(is_problem: bool, problem: &Problem) -> Budget {
+    if is_problem { Budget::patient() } else { Budget::of(problem) }
+}
+
 /// How long is searched.
 fn budget(args: &PlanArgs, known: Budget) -> Budget {
     let stop = args.time_limit.map(|limit| {
@@ -194,7 +199,9 @@ fn budget(args: &PlanArgs, known: Budget) -> Budget {
         let until = clock.now() + limit;
         Rc::new(move || clock.now() >= until) as Rc<dyn Fn() -> bool>
     });
-    let units = args.work.unwrap_or(if stop.is_some() { u64::MAX / 16 } else { known.units });
+    // Somewhat more than there is time for: how much there is decides what is tried for how long.
+    let timed = |limit: Duration| (limit.as_secs_f64() * 1e7).min(1e15) as u64;
+    let units = args.work.unwrap_or(args.time_limit.map_or(known.units, timed));
     Budget { units, stop }
 }
 

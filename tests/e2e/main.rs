@@ -30,6 +30,8 @@ mod memcheck;
 mod metrics;
 mod moments;
 mod namespaces;
+mod order_cli;
+mod partition_cli;
 mod plans;
 mod python;
 mod raw;

@@ -86,8 +86,10 @@ fn modules_are_shared_between_processes_of_a_real_pytorch() {
 fn with_a_real_pytorch_the_package_does_what_it_says() {
     let Some(library) = library() else { return };
     let daemon = on_gpus();
-    let Some(output) = list("test_with_torch", &daemon, "cuda", &library) else { return };
-    passes(&output);
+    for file in ["test_with_torch", "test_graph"] {
+        let Some(output) = list(file, &daemon, "cuda", &library) else { return };
+        passes(&output);
+    }
 }
 
 /// What stands for CUDA's runtime under a real PyTorch, built against the headers that come with that; or why not.

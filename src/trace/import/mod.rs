@@ -74,6 +74,15 @@ pub fn open(path: &Path) -> Result<File, TraceError> {
     Ok(file)
 }
 
+/// Bytes as they were before they were compressed, if they were, with zstd or gzip: whatever is in them.
+///
+/// # Errors
+///
+/// Nothing can be read.
+pub fn unpacked<'a>(bytes: impl Read + 'a) -> std::io::Result<impl Read + 'a> {
+    Unpacked::open(bytes)
+}
+
 /// A pickle is read whole: its values refer to each other.
 const PICKLE_LEN_MAX: u64 = 4 << 30;
 

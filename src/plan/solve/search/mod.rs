@@ -85,6 +85,10 @@ const EXACT_MAX: usize = 4_096;
 const PAIRS_MAX: u64 = 1 << 21;
 /// Passes before anything else is tried.
 const KEYS_TRIED: usize = 8;
+/// Units in which the bound is met, if it is at all, but for luck: half of what there is, and no more than this or an eighth of it.
+const AT_BOUND: u64 = 1 << 22;
+/// Units of the first search at a height between.
+const CLOSE_IN: u64 = 1 << 21;
 /// Units of the first turn of each.
 const SLICE: u64 = 1 << 15;
 
@@ -149,7 +153,8 @@ fn of_group(
         limit,
         best: None,
         low: bound,
-        rng: Rng::new(blocks.blocks.len() as u64),
+        of_passes: Rng::new(blocks.blocks.len() as u64),
+        of_restarts: Rng::new(!(blocks.blocks.len() as u64)),
         keys: Value::ALL.map(|value| keys(blocks, value)),
         dives: 0,
     };
@@ -167,7 +172,9 @@ struct Group<'a> {
     best: Option<Found>,
     /// Nothing ends below this.
     low: u64,
-    rng: Rng,
+    /// Chance for each by itself, so that what one does is not the other's luck.
+    of_passes: Rng,
+    of_restarts: Rng,
     keys: [Vec<u64>; Value::ALL.len()],
     /// Passes so far.
     dives: usize,
@@ -198,20 +205,21 @@ impl Group<'_> {
         }
         let is_small = self.blocks.blocks.len() <= EXACT_MAX && self.blocks.pairs() <= PAIRS_MAX;
         let mut at_bound = is_small.then(|| Restarts::at(self.blocks, self.bound));
-        let until = work.left / 2;
+        let until = work.left - (work.left / 2).min(AT_BOUND.max(work.left / 8));
         let mut slice = SLICE;
         while !self.is_over(work) && work.left > until {
             if !at_bound.as_ref().is_some_and(|search| search.is_tight) {
-                work.with(slice, |share| self.dive(share, usize::MAX));
+                // Passes are the smaller part: what they find at all, they mostly find at once.
+                work.with(slice / 4, |share| self.dive(share, usize::MAX));
             }
             self.search_at_bound(&mut at_bound, slice, work);
             slice *= 2;
         }
         // Then also between what nothing is below and what is known.
         while is_small && !self.is_over(work) {
-            work.with((work.left / 8).max(SLICE), |share| self.close_in(share));
-            self.search_at_bound(&mut at_bound, work.left / 8, work);
-            work.with((work.left / 16).max(SLICE), |share| self.dive(share, usize::MAX));
+            work.with((work.left / 4).max(SLICE), |share| self.close_in(share));
+            self.search_at_bound(&mut at_bound, work.left / 16, work);
+            work.with((work.left / 32).max(SLICE), |share| self.dive(share, usize::MAX));
         }
         self.dive(work, usize::MAX);
     }
@@ -219,7 +227,7 @@ impl Group<'_> {
     /// Goes on with the search at the bound, if there is one yet.
     fn search_at_bound(&mut self, at_bound: &mut Option<Restarts<'_>>, units: u64, work: &mut Work) {
         if let Some(restarts) = at_bound.as_mut().filter(|_| !self.is_over(work)) {
-            let verdict = restarts.go_on(&mut self.rng, units, work);
+            let verdict = restarts.go_on(&mut self.of_restarts, units, work);
             if self.take(self.bound, verdict) {
                 *at_bound = None;
             }
@@ -233,8 +241,9 @@ impl Group<'_> {
                 return;
             }
             let base = &self.keys[self.dives % Value::ALL.len()];
-            let (spread, share) = ([20, 100, 300, 600][self.rng.index(4)], [20, 100, 500, 1000][self.rng.index(4)]);
-            let rng = &mut self.rng;
+            let (spread, share) =
+                ([20, 100, 300, 600][self.of_passes.index(4)], [20, 100, 500, 1000][self.of_passes.index(4)]);
+            let rng = &mut self.of_passes;
             let mut vary = |key: &u64| {
                 if rng.chance(share) { key / 1000 * (1000 - spread + rng.below(2 * spread)) + 1 } else { *key }
             };
@@ -254,19 +263,26 @@ impl Group<'_> {
         }
     }
 
-    /// Halves what is between what is known to be too low and what was found.
+    /// Halves what is between what was too low in so much time and what was found, again and again, each time with more time for each.
     fn close_in(&mut self, work: &mut Work) {
-        let mut cap = self.low + (self.top() - 1 - self.low) / 2;
-        while !self.is_over(work) && cap < self.top() {
-            let mut restarts = Restarts::at(self.blocks, cap);
-            let verdict = work.with(work.left / 2 + 1, |share| restarts.go_on(&mut self.rng, u64::MAX, share));
-            let is_known = verdict != Verdict::Unknown;
-            self.take(cap, verdict);
-            let next = cap + (self.top() - cap) / 2;
-            if is_known || next == cap {
-                return;
+        let mut slice = CLOSE_IN;
+        while !self.is_over(work) {
+            let mut too_low = self.low.saturating_sub(1);
+            while !self.is_over(work) && too_low + 1 < self.top() {
+                let cap = too_low + (self.top() - too_low) / 2;
+                let mut restarts = Restarts::shuffled_at(self.blocks, cap);
+                let verdict = work.with(slice, |share| restarts.go_on(&mut self.of_restarts, u64::MAX, share));
+                if verdict == Verdict::Unknown {
+                    too_low = cap;
+                }
+                self.take(cap, verdict);
+                too_low = too_low.max(self.low.saturating_sub(1));
+                // What little is left is for when there is more time.
+                if (self.top() - too_low) * 256 < self.top() - self.low {
+                    break;
+                }
             }
-            cap = next;
+            slice *= 2;
         }
     }
 
@@ -306,6 +322,12 @@ impl<'a> Restarts<'a> {
         Restarts { search: Search::new(blocks, cap), turn: 0, is_tight }
     }
 
+    /// One that does not try blocks as they are first.
+    fn shuffled_at(blocks: &'a Blocks, cap: u64) -> Restarts<'a> {
+        let restarts = Restarts::at(blocks, cap);
+        Restarts { turn: 2 * RULES.len() * Value::ALL.len(), ..restarts }
+    }
+
     /// Until so many units are done, and then to where it begins again.
     fn go_on(&mut self, rng: &mut Rng, units: u64, work: &mut Work) -> Verdict {
         let until = work.done.saturating_add(units);
@@ -319,13 +341,21 @@ impl<'a> Restarts<'a> {
             self.turn += 1;
             // As they are, and then in other orders.
             let noise = (round > usize::from(self.is_tight)).then_some(&mut *rng);
-            let verdict = self.search.run(rule, noise, first << (longer * round.min(10) as u32), work);
+            let turns =
+                if self.is_tight { round.min(10) as u32 } else { luby(round as u64 + 1).trailing_zeros().min(10) };
+            let verdict = self.search.run(rule, noise, first << (longer * turns), work);
             if verdict != Verdict::Unknown {
                 return verdict;
             }
         }
         Verdict::Unknown
     }
+}
+
+/// The sequence 1, 1, 2, 1, 1, 2, 4, 1 … of Luby, Sinclair and Zuckerman (1993): restarts as good as any for who does not know how long it takes.
+fn luby(n: u64) -> u64 {
+    let power = 64 - n.leading_zeros();
+    if n + 1 == 1 << power { 1 << (power - 1) } else { luby(n + 1 - (1 << (power - 1))) }
 }
 
 fn keys(blocks: &Blocks, value: Value) -> Vec<u64> {

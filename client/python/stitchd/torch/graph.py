@@ -1,0 +1,258 @@
+"""A training step as a graph for `stitchd order`, and back: the step in the order that was found.
+
+    step = graph.traced(model, loss, inputs, target)         # an fx.GraphModule: forward, backward and update
+    json.dump(graph.exported(step.module), open("step.json", "w"))
+    # stitchd order step.json -o ordered.json
+    graph.reorder(step.module, json.load(open("ordered.json"))["order"])
+    step(inputs, target)                                     # trains the model, one step
+
+Nothing is computed while it is traced: tensors are shapes. What an operator overwrites (a weight in its update, an activation in
+place) is the same memory in the graph, and whoever reads the old value comes before, whoever reads the new one after.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Callable, Iterable
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten
+
+__all__ = ["Step", "exported", "reorder", "traced"]
+
+
+class Step:
+    """A traced training step of a model: calling it with inputs and target trains the model once and gives the loss."""
+
+    def __init__(self, module: fx.GraphModule, parameters: list, buffers: list) -> None:
+        #: The operators, in the order in which they run.
+        self.module = module
+        self._parameters = parameters
+        self._buffers = buffers
+
+    def __call__(self, inputs: Any, target: torch.Tensor) -> torch.Tensor:
+        """One step: the model's parameters and buffers are changed in place."""
+        with torch.no_grad():
+            return self.module(self._parameters, self._buffers, inputs, target)
+
+
+def traced(
+    model: torch.nn.Module,
+    loss: Callable[[Any, torch.Tensor], torch.Tensor],
+    inputs: Any,
+    target: torch.Tensor,
+    learning_rate: float = 1e-3,
+) -> Step:
+    """The training step of a model with plain gradient descent: forward, loss, backward, then every parameter is updated in place.
+
+    `inputs` and `target` are tensors of the shapes that the step is to have (on the device "meta" they need no memory).
+    """
+    names = [name for name, _ in model.named_parameters()]
+    buffer_names = [name for name, _ in model.named_buffers()]
+    parameters = [parameter for _, parameter in model.named_parameters()]
+    buffers = [buffer for _, buffer in model.named_buffers()]
+
+    def step(parameters, buffers, inputs, target):
+        state = dict(zip(names, parameters)) | dict(zip(buffer_names, buffers))
+        given = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+        value = loss(torch.func.functional_call(model, state, tuple(given)), target)
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        gradients = torch.autograd.grad(value, wanted, allow_unused=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(wanted, gradients):
+                if gradient is not None:
+                    parameter.add_(gradient, alpha=-learning_rate)
+        return value.detach()
+
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        as_shape = lambda value: torch.utils._pytree.tree_map(  # noqa: E731
+            lambda leaf: _fake(mode, leaf) if isinstance(leaf, torch.Tensor) else leaf, value
+        )
+        module = make_fx(step, tracing_mode="real")(
+            as_shape(parameters), as_shape(buffers), as_shape(inputs), as_shape(target)
+        )
+    _drop_unused(module)
+    return Step(module, parameters, buffers)
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    with mode:
+        shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return shape.requires_grad_(tensor.requires_grad)
+
+
+def _drop_unused(module: fx.GraphModule) -> None:
+    """Views that nobody looks at, and detached copies of nothing: they cost nothing, and are in the way of whoever reads the graph."""
+    for node in reversed(list(module.graph.nodes)):
+        if node.op == "call_function" and not node.users and not _writes(node) and not _makes_memory(node):
+            module.graph.erase_node(node)
+    module.recompile()
+
+
+def exported(module: fx.GraphModule) -> dict:
+    """The graph of a traced module, as `stitchd order` reads it: tensors with their bytes, operators, which tensors are the same memory."""
+    return _Export(module).graph()
+
+
+def reorder(module: fx.GraphModule, order: Iterable[str]) -> None:
+    """Has the operators of a module run in this order: the names of its nodes, each once.
+
+    Raises ValueError where the names are not those of the module, or an operator would run before what it reads is there.
+    """
+    nodes = {node.name: node for node in module.graph.nodes if _is_operator(node)}
+    order = list(order)
+    if sorted(order) != sorted(nodes):
+        missing, unknown = sorted(set(nodes) - set(order)), sorted(set(order) - set(nodes))
+        raise ValueError(
+            f"the order names {len(order)} operators and the module has {len(nodes)}: "
+            f"missing {missing[:3]}, unknown {unknown[:3]}, or one is there twice"
+        )
+    after = _Export(module).after()
+    place = {name: at for at, name in enumerate(order)}
+    for before, later in after:
+        if place[before] > place[later]:
+            raise ValueError(f"'{later}' would run before '{before}', which it has to follow")
+    # Behind whatever is no operator: what is given comes first, what is returned last.
+    first = next(node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr"))
+    with module.graph.inserting_before(first):
+        anchor = module.graph.call_function(operator.add, (0, 0))
+    last = anchor
+    for name in order:
+        for node in [nodes[name], *_parts(nodes[name])]:
+            last.append(node)
+            last = node
+    module.graph.erase_node(anchor)
+    module.graph.lint()
+    module.recompile()
+
+
+def _is_operator(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem
+
+
+def _parts(node: fx.Node) -> list[fx.Node]:
+    """The nodes that take an operator's several results apart: they are no operators."""
+    parts = [user for user in node.users if user.op == "call_function" and user.target is operator.getitem]
+    return [part for direct in parts for part in [direct, *_parts(direct)]]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """What an operator overwrites, by its schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    written = []
+    for at, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+            written += [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, fx.Node)]
+    return written
+
+
+def _writes(node: fx.Node) -> bool:
+    return bool(_written(node))
+
+
+def _storages(node: fx.Node) -> list:
+    return [tensor.untyped_storage() for tensor in _tensors(node.meta.get("val"))]
+
+
+def _makes_memory(node: fx.Node) -> bool:
+    theirs = {id(storage._cdata) for argument in node.all_input_nodes for storage in _storages(argument)}
+    return any(id(storage._cdata) not in theirs for storage in _storages(node))
+
+
+class _Export:
+    """What is known of each node's memory."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self.nodes = [node for node in module.graph.nodes if _is_operator(node)]
+        #: By storage: the tensor that stands for it, and how large it is.
+        self.tensors: dict[str, int] = {}
+        self.aliases: list[list[str]] = []
+        self.first: dict[int, str] = {}
+        #: By node: the names of the tensors that it gives.
+        self.gives: dict[fx.Node, list[str]] = {}
+        self.described: list[dict] = []
+        self.control: set[tuple[str, str]] = set()
+        self._look()
+
+    def graph(self) -> dict:
+        return {
+            "tensors": self.tensors,
+            "nodes": self.described,
+            "control": sorted(list(pair) for pair in self.control),
+            "aliases": self.aliases,
+        }
+
+    def after(self) -> list[tuple[str, str]]:
+        """Who has to run after whom."""
+        maker = {name: node["name"] for node in self.described for name in node["outputs"]}
+        reads = ((maker[name], node["name"]) for node in self.described for name in node["inputs"] if name in maker)
+        return [*reads, *self.control]
+
+    def _name(self, name: str, storage: Any) -> str:
+        """A tensor of this name in that memory."""
+        self.tensors[name] = storage.nbytes()
+        first = self.first.setdefault(storage._cdata, name)
+        if first != name:
+            self.aliases.append([first, name])
+        return name
+
+    def _results(self, node: fx.Node) -> list[str]:
+        tensors = _tensors(node.meta.get("val"))
+        names = [node.name] if len(tensors) == 1 else [f"{node.name}.{at}" for at in range(len(tensors))]
+        return [self._name(name, tensor.untyped_storage()) for name, tensor in zip(names, tensors)]
+
+    def _look(self) -> None:
+        #: Who wrote each memory last, and who has read it since.
+        writer: dict[int, str] = {}
+        readers: dict[int, set[str]] = {}
+        parameters = set()
+        for node in self.module.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                value = node.meta.get("val")
+                if value is None and node.op == "get_attr":
+                    value = getattr(self.module, str(node.target))
+                    node.meta["val"] = value
+                self.gives[node] = self._results(node)
+                parameters.update(storage._cdata for storage in _storages(node))
+            elif node.op == "call_function" and node.target is operator.getitem:
+                source, at = node.args[0], node.args[1]
+                self.gives[node] = self._part(source, at, node)
+            elif _is_operator(node):
+                reads = {storage._cdata for argument in node.all_input_nodes for storage in _storages(argument)}
+                writes = {storage._cdata for argument in _written(node) for storage in _storages(argument)}
+                inputs = dict.fromkeys(name for argument in node.all_input_nodes for name in self.gives[argument])
+                for memory in reads:
+                    if memory in writer and writer[memory] != node.name:
+                        self.control.add((writer[memory], node.name))
+                for memory in writes:
+                    self.control.update((reader, node.name) for reader in readers.get(memory, ()) if reader != node.name)
+                    writer[memory], readers[memory] = node.name, set()
+                for memory in reads:
+                    readers.setdefault(memory, set()).add(node.name)
+                self.gives[node] = self._results(node)
+                described = {"name": node.name, "inputs": list(inputs), "outputs": self.gives[node]}
+                if writes & parameters:
+                    described["kind"] = "update"
+                self.described.append(described)
+
+    def _part(self, source: fx.Node, at: Any, node: fx.Node) -> list[str]:
+        """Which of an operator's results this is: no tensor of its own."""
+        mine = {id(tensor) for tensor in _tensors(node.meta.get("val"))}
+        storages = {storage._cdata for storage in _storages(node)}
+        names = self.gives[source]
+        tensors = _tensors(source.meta.get("val"))
+        exact = [name for name, tensor in zip(names, tensors) if id(tensor) in mine]
+        return exact or [
+            name for name, tensor in zip(names, tensors) if tensor.untyped_storage()._cdata in storages
+        ]

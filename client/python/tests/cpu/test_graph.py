@@ -1,0 +1,125 @@
+"""A training step as a graph, and back: with a real PyTorch, on the CPU."""
+
+import copy
+import random
+import unittest
+from collections import Counter, defaultdict
+from importlib.util import find_spec
+
+HAS_TORCH = find_spec("torch") is not None
+if HAS_TORCH:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    from stitchd.torch import graph
+
+    class Net(nn.Module):
+        """Convolution, normalisation with running figures, a residual sum, activations in place, views, a tied weight."""
+
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Conv2d(3, 8, 3, padding=1)
+            self.norm = nn.BatchNorm2d(8)
+            self.two = nn.Conv2d(8, 8, 3, padding=1)
+            self.act = nn.ReLU(inplace=True)
+            self.head = nn.Linear(8, 8)
+            self.tied = nn.Linear(8, 8)
+            self.tied.weight = self.head.weight
+
+        def forward(self, x):
+            x = self.act(self.norm(self.one(x)))
+            x = self.act(x + self.two(x))
+            return self.tied(self.head(x.mean((2, 3)).view(x.shape[0], -1)))
+
+
+def some_order(exported, module):
+    """An order that the graph allows, by chance."""
+    after = set(graph._Export(module).after())
+    waits = Counter(later for _, later in after)
+    follow = defaultdict(list)
+    for before, later in sorted(after):
+        follow[before].append(later)
+    ready = [node["name"] for node in exported["nodes"] if not waits[node["name"]]]
+    order = []
+    while ready:
+        node = ready.pop(random.randrange(len(ready)))
+        order.append(node)
+        for later in follow[node]:
+            waits[later] -= 1
+            if not waits[later]:
+                ready.append(later)
+    return order
+
+
+@unittest.skipUnless(HAS_TORCH, "there is no PyTorch")
+class GraphTest(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(1)
+        random.seed(1)
+        self.model = Net()
+        self.inputs, self.target = torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
+
+    def traced(self):
+        return graph.traced(self.model, F.cross_entropy, self.inputs, self.target, learning_rate=0.1)
+
+    def state(self):
+        return copy.deepcopy(self.model.state_dict())
+
+    def test_a_traced_step_does_what_the_model_does(self):
+        beside = copy.deepcopy(self.model)
+        optimizer = torch.optim.SGD(beside.parameters(), lr=0.1)
+        step = self.traced()
+        before = self.state()
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(beside(self.inputs), self.target)
+            loss.backward()
+            optimizer.step()
+            self.assertTrue(torch.allclose(step(self.inputs, self.target), loss.detach(), atol=1e-6))
+        for name, value in beside.state_dict().items():
+            self.assertTrue(torch.allclose(self.model.state_dict()[name], value, atol=1e-5), name)
+        self.assertFalse(torch.equal(before["one.weight"], self.model.one.weight))
+
+    def test_any_order_that_the_graph_allows_computes_the_same(self):
+        before = self.state()
+        step = self.traced()
+        exported = graph.exported(step.module)
+        losses = [step(self.inputs, self.target) for _ in range(2)]
+        expected = self.state()
+        given = [node["name"] for node in exported["nodes"]]
+        for _ in range(10):
+            order = some_order(exported, step.module)
+            self.assertNotEqual(order, given)
+            graph.reorder(step.module, order)
+            self.model.load_state_dict(before)
+            self.assertEqual([step(self.inputs, self.target) for _ in range(2)], losses)
+            for name, value in self.state().items():
+                self.assertTrue(torch.equal(value, expected[name]), name)
+            self.assertEqual([node["name"] for node in graph.exported(step.module)["nodes"]], order)
+
+    def test_an_order_that_is_none_is_refused_and_changes_nothing(self):
+        step = self.traced()
+        order = [node["name"] for node in graph.exported(step.module)["nodes"]]
+        for wrong in (order[::-1], order[1:], order + order[:1], [*order[1:], "nobody"]):
+            with self.assertRaises(ValueError):
+                graph.reorder(step.module, wrong)
+        self.assertEqual([node["name"] for node in graph.exported(step.module)["nodes"]], order)
+
+    def test_what_is_written_in_place_is_one_memory_and_comes_after_its_readers(self):
+        step = self.traced()
+        exported = graph.exported(step.module)
+        updates = [node for node in exported["nodes"] if node.get("kind") == "update"]
+        # Weights and biases of one, norm, two, head and tied, less a weight that two have; and how many batches the norm has seen.
+        self.assertEqual(len(updates), 9 + 1)
+        same = {frozenset(pair) for pair in exported["aliases"]}
+        made = {name for node in exported["nodes"] for name in node["outputs"]}
+        for node in updates:
+            given = [name for name in node["inputs"] if name not in made]
+            self.assertTrue(any(frozenset((name, node["outputs"][0])) in same for name in given) or node["outputs"][0] in made)
+        control = {tuple(pair) for pair in exported["control"]}
+        self.assertTrue(any(later in {node["name"] for node in updates} for _, later in control))
+
+
+if __name__ == "__main__":
+    unittest.main()
