@@ -1,6 +1,6 @@
 //! OLLA: the order of operators that needs the least memory, and then their places (Steiner et al., arXiv 2210.12924).
 //!
-//! `graph → order → places`: [`Graph`] checks what may come before what, [`order`] looks for the order with the lowest peak, [`place`]
+//! `graph → order → places`: [`Graph`] checks what may come before what, [`order`] looks for the order with the lowest peak, [`place()`]
 //! gives every tensor an address by the solvers of [`crate::plan`].
 //!
 //! Not for: changing what is computed. An order is one of those that the graph allows; nothing is computed twice and nothing left out.
