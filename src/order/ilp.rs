@@ -5,6 +5,7 @@
 //! certain (equations 11 and 12). The joint program (equation 9) has addresses, too, and for each pair of tensors that can be live together
 //! which of them lies below.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use highs::{Col, HighsModelStatus, RowProblem, Sense};
@@ -161,8 +162,18 @@ impl<'a> Program<'a> {
     }
 
     fn at_most(&mut self, sum: &Sum, most: f64) {
-        if !sum.terms.is_empty() {
-            self.rows.add_row(..=most - sum.number, sum.terms.clone());
+        // A variable stands once in a row, or HiGHS takes none of it.
+        let mut places: HashMap<Col, usize> = HashMap::new();
+        let mut terms: Vec<(Col, f64)> = Vec::with_capacity(sum.terms.len());
+        for (column, factor) in &sum.terms {
+            let place = *places.entry(*column).or_insert(terms.len());
+            match terms.get_mut(place) {
+                Some((_, sum)) => *sum += factor,
+                None => terms.push((*column, *factor)),
+            }
+        }
+        if !terms.is_empty() {
+            self.rows.add_row(..=most - sum.number, terms);
         }
     }
 
@@ -242,7 +253,8 @@ impl<'a> Program<'a> {
     }
 
     fn solve_for(self, limit: Duration, wanted: &[Col]) -> Result<(Vec<u32>, bool, Vec<f64>), OrderError> {
-        let mut model = self.rows.optimise(Sense::Minimise);
+        let refused = |_| OrderError::Unsolved { seconds: 0.0 };
+        let mut model = self.rows.try_optimise(Sense::Minimise).map_err(refused)?;
         model.set_option("time_limit", limit.as_secs_f64());
         model.set_option("mip_rel_gap", 1e-9);
         model.set_option("output_flag", false);
