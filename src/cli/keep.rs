@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use serde_json::json;
 
-use super::{DONE, Failure, Outcome};
+use super::{DONE, Failure, Outcome, print_json};
 use crate::keeper::process::{Keeping, serve};
 use crate::session::locate::{self, Environment};
 
@@ -25,6 +26,9 @@ pub(super) struct KeepArgs {
     /// End when no daemon, and none of the processes that had a session, has been there for so long [default: never]
     #[arg(long, value_name = "TIME", value_parser = super::time)]
     until_alone_for: Option<Duration>,
+    /// Print one JSON object when it keeps
+    #[arg(long)]
+    json: bool,
     /// Standard input is a connection to a daemon
     #[arg(long, hide = true)]
     connected: bool,
@@ -48,8 +52,10 @@ pub(super) fn run(args: &KeepArgs) -> Outcome {
         if args.connected { Some(take_input().context("standard input").map_err(Failure::Other)?) } else { None };
     let state_dir = args.state_dir.clone().or(args.runtime_dir.clone());
     let state_dir = state_dir.unwrap_or_else(|| PathBuf::from(locate::RUNTIME_DIR));
-    if !args.connected {
-        outln!("keeping what a daemon of {} hands over", state_dir.display());
+    match (args.connected, args.json) {
+        (true, _) => {}
+        (false, true) => print_json(&json!({ "keeping": state_dir })),
+        (false, false) => outln!("keeping what a daemon of {} hands over", state_dir.display()),
     }
     let keeping = Keeping { state_dir, daemon, alone_max: args.until_alone_for };
     serve(keeping).map_err(|error| Failure::Other(error.into()))?;

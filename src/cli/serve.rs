@@ -38,7 +38,7 @@ pub(super) struct ServeArgs {
     /// Where the journal and the keeper's socket are: clients need nothing of it, and what they mount should not have it [default: with the sockets]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Serve /metrics, /livez and /readyz here
+    /// Serve the live page, /metrics, /livez and /readyz here
     #[arg(long, value_name = "ADDR")]
     http: Option<String>,
     /// Read this configuration (TOML); flags win over it

@@ -186,6 +186,9 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
         Some(_) => outln!("keeper: none just now; one is being started"),
         None => outln!("keeper: none, what this daemon holds ends with it"),
     }
+    for text in status.devices.iter().filter_map(beyond) {
+        outln!("{text}");
+    }
     let unkept: u64 = status.devices.iter().map(|device| device.unkept_bytes).sum();
     if unkept > 0 {
         outln!(
@@ -206,6 +209,29 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
 
 fn name_of(status: &v1::DeviceStatus) -> (String, String) {
     status.device.as_ref().map_or_else(Default::default, |device| (device.ordinal.to_string(), device.model.clone()))
+}
+
+/// What is said of a device of which more is there than the daemon is to have: one before it could lease more.
+fn beyond(status: &v1::DeviceStatus) -> Option<String> {
+    let device = status.device.as_ref()?;
+    let states = [
+        status.creating_bytes,
+        status.idle_bytes,
+        status.reserved_bytes,
+        status.leased_bytes,
+        status.shared_bytes,
+        status.destroying_bytes,
+        status.quarantined_bytes,
+    ];
+    let held = states.into_iter().fold(0, u64::saturating_add);
+    let beyond = held.checked_sub(device.total_bytes).filter(|beyond| *beyond > 0)?;
+    Some(format!(
+        "device {}: {} are held of it, as the daemon before could lease more than the {} of this one; nothing more is leased until {} have come back",
+        device.ordinal,
+        Bytes::new(held),
+        Bytes::new(device.total_bytes),
+        Bytes::new(beyond)
+    ))
 }
 
 fn to_json(status: &v1::StatusReply) -> Value {
@@ -254,5 +280,20 @@ mod tests {
         assert_eq!(found("/run/stitchd*/s"), ["run/stitchd/s", "run/stitchd-b/s"]);
         assert_eq!(found("/pods/*/v/own/s"), ["pods/1/v/own/s", "pods/3/v/own/s"]);
         assert_eq!(found("/nowhere/*/s"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_device_of_which_more_is_held_than_there_is_to_be_is_named() {
+        let device = v1::Device { ordinal: 3, total_bytes: 32 << 20, ..v1::Device::default() };
+        let status = |leased_mib: u64, idle_mib: u64| v1::DeviceStatus {
+            device: Some(device.clone()),
+            leased_bytes: leased_mib << 20,
+            idle_bytes: idle_mib << 20,
+            ..v1::DeviceStatus::default()
+        };
+        assert_eq!(beyond(&status(30, 2)), None);
+        let text = beyond(&status(38, 2)).unwrap();
+        assert!(text.starts_with("device 3: 40.0 MiB are held of it"), "{text}");
+        assert!(text.contains("the 32.0 MiB of this one") && text.ends_with("until 8.0 MiB have come back"), "{text}");
     }
 }

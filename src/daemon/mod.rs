@@ -183,14 +183,14 @@ impl Daemon {
         if config.ladder_is == LadderIs::Measured {
             config.ladder = measured::ladder(&*driver, &devices)?;
         }
-        let (mut devices, scrubbers) = with_scrubbers(&driver, devices, config.driver_deadline)?;
+        let (devices, scrubbers) = with_scrubbers(&driver, devices, config.driver_deadline)?;
         // Before the descriptors of a keeper are here: they are chunks' already.
         let fds_for_chunks = Daemon::fds_for_chunks(&config, nodes.len() as u64);
         if config.keeper != KeeperIs::Manager {
             // What it holds of a daemon that was configured so is nothing to this one, and would stay for ever.
             manager::give_up(&config.manager).map_err(DaemonError::Keeper)?;
         }
-        let mut left = match config.keeper {
+        let left = match config.keeper {
             KeeperIs::Process | KeeperIs::Manager if is_shared => Some(leave(&config)?),
             KeeperIs::Process | KeeperIs::Manager | KeeperIs::None => None,
         };
@@ -208,12 +208,6 @@ impl Daemon {
         }
         if config.keeper != KeeperIs::Process && is_shared {
             end_keeper(&config);
-        }
-        if let Some((_, left)) = &mut left {
-            for device in &mut devices {
-                // What is there is there, whatever the configuration says by now.
-                device.total = device.total.max(left.bytes_of(device.uuid));
-            }
         }
         let open = |device: &NodeDevice| Device::open(Arc::clone(&driver) as Arc<dyn Driver>, device.id);
         let mut store = Store::new(devices.iter().map(open).collect::<Result<_, _>>()?);
@@ -288,6 +282,8 @@ impl Daemon {
         };
         let daemon = Arc::new(daemon);
         daemon.steward.set_overstay(daemon.config.borrowed);
+        let largest = daemon.ladder.steps().last().copied();
+        daemon.steward.set_chunk_len_max(largest.unwrap_or(limits::CHUNK_LEN_MAX));
         let hears = Arc::downgrade(&daemon);
         daemon.steward.tell(Box::new(move |news| {
             if let Some(daemon) = hears.upgrade() {
@@ -326,6 +322,12 @@ impl Daemon {
                 took_ms = self.uptime().as_millis(),
                 "taken over from the daemon before"
             );
+            for account in self.steward.devices() {
+                let (device, held, total) = (account.device.0, account.bytes.promised(), account.total);
+                if held > total {
+                    tracing::info!(device, %held, %total, "the daemon before could lease more of the device: nothing more of it is leased until what is beyond the total has come back");
+                }
+            }
             let (sessions, chunks) = (self.registry.count() as u64, book.chunks().len() as u64);
             let text = format!(
                 "{} and {bytes} in {} from the daemon before",

@@ -67,7 +67,7 @@ pub struct Following {
     pub id: DeviceId,
     /// What everybody does.
     pub uuid: DeviceUuid,
-    /// All its memory.
+    /// What the daemon is to have of it, which may be less than is there.
     pub total: Bytes,
 }
 
@@ -258,11 +258,6 @@ impl Left {
     pub fn ladder(&self) -> Option<Vec<Bytes>> {
         let is_dealt = !self.book.sessions().is_empty() && !self.book.ladder().is_empty();
         is_dealt.then(|| self.book.ladder().to_vec())
-    }
-
-    /// Bytes of each device that are there already.
-    pub fn bytes_of(&self, uuid: DeviceUuid) -> Bytes {
-        self.book.chunks().values().filter(|known| known.device == uuid).map(|known| known.len).sum()
     }
 
     /// Puts what was left into the store, and begins a journal that goes on from it.

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::queue::QueueKey;
 use super::{Shortage, State};
 use crate::ids::{ChunkId, DeviceId, PlanId, SessionId};
+use crate::limits;
 use crate::units::Bytes;
 
 /// Bytes of a device by the state of the chunks that they are in.
@@ -82,6 +83,10 @@ pub struct AccountView {
     pub chunks: u64,
     /// How many there may be.
     pub chunks_max: u64,
+    /// How many could be promised, once idle ones are given up.
+    pub chunks_left: u64,
+    /// The largest that is dealt in.
+    pub chunk_len_max: Bytes,
     /// The device is gone.
     pub is_lost: bool,
     /// Nothing more of it is promised.
@@ -93,12 +98,23 @@ pub struct AccountView {
 }
 
 impl AccountView {
-    /// What a new request could get at most, once idle chunks are given up for it.
+    /// What a new request could get at most, once idle chunks are given up for it: in as many chunks as there may be, and none larger than are dealt in.
     pub fn available(&self) -> Bytes {
+        self.unpromised().min(self.in_chunks())
+    }
+
+    /// The same of bytes alone, in however many chunks.
+    pub(super) fn unpromised(&self) -> Bytes {
         if self.is_lost || self.is_draining {
             return Bytes::ZERO;
         }
-        self.budget.saturating_sub(self.bytes.promised()) + self.bytes.idle + self.bytes.destroying
+        let stays = self.bytes.promised() - self.bytes.idle - self.bytes.destroying;
+        self.budget.saturating_sub(stays)
+    }
+
+    /// The same of chunks alone.
+    pub(super) fn in_chunks(&self) -> Bytes {
+        self.chunk_len_max.checked_mul(self.chunks_left).unwrap_or(Bytes::MAX)
     }
 }
 
@@ -132,6 +148,8 @@ impl Shelf {
 #[derive(Debug)]
 pub(super) struct Account {
     total: Bytes,
+    /// The most that may be promised: the total, or what was there when the ledger began, where that was more, less what has gone since.
+    most: Bytes,
     foreign: Bytes,
     /// What the driver turned out to have, until it says something else.
     ceiling: Option<Bytes>,
@@ -156,6 +174,7 @@ impl Account {
     pub(super) fn new(total: Bytes, chunks_max: u64) -> Account {
         Account {
             total,
+            most: total,
             foreign: Bytes::ZERO,
             ceiling: None,
             bytes: DeviceBytes::default(),
@@ -196,9 +215,25 @@ impl Account {
         self.chunks_max
     }
 
-    /// As many chunks as there are there may be.
+    /// As many chunks as there are there may be, and as many bytes, until they go.
     pub(super) fn allow_what_is_there(&mut self) {
         self.chunks_max = self.chunks_max.max(self.chunks);
+        self.most = self.most.max(self.bytes.promised());
+    }
+
+    /// A chunk is gone: what was there beyond the total does not come again.
+    pub(super) fn note_gone(&mut self) {
+        self.most = self.most.min(self.bytes.promised()).max(self.total);
+    }
+
+    /// The most that may be promised.
+    pub(super) fn most(&self) -> Bytes {
+        self.most
+    }
+
+    /// What is there beyond the total, and is not on its way back to the driver.
+    pub(super) fn excess(&self) -> Bytes {
+        (self.bytes.promised() - self.bytes.destroying).saturating_sub(self.total)
     }
 
     /// What others seem to hold.
@@ -377,6 +412,8 @@ impl Account {
             quarantined_chunks: self.quarantined_chunks,
             chunks: self.chunks,
             chunks_max: self.chunks_max,
+            chunks_left: self.chunks_free() + self.chunks_coming() + self.aged() as u64,
+            chunk_len_max: limits::CHUNK_LEN_MAX,
             is_lost: self.is_lost,
             is_draining: self.is_draining,
             guaranteed: Bytes::ZERO,

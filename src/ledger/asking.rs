@@ -290,10 +290,18 @@ impl Ledger {
         bytes: Bytes,
         effects: &mut Vec<Effect>,
     ) -> Result<(), LedgerError> {
-        let account = self.devices.get(&device).ok_or(LedgerError::NoDevice(device))?;
+        if !self.devices.contains_key(&device) {
+            return Err(LedgerError::NoDevice(device));
+        }
+        self.give_up_idle(device, bytes, effects);
+        Ok(())
+    }
+
+    /// Gives idle chunks back to the driver, the longest idle first, until that is so much or there is no other.
+    pub(super) fn give_up_idle(&mut self, device: DeviceId, bytes: Bytes, effects: &mut Vec<Effect>) {
         let mut left = bytes;
         let mut given_up = Vec::new();
-        for (chunk, len, _) in account.oldest_idle() {
+        for (chunk, len, _) in self.devices[&device].oldest_idle() {
             if left.is_zero() {
                 break;
             }
@@ -303,7 +311,6 @@ impl Ledger {
         for chunk in given_up {
             self.destroy(chunk, effects);
         }
-        Ok(())
     }
 
     pub(super) fn trim(

@@ -65,8 +65,8 @@ impl Ledger {
             if view.chunks > view.chunks_max {
                 return Err(format!("{device} has {} chunks and may have {}", view.chunks, view.chunks_max));
             }
-            if counted.promised() > account.total() {
-                return Err(format!("{device} has {} and {} are promised", account.total(), counted.promised()));
+            if counted.promised() > account.most() {
+                return Err(format!("{device} has {} and {} are promised", account.most(), counted.promised()));
             }
             let said: BTreeSet<_> = account.shelved().map(|(shelf, len, chunk)| (*device, shelf, len, chunk)).collect();
             let meant: BTreeSet<_> = shelved.iter().filter(|(of, ..)| of == device).copied().collect();

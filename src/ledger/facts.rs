@@ -118,20 +118,10 @@ pub enum FactsError {
         /// Which.
         range: RangeId,
     },
-    /// More is there than the device has.
-    #[error("{device} has {total}, and chunks of {found} are said to be there")]
-    Beyond {
-        /// Which.
-        device: DeviceId,
-        /// All its memory.
-        total: Bytes,
-        /// What the chunks come to.
-        found: Bytes,
-    },
 }
 
 impl Ledger {
-    /// Begins with what is known: for a ledger that has its devices, and nothing else. One that has refused is of no more use.
+    /// Begins with what is known: for a ledger that has its devices, and nothing else. One that has refused is of no more use. What is there is there, also where that is more than a device is to have by now: nothing of it is promised until so much has gone.
     ///
     /// # Errors
     ///
@@ -164,12 +154,6 @@ impl Ledger {
             });
             let what = unnamed.map_or_else(|| "a chunk".to_owned(), |known| known.chunk.to_string());
             return Err(FactsError::Unowned { what, whose: "a shared range".to_owned() });
-        }
-        for (device, account) in &self.devices {
-            let found = account.bytes().promised();
-            if found > account.total() {
-                return Err(FactsError::Beyond { device: *device, total: account.total(), found });
-            }
         }
         for device in &facts.draining {
             self.devices.get_mut(device).ok_or(LedgerError::NoDevice(*device))?.drain(true);

@@ -5,7 +5,7 @@
 //!
 //! 1. A chunk has exactly one state, and when it is leased exactly one holder; when it is shared, those who hold its range.
 //!    Shared bytes count once against the device, and against each holder's limit.
-//! 2. Bytes are promised before they are created, and nothing is promised beyond a device's budget.
+//! 2. Bytes are promised before they are created, and nothing is promised beyond a device's budget. What was there when the ledger began may be more than a device's total: then nothing is promised until that is gone.
 //! 3. A chunk that one session could have imported is never granted to another. What is shared goes back to the driver in the end.
 //! 4. A session never gets beyond its limit; what it holds when that is set lower falls with what it gives back.
 //! 5. Every request ends: granted, refused with who holds what, timed out, or gone with its session.
@@ -102,6 +102,8 @@ pub struct Ledger {
     /// What sessions were asked to give back.
     questions: Questions,
     overstay: Overstay,
+    /// The largest chunk that is dealt in, where somebody has said.
+    chunk_len_max: Option<Bytes>,
     shared: Shared,
     /// Who is guaranteed something, and where.
     guaranteed: BTreeSet<(DeviceId, SessionId)>,
@@ -126,6 +128,11 @@ impl Ledger {
     /// What becomes of requests within a guarantee whose time is up.
     pub fn set_overstay(&mut self, overstay: Overstay) {
         self.overstay = overstay;
+    }
+
+    /// The largest chunk that is dealt in: what can be had is no more than such chunks have, as many as there may be.
+    pub fn set_chunk_len_max(&mut self, len: Bytes) {
+        self.chunk_len_max = Some(len);
     }
 
     /// Takes a command. On error nothing has changed.
@@ -275,7 +282,8 @@ impl Ledger {
             // What was asked for is for somebody else, who cannot have it as it is: while the rest comes it goes back to the driver.
             let is_wanted = self.questions.note_released(session, device, len);
             *(if is_wanted { &mut self.returned.revoke } else { &mut self.returned.release }) += len;
-            if is_wanted || is_bare || self.devices[&device].is_draining() {
+            let account = &self.devices[&device];
+            if is_wanted || is_bare || account.is_draining() || !account.excess().is_zero() {
                 self.destroy(chunk, effects);
             } else {
                 self.make_idle(chunk, Some(session));
@@ -299,9 +307,16 @@ impl Ledger {
             for chunk in self.devices[&device].reserved_of(plan) {
                 self.make_idle(chunk, None);
             }
+            self.let_excess_go(device, effects);
             self.serve(device, effects);
         }
         Ok(())
+    }
+
+    /// What was there when the ledger began may be more than it is to have: what lies idle of that goes back to the driver.
+    fn let_excess_go(&mut self, device: DeviceId, effects: &mut Vec<Effect>) {
+        let excess = self.devices[&device].excess();
+        self.give_up_idle(device, excess, effects);
     }
 
     fn warm(&mut self, device: DeviceId, part: Part, effects: &mut Vec<Effect>) -> Result<(), LedgerError> {
@@ -377,6 +392,7 @@ impl Ledger {
         self.let_overdue_go(effects);
         self.ask_for_all_excess(effects);
         for device in self.devices.keys().copied().collect::<Vec<_>>() {
+            self.let_excess_go(device, effects);
             self.serve(device, effects);
         }
     }
@@ -429,6 +445,7 @@ impl Ledger {
         let record = self.chunks.remove(&chunk).expect("the caller has the chunk");
         let account = self.devices.get_mut(&record.device).expect("a chunk has its device");
         account.leave(chunk, record.len, record.state);
+        account.note_gone();
     }
 
     // === Looking
@@ -443,13 +460,15 @@ impl Ledger {
         let account = self.devices.get(&device)?;
         let guaranteed = self.guaranteed_on(device).map(|(_, place)| place.guarantee).sum();
         let asked = self.questions.open().filter(|(of, _)| *of == device).count();
-        Some(AccountView { guaranteed, asked, ..account.view(device) })
+        let chunk_len_max = self.chunk_len_max.unwrap_or(limits::CHUNK_LEN_MAX);
+        Some(AccountView { guaranteed, asked, chunk_len_max, ..account.view(device) })
     }
 
-    /// What a session could get on a device beside what it holds: what nobody has, or lies idle with the daemon, less what is kept for others, within its limit.
+    /// What a session could get on a device beside what it holds: what nobody has, or lies idle with the daemon, less what is kept for others, within its limit and as many chunks as there may be.
     pub fn room(&self, session: SessionId, device: DeviceId) -> Option<Bytes> {
         let (known, view) = (self.sessions.get(&session)?, self.device(device)?);
-        let free = view.available().saturating_sub(self.withheld_from(Holder::Session(session), device));
+        let free = view.unpromised().saturating_sub(self.withheld_from(Holder::Session(session), device));
+        let free = free.min(view.in_chunks());
         let left = known.terms.limit.saturating_sub(known.held);
         Some(if known.is_evicted { Bytes::ZERO } else { free.min(left) })
     }

@@ -435,7 +435,9 @@ impl Ledger {
         let wanted = &self.requests[&request];
         let account = &self.devices[&wanted.device];
         let coming = account.available() + account.bytes().destroying;
-        let mut lacking = to_create.saturating_sub(coming);
+        // Whatever is there beyond the total has to go before any of that can be had.
+        let beyond = account.bytes().promised().saturating_sub(account.total());
+        let mut lacking = (to_create + beyond).saturating_sub(coming);
         let mut chunks_lacking = chunks.saturating_sub(account.chunks_free() + account.chunks_coming());
         // Chunks that the request itself will use must stay; more of that size than it needs may go.
         let mut spare: BTreeMap<Bytes, u64> = BTreeMap::new();
@@ -624,11 +626,11 @@ impl Ledger {
             return self.guarantee_refused(request);
         }
         let account = &self.devices[&waiting.device];
-        let view = account.view(waiting.device);
+        let view = self.device(waiting.device).expect("the request has its device");
         let of_plan = waiting.plan.map(|plan| account.reserved_of(plan)).unwrap_or_default();
         let requested = waiting.chunks;
         let available = account.chunks_free() + account.chunks_coming() + (account.aged() + of_plan.len()) as u64;
-        if view.available() >= waiting.bytes && requested > available {
+        if view.unpromised() >= waiting.bytes && requested > available {
             return Refusal::Chunks { device: waiting.device, requested, available, limit: account.chunks_max() };
         }
         let own: Bytes = of_plan.iter().map(|chunk| self.chunks[chunk].len).sum();

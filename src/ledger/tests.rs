@@ -178,7 +178,11 @@ fn a_waiting_request_times_out_with_who_holds_what() {
     let waits: Vec<_> = desk.ledger.requests().iter().map(|request| (request.is_waiting, request.age_ms)).collect();
     assert_eq!(waits, [(true, 499)]);
     let answers = desk.step(Command::Tick { now_ms: 500 });
-    let [(_, Answer::Refused(Refusal::Exhausted { waited_ms: 500, .. }))] = &answers[..] else { panic!("{answers:?}") };
+    let [(_, Answer::Refused(refusal))] = &answers[..] else { panic!("{answers:?}") };
+    assert!(matches!(refusal, Refusal::Exhausted { waited_ms: 500, .. }), "{refusal}");
+    // It may have waited for a daemon before this one.
+    let in_all = refusal.clone().having_waited(64);
+    assert!(matches!(in_all, Refusal::Exhausted { waited_ms: 564, .. }), "{in_all}");
     assert_eq!(desk.ledger.request_count(), 0);
 }
 
@@ -496,4 +500,30 @@ fn a_create_that_is_short_of_descriptors_leaves_the_budget_alone_and_says_what_t
     let view = desk.ledger.device(DEVICE).unwrap();
     assert_eq!((view.available(), view.bytes.idle), (Bytes::mib(16), Bytes::mib(2)));
     desk.ledger.invariants().unwrap();
+}
+
+#[test]
+fn what_can_be_had_is_no_more_than_as_many_chunks_as_there_may_be_have() {
+    let mut ledger = Ledger::new();
+    ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(64), chunks_max: 4 }).unwrap();
+    ledger.set_chunk_len_max(Bytes::mib(8));
+    let mut desk = Desk { ledger, ..Desk::new(64) };
+    let one = desk.open(1, 64);
+    let figures = |desk: &Desk| {
+        let (view, room) = (desk.ledger.device(DEVICE).unwrap(), desk.ledger.room(one, DEVICE).unwrap());
+        assert_eq!(view.available(), room, "nothing is kept for others");
+        (view.chunks, room.get() >> 20)
+    };
+    assert_eq!(figures(&desk), (0, 32));
+    let first = desk.granted(one, 1);
+    assert_eq!(figures(&desk), (1, 24));
+    desk.granted(one, 3);
+    assert_eq!(figures(&desk), (4, 0), "56 MiB are nobody's, and there is no chunk to have them in");
+    let refusal = desk.refused(one, 1, 0);
+    assert!(matches!(refusal, Refusal::Chunks { requested: 1, available: 0, limit: 4, .. }), "{refusal}");
+    // One that lies idle makes way for another.
+    desk.step(Command::Release { session: one, chunks: first });
+    assert_eq!(figures(&desk), (4, 8));
+    desk.ledger.set_chunk_len_max(Bytes::gib(1));
+    assert_eq!(figures(&desk), (4, 58), "of large ones the bytes run out first");
 }

@@ -309,7 +309,7 @@ mod tests {
 
     fn wanted(mib: u64) -> WantedChunks {
         let (device, len) = (DeviceUuid([7; 16]), Bytes::mib(mib));
-        WantedChunks { device, len, shape: Shape::Largest, plan: None, wait_ms: 0 }
+        WantedChunks { device, len, shape: Shape::Largest, plan: None, wait_ms: 0, waited_ms: 0 }
     }
 
     #[test]

@@ -33,6 +33,17 @@ fn told(error: SessionError) -> SourceError {
     SourceError { kind: error.kind(), message: chain(&error) }
 }
 
+/// How long a request may wait still, and how long it has waited.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    left: Duration,
+    so_far: Duration,
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// The daemon as a source of chunks for one device.
 #[derive(Debug)]
 pub(super) struct DaemonSource {
@@ -97,21 +108,23 @@ impl DaemonSource {
         if self.session.control.is_lost(self.uuid) { Err(SessionError::DeviceLost(self.uuid)) } else { Ok(()) }
     }
 
-    /// Asks the daemon for something, and where it goes meanwhile the next one, as long as may be waited. `ask` is told how long is left.
+    /// Asks the daemon for something, and where it goes meanwhile the next one, as long as may be waited. `ask` is told how long that is: whoever is refused by the next one has waited for the first, too.
     fn ask<T>(
         &self,
         wait: Duration,
-        ask: impl Fn(&Link, Duration) -> Result<T, SessionError>,
+        ask: impl Fn(&Link, Waiting) -> Result<T, SessionError>,
     ) -> Result<T, SessionError> {
         let clock = &self.session.clock;
-        let until = clock.now().saturating_add(wait);
+        let began = clock.now();
+        let until = began.saturating_add(wait);
         loop {
             self.check()?;
-            let left = until.saturating_sub(clock.now());
+            let now = clock.now();
+            let waiting = Waiting { left: until.saturating_sub(now), so_far: now.saturating_sub(began) };
             let (epoch, outcome) = match self.session.line.enter() {
                 Some(link) if self.session.line.is_attached() => {
                     self.holding.send_unsent(|ids| link.release(ids));
-                    (link.epoch(), ask(&link, left))
+                    (link.epoch(), ask(&link, waiting))
                 }
                 inside => {
                     let epoch = inside.map_or_else(|| self.session.line.epoch(), |link| link.epoch());
@@ -133,12 +146,13 @@ impl DaemonSource {
     }
 
     pub(super) fn lease(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SessionError> {
-        self.ask(want.wait, |link, left| self.lease_over(link, Want { wait: left, ..want }))
+        self.ask(want.wait, |link, waiting| self.lease_over(link, want, waiting))
     }
 
-    fn lease_over(&self, link: &Link, want: Want) -> Result<Vec<Arc<Chunk>>, SessionError> {
-        let wait_ms = u64::try_from(want.wait.as_millis()).unwrap_or(u64::MAX);
-        let wanted = WantedChunks { device: self.uuid, len: want.len, shape: want.shape, plan: want.plan, wait_ms };
+    fn lease_over(&self, link: &Link, want: Want, waiting: Waiting) -> Result<Vec<Arc<Chunk>>, SessionError> {
+        let (wait_ms, waited_ms) = (millis(waiting.left), millis(waiting.so_far));
+        let Want { len, shape, plan, .. } = want;
+        let wanted = WantedChunks { device: self.uuid, len, shape, plan, wait_ms, waited_ms };
         let leased = link.acquire(wanted)?;
         let ids: Vec<ChunkId> = leased.iter().map(|(id, ..)| *id).collect();
         if let Shape::Uniform(len) = want.shape
@@ -199,20 +213,21 @@ impl DaemonSource {
         &self,
         link: &Link,
         asleep: &[(ChunkId, Leased)],
-        wait: Duration,
+        waiting: Waiting,
     ) -> Result<Vec<LeasedAnew>, SessionError> {
         let mut count: BTreeMap<Bytes, u64> = BTreeMap::new();
         asleep.iter().for_each(|(_, leased)| *count.entry(leased.len).or_default() += 1);
         let mut got: Vec<LeasedAnew> = Vec::new();
-        let until = self.session.clock.now().saturating_add(wait);
+        let now = self.session.clock.now();
+        let (began, until) = (now.saturating_sub(waiting.so_far), now.saturating_add(waiting.left));
         let outcome: Result<(), SessionError> = count.into_iter().try_for_each(|(len, count)| {
             let mut left = count;
             while left > 0 {
                 let some = left.min(limits::ACQUIRE_CHUNKS_MAX).min(limits::ACQUIRE_BYTES_MAX.get() / len.get());
-                let left_ms = until.saturating_sub(self.session.clock.now()).as_millis();
-                let (wait_ms, all) = (u64::try_from(left_ms).unwrap_or(u64::MAX), Bytes::new(len.get() * some));
-                let shape = Shape::Uniform(len);
-                let wanted = WantedChunks { device: self.uuid, len: all, shape, plan: None, wait_ms };
+                let now = self.session.clock.now();
+                let (wait_ms, waited_ms) = (millis(until.saturating_sub(now)), millis(now.saturating_sub(began)));
+                let (all, shape) = (Bytes::new(len.get() * some), Shape::Uniform(len));
+                let wanted = WantedChunks { device: self.uuid, len: all, shape, plan: None, wait_ms, waited_ms };
                 let leased = link.acquire(wanted)?;
                 let is_as_before = leased.len() as u64 == some && leased.iter().all(|(_, of, _)| *of == len);
                 got.extend(leased);
@@ -229,13 +244,13 @@ impl DaemonSource {
         outcome.map(|()| got)
     }
 
-    fn take_up(&self, link: &Link, wait: Duration) -> Result<Bytes, SessionError> {
+    fn take_up(&self, link: &Link, waiting: Waiting) -> Result<Bytes, SessionError> {
         let asleep: Vec<_> = {
             let held = self.held();
             let asleep = held.iter().filter(|(_, leased)| leased.is_asleep());
             asleep.map(|(id, leased)| (*id, *leased)).collect()
         };
-        let got = self.lease_again(link, &asleep, wait)?;
+        let got = self.lease_again(link, &asleep, waiting)?;
         // What was released meanwhile is not woken.
         let mut held = self.held();
         let mut of_len: BTreeMap<Bytes, Vec<LeasedAnew>> = BTreeMap::new();
@@ -309,7 +324,7 @@ impl ChunkSource for DaemonSource {
     }
 
     fn wake(&self, wait: Duration) -> Result<Bytes, SourceError> {
-        self.ask(wait, |link, left| self.take_up(link, left)).map_err(told)
+        self.ask(wait, |link, waiting| self.take_up(link, waiting)).map_err(told)
     }
 
     fn room(&self) -> Result<Room, SourceError> {

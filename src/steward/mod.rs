@@ -25,8 +25,8 @@ use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use crate::journal::Record;
 use crate::ladder::Part;
 use crate::ledger::{
-    AccountView, Change, ChunkFact, ChunkView, Command, Effect, EndReason, Facts, Holder, Ledger, LedgerError,
-    Overstay, RangeView, Refusal, RequestView, ReturnedBytes, SessionView, Shortage, Terms,
+    AccountView, Change, ChunkView, Command, Effect, EndReason, Facts, Holder, Ledger, LedgerError, Overstay,
+    RangeView, Refusal, RequestView, ReturnedBytes, SessionView, Shortage, Terms,
 };
 use crate::limits;
 use crate::mortal::moment;
@@ -255,11 +255,7 @@ impl Steward {
             let mut core = steward.lock();
             core.note_source(device.id(), memory.is_live);
             let chunks_max = steward.store.chunks_max(device.id());
-            // What is there is there, whatever the configuration says by now.
-            let of_device = |fact: &&ChunkFact| fact.device == device.id();
-            let there =
-                known.map_or(Bytes::ZERO, |known| known.chunks.iter().filter(of_device).map(|fact| fact.len).sum());
-            let add = Command::AddDevice { device: device.id(), total: memory.total.max(there), chunks_max };
+            let add = Command::AddDevice { device: device.id(), total: memory.total, chunks_max };
             core.step(add, &mut Todo::default()).map_err(|_| StoreError::NoDevice(device.id()))?;
             drop(core);
             free.push((device.id(), memory.free));
@@ -622,6 +618,11 @@ impl Steward {
     pub fn tell(&self, herald: Herald) {
         // Whoever comes second is not told, as it says.
         let _ = self.herald.set(herald);
+    }
+
+    /// The largest chunk that is dealt in.
+    pub fn set_chunk_len_max(&self, len: Bytes) {
+        self.lock().ledger.set_chunk_len_max(len);
     }
 
     /// What becomes of requests within a guarantee whose time is up.

@@ -34,6 +34,8 @@ pub struct WantedChunks {
     pub plan: Option<PlanId>,
     /// Milliseconds that others may be waited for.
     pub wait_ms: u64,
+    /// Milliseconds that it has been waited for already, of a daemon before this one.
+    pub waited_ms: u64,
 }
 
 /// Sixteen bytes that prove something.
@@ -144,6 +146,7 @@ impl TryFrom<v1::Want> for WantedChunks {
             shape,
             plan: (want.plan_id != 0).then_some(PlanId(want.plan_id)),
             wait_ms: want.wait_ms,
+            waited_ms: want.waited_ms,
         })
     }
 }
@@ -160,6 +163,7 @@ impl From<WantedChunks> for v1::Want {
             }),
             plan_id: wanted.plan.map_or(0, |plan| plan.0),
             wait_ms: wanted.wait_ms.min(limits::WAIT_MS_MAX),
+            waited_ms: wanted.waited_ms,
         }
     }
 }
@@ -200,6 +204,7 @@ mod tests {
             shape: Shape::Uniform(Bytes::mib(2)),
             plan: Some(PlanId(9)),
             wait_ms: 100,
+            waited_ms: 7,
         }
         .into()
     }

@@ -131,8 +131,15 @@ fn pod_uid(part: &str) -> Option<String> {
     let part = part.strip_suffix(".slice").unwrap_or(part);
     let (before, uid) = part.rsplit_once("pod")?;
     let is_own = matches!(before, "" | "kubepods-" | "kubepods-burstable-" | "kubepods-besteffort-");
-    let is_uid = uid.len() == 36 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-' || byte == b'_');
-    (is_own && is_uid).then(|| uid.replace('_', "-"))
+    let uid = uid.replace('_', "-");
+    (is_own && is_pod_uid(&uid)).then_some(uid)
+}
+
+/// It is written as Kubernetes writes the UID of a pod, `0a1b2c3d-1111-2222-3333-444455556666`. Pods of the kubelet's own files (static pods) have others in their control groups, and are no pods here.
+pub fn is_pod_uid(text: &str) -> bool {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let fits = |(at, byte): (usize, u8)| if matches!(at, 8 | 13 | 18 | 23) { byte == b'-' } else { is_digit(byte) };
+    text.len() == 36 && text.bytes().enumerate().all(fits)
 }
 
 /// The process and the user at the other end. A process of a pid namespace that this one does not see has the number 0: what rustix asks with has no such number.
@@ -306,8 +313,27 @@ mod tests {
             format!("/../../../../user.slice/user-1000.slice/kubepods-pod{slice}.slice/x"),
             format!("/../../../kubepods-burstable.slice/mine.slice/kubepods-pod{slice}.slice"),
             format!("/kubepods-pod{slice}.slice/x"),
+            // Of a file of the kubelet's: the hash of it.
+            format!("/kubepods/burstable/pod{}/x", uid.replace('-', "")),
         ] {
             assert_eq!(known(&other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_uid_of_a_pod_is_no_name_and_no_other_number() {
+        assert!(is_pod_uid("0a1b2c3d-1111-2222-3333-444455556666"));
+        for other in [
+            "",
+            "web-0",
+            "0a1b2c3d",
+            "0a1b2c3d111122223333444455556666",
+            "0A1B2C3D-1111-2222-3333-444455556666",
+            "0a1b2c3d_1111_2222_3333_444455556666",
+            "pod0a1b2c3d-1111-2222-3333-444455556666",
+            "0a1b2c3d-1111-2222-3333-44445555666g",
+        ] {
+            assert!(!is_pod_uid(other), "{other}");
         }
     }
 

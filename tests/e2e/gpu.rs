@@ -288,10 +288,12 @@ fn with_few_open_files_chunks_are_refused_and_people_can_still_connect() {
         let (session, channel) = raw::link(&daemon, &grpc, "greedy");
         let refused = raw::acquire(&channel, 1, raw::want(&session, 2 * (limit + 1))).unwrap_err();
         assert!(refused.message.contains("LimitNOFILE"), "{}", refused.message);
+        assert_eq!(daemon.device("available_bytes"), 2 * limit * MIB, "in as many chunks as there may be");
         let all = raw::acquire(&channel, 2, raw::want(&session, 2 * limit)).unwrap();
         let refused = raw::acquire(&channel, 3, raw::want(&session, 2)).unwrap_err();
         let text = format!("1 chunks asked for on device 0, 0 of {limit} can be had");
         assert!(refused.message.contains(&text), "{}", refused.message);
+        assert_eq!(daemon.device("available_bytes"), 0, "no chunk is left, whatever memory is");
         // Whoever comes now is served, and told the same.
         let others: Vec<_> = (0..8).map(|n| daemon.session(&format!("other {n}"))).collect();
         let error = others[0].runtime(0, RuntimeConfig::default()).unwrap().alloc(&Request::of(Bytes::mib(2)));

@@ -131,6 +131,7 @@ pub(crate) fn want(session: &v1::OpenReply, mib: u64) -> v1::Want {
         shape: Some(v1::want::Shape::UniformBytes(2 << 20)),
         plan_id: 0,
         wait_ms: 0,
+        waited_ms: 0,
     }
 }
 

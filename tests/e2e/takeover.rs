@@ -144,6 +144,25 @@ fn a_request_that_waits_while_the_daemon_is_killed_is_served_by_the_next() {
 }
 
 #[test]
+fn a_request_that_has_waited_for_the_daemon_before_says_how_long_that_was_in_all() {
+    let daemon = TestDaemon::start(64);
+    let (hoarder, session) = (connect(&daemon, "hoarder"), connect(&daemon, "waits"));
+    let hoards = runtime(&hoarder);
+    hoards.alloc(&Request::of(Bytes::mib(60))).unwrap();
+    let patient = RuntimeConfig { wait: Duration::from_secs(5), ..RuntimeConfig::default() };
+    let patient = session.runtime(0, patient).unwrap();
+    let waiting = std::thread::spawn(move || patient.alloc(&Request::of(Bytes::mib(32))).unwrap_err());
+    eventually("that it waits", || (daemon.status()["waiting_requests"] == 1).then_some(()));
+    std::thread::sleep(Duration::from_secs(2));
+    let daemon = daemon.follow(&[DEVICE]);
+    let text = stitchd::error::chain(&waiting.join().unwrap());
+    let waited = text.split("after ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
+    // The second daemon saw three seconds of it at most.
+    assert!(text.contains("'hoarder'") && waited >= Some(4_800), "{text}");
+    drop(daemon);
+}
+
+#[test]
 fn a_shared_range_is_there_still_with_its_name_and_its_key() {
     let daemon = TestDaemon::start(64);
     let (one, two) = (connect(&daemon, "one"), connect(&daemon, "two"));
@@ -583,16 +602,50 @@ print('heard', len(c.recv(65536)), flush=True)
 
 #[test]
 fn a_device_that_is_smaller_by_now_has_what_is_there_still() {
-    let daemon = TestDaemon::start(64);
-    let session = connect(&daemon, "stays");
-    let one = runtime(&session);
-    let kept = one.alloc(&Request::of(Bytes::mib(40))).unwrap();
-    fill(&one, kept, 40, 0x5a);
-    let daemon = daemon.follow(&["--device=0=32MiB"]);
-    is_back(&daemon, &session);
-    assert_eq!(held_of(&daemon, &session), 40 * MIB);
-    assert!(is_all(&one, kept, 40, 0x5a));
-    daemon.runtime("other").alloc(&Request::of(Bytes::mib(2))).unwrap_err();
+    // Of a device that is named by its ordinal the host driver pretends that it is smaller.
+    for is_by_uuid in [false, true] {
+        let daemon = TestDaemon::start(64);
+        let which = if is_by_uuid { daemon.uuid() } else { "0".to_owned() };
+        let session = connect(&daemon, "stays");
+        let one = runtime(&session);
+        let kept = one.alloc(&Request::of(Bytes::mib(40))).unwrap();
+        fill(&one, kept, 40, 0x5a);
+        let more = one.alloc(&Request::of(Bytes::mib(8))).unwrap();
+        let daemon = daemon.follow(&[&format!("--device={which}=32MiB"), "--http=127.0.0.1:0"]);
+        is_back(&daemon, &session);
+        assert!(is_all(&one, kept, 40, 0x5a));
+        let figures = || {
+            let names = ["total", "budget", "leased", "idle", "available", "foreign"];
+            names.map(|name| daemon.device(&format!("{name}_bytes")) / MIB)
+        };
+        assert_eq!(figures(), [32, 32, 48, 0, 0, 0], "as it is configured, and as it is");
+        let (_, metrics) = daemon.http("/metrics");
+        let of_state = |state: &str| {
+            let label = format!("state=\"{state}\"");
+            let is_it = |line: &&str| line.starts_with("stitchd_device_bytes{") && line.contains(&label);
+            metrics.lines().find(is_it).and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        };
+        let mib = |mib: u64| Some((mib * MIB) as f64);
+        let states = ["total", "leased", "foreign"].map(of_state);
+        assert_eq!(states, [mib(32), mib(48), mib(0)], "{metrics}");
+        let said = String::from_utf8(daemon.cli(&["status"]).stdout).unwrap();
+        assert!(said.contains("48.0 MiB are held of it") && said.contains("until 16.0 MiB have come back"), "{said}");
+        daemon.runtime("other").alloc(&Request::of(Bytes::mib(2))).unwrap_err();
+        // What comes back is for nobody, and nobody else's, until there is no more than that.
+        one.free(more, StreamId(0)).unwrap();
+        one.trim(Bytes::mib(64));
+        eventually("what was given back", || (figures() == [32, 32, 40, 0, 0, 0]).then_some(()));
+        one.free(kept, StreamId(0)).unwrap();
+        one.trim(Bytes::mib(64));
+        daemon.wait_for_device("available_bytes", 32 * MIB);
+        let [total, budget, leased, _, _, foreign] = figures();
+        assert_eq!([total, budget, leased, foreign], [32, 32, 0, 0]);
+        let said = String::from_utf8(daemon.cli(&["status"]).stdout).unwrap();
+        assert!(!said.contains("are held of it"), "{said}");
+        let third = daemon.runtime("third");
+        third.alloc(&Request::of(Bytes::mib(34))).unwrap_err();
+        third.alloc(&Request::of(Bytes::mib(32))).unwrap();
+    }
 }
 
 #[test]

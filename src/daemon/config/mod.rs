@@ -42,6 +42,7 @@ use crate::ledger::Overstay;
 use crate::limits;
 use crate::session::locate;
 use crate::units::{Bytes, parse_time};
+use crate::wire::peer::is_pod_uid;
 
 /// Bytes of a pretended device that nobody gave a size.
 const PRETENDED_DEVICE: Bytes = Bytes::gib(16);
@@ -277,12 +278,13 @@ impl FileTenant {
             let text = format!("'{}' is no name: 1 to {} bytes, without ':'", self.name, limits::NAME_LEN_MAX);
             return Err(value("tenant.name", text));
         }
+        let pods = self.pods.iter().map(|text| pod("tenant.pods", text)).collect::<Result<Vec<_>, _>>()?;
         let guarantee = self.guarantee.map_or(Ok(Bytes::ZERO), |text| size("tenant.guarantee", &text))?;
         let guarantee_max = self.guarantee_max.map_or(Ok(guarantee), |text| size("tenant.guarantee_max", &text))?;
         Ok(TenantConfig {
             name: self.name,
             uids: self.uids,
-            pods: self.pods,
+            pods,
             limit: self.limit.map(|text| size("tenant.limit", &text)).transpose()?,
             guarantee,
             guarantee_max,
@@ -605,6 +607,18 @@ fn size(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
     if bytes.is_zero() { Err(value(key, "0 bytes are too few")) } else { Ok(bytes) }
 }
 
+/// The UID of a pod. A name would be nobody's, and whoever was meant would have none of the terms that are written beside it.
+fn pod(key: &'static str, text: &str) -> Result<String, ConfigError> {
+    let uid = text.trim().to_ascii_lowercase();
+    if !is_pod_uid(&uid) {
+        let reason = format!(
+            "'{text}' is no UID of a pod, such as 0a1b2c3d-1111-2222-3333-444455556666; `kubectl get pod NAME -o jsonpath='{{.metadata.uid}}'` says it of one by its name"
+        );
+        return Err(value(key, reason));
+    }
+    Ok(uid)
+}
+
 /// The size of a pretended device: a chunk at least, and no more than a device can have.
 fn device_size(key: &'static str, text: &str) -> Result<Bytes, ConfigError> {
     let (min, max) = (limits::CHUNK_LEN_MIN, limits::ACQUIRE_BYTES_MAX);
@@ -699,10 +713,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(load(&config.to_toml(), &Flags::default()).unwrap(), config);
-        let text = "wait = '7s'\nborrowed = 'end'\nadmins = [7]\n[[tenant]]\nname = 'a'\nuids = [1, 2]\npods = ['x']\nlimit = '2GiB'\nguarantee = '1GiB'\nguarantee_max = '2GiB'\nlend = false\npriority = 3\n[[tenant]]\nname = 'b'\n";
+        let text = "wait = '7s'\nborrowed = 'end'\nadmins = [7]\n[[tenant]]\nname = 'a'\nuids = [1, 2]\npods = ['0A1B2C3D-1111-2222-3333-444455556666']\nlimit = '2GiB'\nguarantee = '1GiB'\nguarantee_max = '2GiB'\nlend = false\npriority = 3\n[[tenant]]\nname = 'b'\n";
         let config = load(text, &Flags::default()).unwrap();
         assert_eq!((config.wait, config.borrowed), (Duration::from_secs(7), Overstay::End));
-        let (uids, pods) = (vec![1, 2], vec!["x".to_owned()]);
+        let (uids, pods) = (vec![1, 2], vec!["0a1b2c3d-1111-2222-3333-444455556666".to_owned()]);
         let (limit, guarantee) = (Some(Bytes::gib(2)), Bytes::gib(1));
         let guarantee_max = Bytes::gib(2);
         let tenant =
@@ -775,6 +789,8 @@ mod tests {
                 "[[tenant]]\nname = 'a'\nguarantee = '2GiB'\nguarantee_max = '1GiB'",
                 "tenant.guarantee_max: 1.00 GiB of 'a' are less",
             ),
+            ("[[tenant]]\nname = 'a'\npods = ['web-0']", "tenant.pods: 'web-0' is no UID of a pod, such as"),
+            ("[[tenant]]\nname = 'a'\npods = ['']", "tenant.pods: '' is no UID of a pod"),
             ("guarantee_max = 'all'", "guarantee_max: 'all' is not a size"),
             ("driver_deadline = '0s'", "driver_deadline: no call"),
             ("ladder = []", "ladder"),

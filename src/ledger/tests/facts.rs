@@ -210,13 +210,11 @@ fn facts_that_cannot_all_be_true_are_refused_by_name() {
         last_chunk: 1,
     };
     with_devices().begin_with(&good).unwrap();
-    let large = ChunkFact { len: Bytes::mib(2 * MIB), ..of(Owner::Nobody) };
     let nowhere = ChunkFact { device: DeviceId(9), ..of(Owner::Nobody) };
     let cases = [
         (Facts { sessions: vec![session.clone(), session], ..Facts::default() }, "a session that cannot be"),
         (Facts { chunks: vec![of(Owner::Nobody), of(Owner::Nobody)], ..Facts::default() }, "chunk 1 is there twice"),
         (Facts { chunks: vec![of(Owner::Session(one))], ..Facts::default() }, "chunk 1 is said to be session 1's"),
-        (Facts { chunks: vec![large], ..Facts::default() }, "device 0 has 256.0 MiB, and chunks of 512.0 MiB"),
         (Facts { chunks: vec![nowhere], ..Facts::default() }, "a session that cannot be"),
         (Facts { ranges: Vec::new(), ..good.clone() }, "chunk 1 is said to be a shared range's"),
         (Facts { sessions: Vec::new(), ..good.clone() }, "range 1 is said to be session 1's"),
@@ -264,6 +262,64 @@ fn what_a_session_registers_is_its_own_within_its_limit_and_the_device_and_goes_
     let effects = ledger.step(Command::Release { session: one, chunks: vec![chunk] }).unwrap();
     assert_eq!(effects, [Effect::Destroy { chunk }], "it can be handed to nobody, its own session neither");
     ledger.invariants().unwrap();
+}
+
+#[test]
+fn what_is_there_beyond_a_total_is_held_until_it_goes_and_nothing_is_promised_until_then() {
+    let (one, two, len) = (SessionId(1), SessionId(2), Bytes::mib(64));
+    let session = SessionFact {
+        session: one,
+        terms: Terms::new(Bytes::gib(1), 0),
+        revision: 0,
+        is_evicted: false,
+        guarantees: Vec::new(),
+    };
+    let of = |number, owner| ChunkFact { chunk: ChunkId(number), device: DEVICE, len, owner, is_bare: false };
+    let leased = (1..=4).map(|number| of(number, Owner::Session(one)));
+    let chunks = leased.chain([of(5, Owner::Plan(PlanId(9))), of(6, Owner::Nobody)]).collect();
+    let facts = Facts { sessions: vec![session], chunks, last_chunk: 6, ..Facts::default() };
+    let mut ledger = with_devices();
+    ledger.begin_with(&facts).unwrap();
+    let mut step = |command: Command| {
+        let effects = ledger.step(command).unwrap();
+        ledger.invariants().unwrap();
+        (effects, ledger.device(DEVICE).unwrap())
+    };
+    let destroys = |chunk| vec![Effect::Destroy { chunk: ChunkId(chunk) }];
+    let figures = |view: &AccountView| (view.total, view.budget, view.foreign, view.available());
+    // Whatever the driver says is free: nobody else has any of it.
+    for free in [Bytes::ZERO, Bytes::mib(MIB)] {
+        let (_, view) = step(Command::Observe { device: DEVICE, free });
+        assert_eq!(figures(&view), (Bytes::mib(MIB), Bytes::mib(MIB), Bytes::ZERO, Bytes::ZERO));
+        assert_eq!((view.bytes.leased, view.bytes.idle), (Bytes::mib(MIB), len));
+    }
+    // What lies idle goes first, and is not leased again.
+    assert_eq!(step(Command::Tick { now_ms: 1 }).0, destroys(6));
+    step(Command::Destroyed { chunk: ChunkId(6) });
+    step(Command::Open { session: two, terms: Terms::new(Bytes::gib(1), 0) });
+    let ask = |request| Command::Acquire {
+        request: RequestId(request),
+        holder: Holder::Session(two),
+        device: DEVICE,
+        parts: vec![Part { len, count: 1 }],
+        plan: None,
+        wait_ms: 0,
+    };
+    let (effects, _) = step(ask(1));
+    let [Effect::Refuse { refusal: Refusal::Exhausted { available, budget, .. }, .. }] = effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!((available, budget), (Bytes::ZERO, Bytes::mib(MIB)));
+    // So does what comes back, as long as there is too much: it does not lie idle here.
+    let (effects, _) = step(Command::Release { session: one, chunks: vec![ChunkId(1), ChunkId(2)] });
+    assert_eq!(effects, destroys(1));
+    let (_, view) = step(Command::Destroyed { chunk: ChunkId(1) });
+    assert_eq!((view.bytes.promised(), view.bytes.idle, view.available()), (Bytes::mib(MIB), len, len));
+    // From here on it is a device like any other.
+    assert_eq!(step(ask(2)).0, destroys(2));
+    let (effects, view) = step(Command::Destroyed { chunk: ChunkId(2) });
+    assert!(matches!(effects[..], [Effect::Create { .. }]), "{effects:?}");
+    assert_eq!(figures(&view), (Bytes::mib(MIB), Bytes::mib(MIB), Bytes::ZERO, Bytes::ZERO));
 }
 
 #[test]

@@ -177,6 +177,7 @@ fn wanted() -> v1::Want {
         shape: Shape::Uniform(Bytes::mib(2)),
         plan: Some(PlanId(7)),
         wait_ms: 100,
+        waited_ms: 7,
     }
     .into()
 }
