@@ -44,7 +44,7 @@ fn list_over(file: &str, daemon: &TestDaemon, driver: &str, library: &Path, runt
         .env("STITCHD_LIBRARY", library)
         .env("STITCHD_TEST_DRIVER", driver);
     if let Some(runtime) = runtime {
-        command.env("STITCHD_TEST_RUNTIME", runtime);
+        command.env("STITCHD_TEST_RUNTIME", runtime).env("STITCHD_TEST_BINARY", env!("CARGO_BIN_EXE_stitchd"));
     }
     match command.stdin(Stdio::null()).output() {
         Ok(output) => Some(output),
@@ -130,6 +130,16 @@ fn a_real_pytorch_on_a_pretended_device_has_what_its_users_rely_on() {
         let Some(output) = list_over(file, &daemon, "cuda", &library, Some(&runtime)) else { return };
         passes(&output);
     }
+    assert_eq!(daemon.device("leased_bytes"), 0);
+}
+
+#[test]
+fn a_step_of_a_real_pytorch_runs_in_its_order_from_its_plan_without_a_deviation() {
+    let Some(library) = library() else { return };
+    let daemon = TestDaemon::on(Machine::new(GpuKind::Cuda, "devices = 1073741824"), &["--device=0=512MiB"]);
+    let Some(runtime) = cuda_runtime(&daemon) else { return };
+    let Some(output) = list_over("test_graph_on_device", &daemon, "cuda", &library, Some(&runtime)) else { return };
+    passes(&output);
     assert_eq!(daemon.device("leased_bytes"), 0);
 }
 

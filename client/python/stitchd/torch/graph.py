@@ -21,11 +21,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten
 
+from . import _context
+
 __all__ = ["Step", "exported", "reorder", "traced"]
 
 
 class Step:
-    """A traced training step of a model: calling it with inputs and target trains the model once and gives the loss."""
+    """A traced training step of a model: calling it with inputs and target trains the model once and gives the loss.
+
+    Each call is an iteration of the job, for plans and recordings: one ends where the next begins. A loss that is still held there is
+    memory that no plan has: take its number (`.item()`).
+    """
 
     def __init__(self, module: fx.GraphModule, parameters: list, buffers: list) -> None:
         #: The operators, in the order in which they run.
@@ -36,7 +42,12 @@ class Step:
     def __call__(self, inputs: Any, target: torch.Tensor) -> torch.Tensor:
         """One step: the model's parameters and buffers are changed in place."""
         with torch.no_grad():
-            return self.module(self._parameters, self._buffers, inputs, target)
+            loss = self.module(self._parameters, self._buffers, inputs, target)
+        hooks = _context.installed()
+        if hooks is not None:
+            # Its updates are what an optimizer's step is elsewhere.
+            _context.quietly(hooks.note_step, self)
+        return loss
 
 
 def traced(
@@ -48,7 +59,8 @@ def traced(
 ) -> Step:
     """The training step of a model with plain gradient descent: forward, loss, backward, then every parameter is updated in place.
 
-    `inputs` and `target` are tensors of the shapes that the step is to have (on the device "meta" they need no memory).
+    `inputs` and `target` are tensors of the shapes that the step is to have (on the device "meta" they need no memory). The operators are those
+    of the device that the model lies on, and the step runs there: PyTorch has others for attention on a GPU than on the CPU.
     """
     names = [name for name, _ in model.named_parameters()]
     buffer_names = [name for name, _ in model.named_buffers()]
@@ -67,9 +79,11 @@ def traced(
                     parameter.add_(gradient, alpha=-learning_rate)
         return value.detach()
 
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    device = _device(parameters + buffers)
+    # The backward pass of a GPU's operators in this thread, too: it is the one that is looked at.
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.autograd.set_multithreading_enabled(False):
         as_shape = lambda value: torch.utils._pytree.tree_map(  # noqa: E731
-            lambda leaf: _fake(mode, leaf) if isinstance(leaf, torch.Tensor) else leaf, value
+            lambda leaf: _fake(mode, leaf, device) if isinstance(leaf, torch.Tensor) else leaf, value
         )
         module = make_fx(step, tracing_mode="real")(
             as_shape(parameters), as_shape(buffers), as_shape(inputs), as_shape(target)
@@ -78,9 +92,16 @@ def traced(
     return Step(module, parameters, buffers)
 
 
-def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+def _device(tensors: list[torch.Tensor]) -> torch.device:
+    """Where the first lies that lies anywhere."""
+    return next((tensor.device for tensor in tensors if not tensor.is_meta), torch.device("cpu"))
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor without memory where this one lies; one that lies nowhere is thought to be on `device`."""
     with mode:
-        shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        where = device if tensor.is_meta else tensor.device
+        shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=where)
     return shape.requires_grad_(tensor.requires_grad)
 
 
@@ -143,17 +164,30 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
+#: Normalisations that change the running figures that they are given, in training, and whose schemas do not say so.
+_CHANGE_RUNNING = {
+    "aten::batch_norm_gather_stats",
+    "aten::batch_norm_gather_stats_with_counts",
+    "aten::batch_norm_update_stats",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::native_batch_norm",
+}
+
+
 def _written(node: fx.Node) -> list[fx.Node]:
-    """What an operator overwrites, by its schema."""
+    """What an operator overwrites, by its schema; all that it is given, where there is none that says."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
-        return []
-    written = []
-    for at, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
-            written += [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, fx.Node)]
-    return written
+        return list(node.all_input_nodes)
+    given = {
+        argument.name: node.args[at] if at < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        for at, argument in enumerate(schema.arguments)
+    }
+    written = [one.name for one in schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    if schema.name in _CHANGE_RUNNING and given.get("training", True):
+        written += ["running_mean", "running_var"]
+    return [leaf for name in written for leaf in tree_flatten(given[name])[0] if isinstance(leaf, fx.Node)]
 
 
 def _writes(node: fx.Node) -> bool:
@@ -242,7 +276,8 @@ class _Export:
                     readers.setdefault(memory, set()).add(node.name)
                 self.gives[node] = self._results(node)
                 described = {"name": node.name, "inputs": list(inputs), "outputs": self.gives[node]}
-                if writes & parameters:
+                # What is changed and not given back is kept in turn by the pairs above.
+                if writes & parameters & {storage._cdata for storage in _storages(node)}:
                     described["kind"] = "update"
                 self.described.append(described)
 

@@ -32,6 +32,23 @@ if HAS_TORCH:
             x = self.act(x + self.two(x))
             return self.tied(self.head(x.mean((2, 3)).view(x.shape[0], -1)))
 
+    class Running(nn.Module):
+        """Running figures that several look at: of one normalisation that runs twice, by itself; and of samples, whose mean PyTorch takes from copies."""
+
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Conv2d(3, 4, 3, padding=1)
+            self.shared = nn.BatchNorm2d(4)
+            self.two = nn.Conv2d(4, 4, 3, padding=1)
+            self.samples = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+            self.head = nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.one(x)
+            first, second = self.shared(x), self.shared(self.two(x))
+            x = self.samples(first * self.shared.running_mean.sum() + second)
+            return self.head((x + self.shared.running_var.view(1, -1, 1, 1)).mean((2, 3)))
+
 
 def some_order(exported, module):
     """An order that the graph allows, by chance."""
@@ -97,6 +114,37 @@ class GraphTest(unittest.TestCase):
             for name, value in self.state().items():
                 self.assertTrue(torch.equal(value, expected[name]), name)
             self.assertEqual([node["name"] for node in graph.exported(step.module)["nodes"]], order)
+
+    def test_running_figures_are_read_and_written_in_turn(self):
+        self.model = Running()
+        before = self.state()
+        step = self.traced()
+        exported = graph.exported(step.module)
+        losses = [step(self.inputs, self.target) for _ in range(2)]
+        expected = self.state()
+        self.assertFalse(torch.equal(before["samples.running_var"], expected["samples.running_var"]))
+        for _ in range(20):
+            graph.reorder(step.module, some_order(exported, step.module))
+            self.model.load_state_dict(before)
+            self.assertEqual([step(self.inputs, self.target) for _ in range(2)], losses)
+            for name, value in self.state().items():
+                self.assertTrue(torch.equal(value, expected[name]), name)
+
+    def test_an_operator_without_a_schema_may_overwrite_what_it_is_given(self):
+        def doubled(x):
+            return x.add_(x)
+
+        operators = torch.fx.Graph()
+        x = operators.placeholder("x")
+        first, second = operators.call_function(doubled, (x,)), operators.call_function(torch.ops.aten.neg.default, (x,))
+        operators.output((first, second))
+        for node in (x, first, second):
+            node.meta["val"] = torch.empty(4)
+        module = torch.fx.GraphModule(nn.Module(), operators)
+        order = [node["name"] for node in graph.exported(module)["nodes"]]
+        graph.reorder(module, order)
+        with self.assertRaises(ValueError):
+            graph.reorder(module, order[::-1])
 
     def test_an_order_that_is_none_is_refused_and_changes_nothing(self):
         step = self.traced()
