@@ -118,6 +118,24 @@ pub const GRAPH_NODES_MAX: usize = 1 << 17;
 pub const GRAPH_TENSORS_MAX: usize = 1 << 19;
 /// Bytes of a file that one is read from: some three times what as many operators take, with names of usual length.
 pub const GRAPH_FILE_LEN_MAX: u64 = 256 << 20;
+/// Layers of a model that is partitioned: more than any has that is cut between layers.
+pub const PARTITION_LAYERS_MAX: usize = 4096;
+/// GPUs of a mesh that it is partitioned for: some three times those of the largest training runs that are known.
+pub const PARTITION_GPUS_MAX: usize = 1 << 16;
+/// The largest batch or number of micro-batches: a fraction of it is still exact.
+pub const PARTITION_BATCH_MAX: u64 = 1 << 40;
+/// Measurements of one profile: more degrees and batch sizes than anybody profiles.
+pub const PARTITION_MEASUREMENTS_MAX: usize = 1024;
+/// Bytes of a profile or of a file of results: as many measurements of as many layers as there can be take some 105 MiB, and the parts of all runs that are listed less.
+pub const PARTITION_FILE_LEN_MAX: u64 = 128 << 20;
+/// Parts of all profiling runs that are listed: ten times what a thousand layers on sixteen GPUs have.
+pub const PARTITION_PARTS_MAX: usize = 1 << 22;
+/// Predictions that are kept: those of 256 layers with 64 micro-batches of 1F1B on nodes of eight GPUs are nearly as many.
+pub const PARTITION_PREDICTIONS_MAX: usize = 1 << 24;
+/// Ways to use the GPUs of a mesh: those of a thousand GPUs on nodes of six are a tenth of them.
+pub const PARTITION_WAYS_MAX: usize = 1 << 21;
+/// Bits of all sets of ways that a search keeps: 256 MiB.
+pub const PARTITION_SETS_BITS_MAX: usize = 1 << 31;
 /// Requests in one plan.
 pub const PLAN_ENTRIES_MAX: usize = 1 << 22;
 

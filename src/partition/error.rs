@@ -1,7 +1,8 @@
 //! Why there is no profile, no prediction or no plan.
 
-use super::{BATCH_MAX, GPUS_MAX, LAYERS_MAX, MEASUREMENTS_MAX, Parallelism};
+use super::Parallelism;
 use crate::error::ErrorKind;
+use crate::limits::{PARTITION_BATCH_MAX, PARTITION_GPUS_MAX, PARTITION_LAYERS_MAX, PARTITION_MEASUREMENTS_MAX};
 use crate::units::Bytes;
 
 /// Which of the two figures of a layer.
@@ -36,14 +37,14 @@ pub enum PartitionError {
     },
     /// No layers, or too many.
     #[error(
-        "{0} layers cannot be cut: 1 to {LAYERS_MAX} can; `stitchd partition merge --merge-to` makes fewer of them"
+        "{0} layers cannot be cut: 1 to {PARTITION_LAYERS_MAX} can; `stitchd partition merge --merge-to` makes fewer of them"
     )]
     Layers(usize),
     /// No measurements, or too many.
-    #[error("{0} measurements make no profile: 1 to {MEASUREMENTS_MAX} do")]
+    #[error("{0} measurements make no profile: 1 to {PARTITION_MEASUREMENTS_MAX} do")]
     Measurements(usize),
     /// A batch size or a number of micro-batches is impossible.
-    #[error("{what} is {value}: it can be 1 to {BATCH_MAX}")]
+    #[error("{what} is {value}: it can be 1 to {PARTITION_BATCH_MAX}")]
     Batch {
         /// Which.
         what: &'static str,
@@ -72,7 +73,7 @@ pub enum PartitionError {
     },
     /// The sizes of merged layers do not fit.
     #[error(
-        "layer_sizes has {found} entries for {layers} layers, the smallest {smallest}: one is needed for each, at least 1, {LAYERS_MAX} together"
+        "layer_sizes has {found} entries for {layers} layers, the smallest {smallest}: one is needed for each, at least 1, {PARTITION_LAYERS_MAX} together"
     )]
     LayerSizes {
         /// Its length.
@@ -84,7 +85,7 @@ pub enum PartitionError {
     },
     /// A degree that stages cannot have.
     #[error(
-        "measurement {at}: a degree of {degree} is not possible with {parallelism} parallelism: it is 1 for pipeline, and a power of two up to {GPUS_MAX} for data and tensor"
+        "measurement {at}: a degree of {degree} is not possible with {parallelism} parallelism: it is 1 for pipeline, and a power of two up to {PARTITION_GPUS_MAX} for data and tensor"
     )]
     Degree {
         /// Which measurement or run.
@@ -163,7 +164,7 @@ pub enum PartitionError {
         bytes: f64,
     },
     /// A mesh without GPUs, or with too many.
-    #[error("{nodes} nodes of {gpus_per_node} GPUs are no mesh: 1 to {GPUS_MAX} GPUs are")]
+    #[error("{nodes} nodes of {gpus_per_node} GPUs are no mesh: 1 to {PARTITION_GPUS_MAX} GPUs are")]
     Mesh {
         /// Nodes.
         nodes: usize,
@@ -268,6 +269,60 @@ pub enum PartitionError {
         /// What is missing.
         what: &'static str,
     },
+    /// A run has a peak that no device has.
+    #[error("run {run}: a peak of {bytes} bytes is more than any device has, {}", Bytes::LARGEST)]
+    Peak {
+        /// Which run.
+        run: usize,
+        /// What it says.
+        bytes: u64,
+    },
+    /// Merged layers are not those of the model.
+    #[error(
+        "layer_sizes has {entries} entries, the smallest {smallest}, {sum} together: each is how many of the model's layers were merged, and all are its {layers} layers"
+    )]
+    Merged {
+        /// How many there are.
+        entries: usize,
+        /// The smallest of them.
+        smallest: usize,
+        /// Layers of all of them.
+        sum: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
+    /// A run's part ends within layers that stay together.
+    #[error(
+        "run {run}: a part ends within merged layer {layer}, which stays whole; `stitchd partition runs --merged` lists runs that leave it so"
+    )]
+    CutThrough {
+        /// Which run.
+        run: usize,
+        /// Which of the merged layers, counted from 0.
+        layer: usize,
+    },
+    /// Files that are to make one profile say different things of the training run.
+    #[error("the files are not of one training run: {what} is {first} in one and {other} in another")]
+    Apart {
+        /// Of which thing.
+        what: &'static str,
+        /// What one of them says.
+        first: String,
+        /// What another says.
+        other: String,
+    },
+    /// Files that are to make one profile have other layers.
+    #[error(
+        "the files are not of the same layers: layer {layer} is {first} of the model's in one and {other} in another; merge layers once, and measure those (`stitchd partition runs --merged`)"
+    )]
+    OtherLayers {
+        /// The first that differs.
+        layer: usize,
+        /// Of how many it is in one of them.
+        first: usize,
+        /// And in another; 0 where it has fewer.
+        other: usize,
+    },
     /// The runs do not tell what a layer needs.
     #[error(
         "no run with {parallelism} parallelism of degree {degree} at batch size {batch_size} tells {metric} of layer {layer}: {wanted} would"
@@ -329,6 +384,11 @@ impl PartitionError {
             | PartitionError::Partition { .. }
             | PartitionError::Peaks { .. }
             | PartitionError::Unfilled { .. }
+            | PartitionError::Peak { .. }
+            | PartitionError::Merged { .. }
+            | PartitionError::CutThrough { .. }
+            | PartitionError::Apart { .. }
+            | PartitionError::OtherLayers { .. }
             | PartitionError::MergeTo { .. }
             | PartitionError::Sum { .. } => ErrorKind::Invalid,
         }

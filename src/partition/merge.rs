@@ -4,15 +4,20 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::profile::{Measurement, Parallelism, Profile, Schedule, batch_of, degree_of, one};
-use super::{Group, LAYERS_MAX, Metric, PartitionError, runs};
+use super::profile::{Measurement, Parallelism, Partial, Profile, Schedule, batch_of, degree_of, one};
+use super::{Group, Metric, PartitionError, runs};
+use crate::limits;
 use crate::units::Bytes;
 
 /// A file of results: what [`Runs::to_json`](super::runs::Runs::to_json) gives, with a peak for each part of each run.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Results {
+    /// Of the model.
     layers: usize,
+    /// How many of them each is that was merged. All are 1 where the file has none.
+    #[serde(default)]
+    layer_sizes: Vec<usize>,
     #[serde(default)]
     gpus: Option<usize>,
     target_batch_size: Option<u64>,
@@ -31,6 +36,7 @@ pub struct Run {
     parallelism: Parallelism,
     degree: u64,
     batch_size: Option<u64>,
+    /// How many layers of the model each part has.
     partition: Vec<usize>,
     /// The peak of one GPU of each part.
     #[serde(default)]
@@ -51,9 +57,20 @@ impl Results {
     /// They are none.
     pub fn from_json(text: &[u8]) -> Result<Results, PartitionError> {
         let what = "file of results";
-        let results: Results = serde_json::from_slice(text).map_err(|source| PartitionError::Json { what, source })?;
-        if !(1..=LAYERS_MAX).contains(&results.layers) {
-            return Err(PartitionError::Layers(results.layers));
+        let mut results: Results =
+            serde_json::from_slice(text).map_err(|source| PartitionError::Json { what, source })?;
+        let layers = results.layers;
+        if !(1..=limits::PARTITION_LAYERS_MAX).contains(&layers) {
+            return Err(PartitionError::Layers(layers));
+        }
+        let sizes = &mut results.layer_sizes;
+        if sizes.is_empty() {
+            *sizes = vec![1; layers];
+        }
+        let sum = sizes.iter().fold(0_usize, |sum, size| sum.saturating_add(*size));
+        let (entries, smallest) = (sizes.len(), sizes.iter().min().copied().unwrap_or(0));
+        if sum != layers || smallest == 0 {
+            return Err(PartitionError::Merged { entries, smallest, sum, layers });
         }
         Ok(results)
     }
@@ -64,8 +81,22 @@ impl Results {
     ///
     /// A run is not filled in, or none tells what a layer needs.
     pub fn profile(&self) -> Result<Profile, PartitionError> {
+        Partial::joined([self.partial()?])
+    }
+
+    /// What they tell of a profile, which others may complete.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Results::profile`].
+    pub fn partial(&self) -> Result<Partial, PartitionError> {
         let unfilled = PartitionError::Batch { what: "target_batch_size", value: 0 };
         let target = self.target_batch_size.ok_or(unfilled)?;
+        let ends = self.layer_sizes.iter().scan(0, |end, size| {
+            *end += size;
+            Some(*end)
+        });
+        let ends: Vec<usize> = ends.collect();
         let mut sets: BTreeMap<(Parallelism, u32, u64), Peaks> = BTreeMap::new();
         for (at, run) in self.runs.iter().enumerate() {
             let batch = run.batch_size.ok_or(PartitionError::Unfilled { run: at, what: "batch_size" })?;
@@ -73,7 +104,7 @@ impl Results {
             let degree = degree_of(at, run.parallelism, run.degree)?;
             let parallelism = if degree == 1 { Parallelism::Pipeline } else { run.parallelism };
             let peaks = sets.entry((parallelism, degree, batch)).or_default();
-            for (group, bytes) in self.groups(at, run)? {
+            for (group, bytes) in self.groups(at, run, &ends)? {
                 let (mean, count) = peaks.entry((group.first, group.last)).or_default();
                 *count += 1;
                 *mean += (bytes.get() as f64 - *mean) / f64::from(*count);
@@ -81,11 +112,11 @@ impl Results {
         }
         let measurements = sets.iter().map(|(key, peaks)| self.measurement(*key, peaks));
         let measurements = measurements.collect::<Result<_, _>>()?;
-        Profile::new(vec![1; self.layers], measurements, target)?.scheduled(self.schedule, self.microbatches)
+        Partial::new(self.layer_sizes.clone(), measurements, target, self.schedule, self.microbatches)
     }
 
-    /// The parts of a run with their peaks.
-    fn groups(&self, at: usize, run: &Run) -> Result<Vec<(Group, Bytes)>, PartitionError> {
+    /// The parts of a run, as layers that were merged, with their peaks. `ends` says behind how many layers of the model each of those ends.
+    fn groups(&self, at: usize, run: &Run, ends: &[usize]) -> Result<Vec<(Group, Bytes)>, PartitionError> {
         let (parts, layers) = (run.partition.len(), self.layers);
         let sum = run.partition.iter().fold(0_usize, |sum, size| sum.saturating_add(*size));
         if sum != layers || run.partition.contains(&0) {
@@ -95,14 +126,20 @@ impl Results {
         if peaks.len() != parts {
             return Err(PartitionError::Peaks { run: at, found: peaks.len(), parts });
         }
-        let mut next = 0;
+        let (mut next, mut first) = (0, 0);
         let groups = run.partition.iter().zip(peaks).map(|(size, peak)| {
             next += size;
+            let last = ends.binary_search(&next).map_err(|layer| PartitionError::CutThrough { run: at, layer })?;
+            let group = Group { first, last };
+            first = last + 1;
             let bytes = Bytes::new(*peak);
-            if bytes.is_zero() || bytes > Bytes::LARGEST {
+            if bytes.is_zero() {
                 return Err(PartitionError::Unfilled { run: at, what: "one of peak_bytes" });
             }
-            Ok((Group { first: next - size, last: next - 1 }, bytes))
+            if bytes > Bytes::LARGEST {
+                return Err(PartitionError::Peak { run: at, bytes: *peak });
+            }
+            Ok((group, bytes))
         });
         groups.collect()
     }
@@ -122,23 +159,28 @@ impl Results {
             wanted: self.wanted(metric, layer, degree, peaks),
         };
         let peak = |first: usize, last: usize| peaks.get(&(first, last)).map(|(mean, _)| *mean);
-        let mut added = vec![0.0; self.layers];
-        for (layer, added) in added.iter_mut().enumerate().skip(1) {
-            let tellers = (0..layer).filter_map(|first| Some(peak(first, layer)? - peak(first, layer - 1)?));
-            let tellers: Vec<f64> = tellers.collect();
-            if tellers.is_empty() {
-                return Err(untold(Metric::Added, layer));
+        let layers = self.layer_sizes.len();
+        let mut told = vec![(0.0, 0_u32); layers];
+        for ((first, last), (mean, _)) in peaks.iter().filter(|((first, last), _)| first < last) {
+            if let Some(before) = peak(*first, *last - 1) {
+                let (sum, count) = &mut told[*last];
+                *sum += mean - before;
+                *count += 1;
             }
-            *added = tellers.iter().sum::<f64>() / tellers.len() as f64;
         }
-        let isolated = (0..self.layers).map(|layer| {
+        if let Some(layer) = (1..layers).find(|layer| told[*layer].1 == 0) {
+            return Err(untold(Metric::Added, layer));
+        }
+        // The first adds to nothing.
+        let added: Vec<f64> = told.into_iter().map(|(sum, count)| sum / f64::from(count.max(1))).collect();
+        let isolated = (0..layers).map(|layer| {
             // Where it is never alone: with those behind it, without what they add.
             let with_others = || {
                 let mut groups = peaks.range((layer, layer)..(layer + 1, 0));
                 groups.next().map(|((_, last), (mean, _))| mean - added[layer + 1..=*last].iter().sum::<f64>())
             };
             let bytes = peak(layer, layer).or_else(with_others).ok_or_else(|| untold(Metric::Isolated, layer))?;
-            if bytes.round() < 1.0 {
+            if !(1.0..=Bytes::LARGEST.get() as f64).contains(&bytes.round()) {
                 let value = format!("{bytes:.0} (the peak of a group without what its other layers add)");
                 return Err(PartitionError::Figure { at: 0, layer, metric: Metric::Isolated, value });
             }
@@ -151,9 +193,9 @@ impl Results {
 
     /// A run that tells what none told: of those that would have been made, one that is not there.
     fn wanted(&self, metric: Metric, layer: usize, degree: u32, peaks: &Peaks) -> String {
-        let gpus = self.gpus.map_or(self.layers, |gpus| gpus / degree as usize);
-        let planned = runs::partitions(self.layers, gpus.max(2)).unwrap_or_default();
-        let tells = |partition: &&Vec<usize>| {
+        let layers = self.layer_sizes.len();
+        let gpus = self.gpus.map_or(layers, |gpus| gpus / degree as usize);
+        let tells = |partition: &Vec<usize>| {
             let mut next = 0;
             partition.iter().any(|size| {
                 next += size;
@@ -166,8 +208,12 @@ impl Results {
                 is_new && is_own
             })
         };
-        match (planned.iter().find(tells), metric) {
-            (Some(partition), _) => format!("one with the partition {partition:?}"),
+        // One after the other, until one tells: of all there may be millions of parts.
+        let planned = runs::partitions(layers, gpus.max(2)).and_then(|mut planned| planned.find(tells));
+        match (planned, metric) {
+            (Some(partition), _) => {
+                format!("one with the partition {:?}", runs::of_model(&self.layer_sizes, &partition))
+            }
             (None, Metric::Isolated) => format!("one with layer {layer} alone on a part"),
             (None, Metric::Added) => {
                 format!(

@@ -25,20 +25,11 @@ mod tests;
 
 pub use error::{Metric, PartitionError};
 pub use predict::{Config, Group, Predictor};
-pub use profile::{Fit, Measurement, Parallelism, Profile, Schedule};
+pub use profile::{Fit, Measurement, Parallelism, Partial, Profile, Schedule};
 pub use recommend::{Plan, Stage, Uniform, recommend, uniform};
 pub use table::Table;
 
-/// Layers of a profile. More than any model has that is cut between layers.
-pub const LAYERS_MAX: usize = 4096;
-/// GPUs of a mesh.
-pub const GPUS_MAX: usize = 1 << 16;
-/// The largest batch or number of micro-batches: a fraction of it is still exact.
-pub const BATCH_MAX: u64 = 1 << 40;
-/// Measurements of one profile: more degrees and batch sizes than anybody profiles.
-pub const MEASUREMENTS_MAX: usize = 1024;
-/// Bytes of a profile or of a file of results.
-pub const FILE_LEN_MAX: u64 = 256 << 20;
+use crate::limits;
 
 /// The machines of the target run: nodes that are all alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,10 +43,10 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// There are none, or more than [`GPUS_MAX`].
+    /// There are none, or more than [`limits::PARTITION_GPUS_MAX`].
     pub fn new(nodes: usize, gpus_per_node: usize) -> Result<Mesh, PartitionError> {
         let gpus = nodes.saturating_mul(gpus_per_node);
-        if gpus == 0 || gpus > GPUS_MAX {
+        if gpus == 0 || gpus > limits::PARTITION_GPUS_MAX {
             return Err(PartitionError::Mesh { nodes, gpus_per_node });
         }
         Ok(Mesh { nodes, gpus_per_node })

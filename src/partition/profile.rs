@@ -2,10 +2,15 @@
 //!
 //! Invariant of a [`Profile`]: every list has an entry for each layer, degrees are powers of two, no two measurements are of the same thing, and pipeline parallelism was measured.
 
+mod partial;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{BATCH_MAX, GPUS_MAX, LAYERS_MAX, MEASUREMENTS_MAX, Metric, PartitionError};
+pub use partial::Partial;
+
+use super::{Metric, PartitionError};
+use crate::limits;
 use crate::units::Bytes;
 
 /// How the GPUs of a stage share its work.
@@ -141,7 +146,9 @@ pub(super) fn one() -> u64 {
 pub(super) fn degree_of(at: usize, parallelism: Parallelism, degree: u64) -> Result<u32, PartitionError> {
     let is_possible = match parallelism {
         Parallelism::Pipeline => degree == 1,
-        Parallelism::Data | Parallelism::Tensor => degree.is_power_of_two() && degree <= GPUS_MAX as u64,
+        Parallelism::Data | Parallelism::Tensor => {
+            degree.is_power_of_two() && degree <= limits::PARTITION_GPUS_MAX as u64
+        }
     };
     let degree32 = u32::try_from(degree).ok().filter(|_| is_possible);
     degree32.ok_or(PartitionError::Degree { at, parallelism, degree })
@@ -149,7 +156,8 @@ pub(super) fn degree_of(at: usize, parallelism: Parallelism, degree: u64) -> Res
 
 /// The number, if a batch can have so many samples or parts.
 pub(super) fn batch_of(what: &'static str, value: u64) -> Result<u64, PartitionError> {
-    if (1..=BATCH_MAX).contains(&value) { Ok(value) } else { Err(PartitionError::Batch { what, value }) }
+    let range = 1..=limits::PARTITION_BATCH_MAX;
+    if range.contains(&value) { Ok(value) } else { Err(PartitionError::Batch { what, value }) }
 }
 
 impl FileMeasurement {
@@ -196,10 +204,10 @@ impl Profile {
     pub fn from_json(text: &[u8]) -> Result<Profile, PartitionError> {
         let file: File =
             serde_json::from_slice(text).map_err(|source| PartitionError::Json { what: "profile", source })?;
-        if !(1..=LAYERS_MAX).contains(&file.layers) {
+        if !(1..=limits::PARTITION_LAYERS_MAX).contains(&file.layers) {
             return Err(PartitionError::Layers(file.layers));
         }
-        if !(1..=MEASUREMENTS_MAX).contains(&file.measurements.len()) {
+        if !(1..=limits::PARTITION_MEASUREMENTS_MAX).contains(&file.measurements.len()) {
             return Err(PartitionError::Measurements(file.measurements.len()));
         }
         let measurements = file.measurements.into_iter().enumerate();
@@ -226,36 +234,33 @@ impl Profile {
         measurements: Vec<Measurement>,
         target_batch_size: u64,
     ) -> Result<Profile, PartitionError> {
-        let layers = layer_sizes.len();
-        if !(1..=LAYERS_MAX).contains(&layers) {
-            return Err(PartitionError::Layers(layers));
-        }
-        for (at, one) in measurements.iter().enumerate() {
-            for (metric, found) in [(Metric::Isolated, one.isolated.len()), (Metric::Added, one.added.len())] {
-                if found != layers {
-                    return Err(PartitionError::Length { at, metric, found, layers });
-                }
-            }
-            degree_of(at, one.parallelism, u64::from(one.degree))?;
-            batch_of("batch_size of a measurement", one.batch_size)?;
-        }
-        let (schedule, microbatches, fit) = (Schedule::default(), 1, Fit::default());
-        let profile = Profile { layer_sizes, measurements, target_batch_size, schedule, microbatches, fit };
-        profile.check_sizes(layers)?;
-        profile.checked()
+        Partial::new(layer_sizes, measurements, target_batch_size, Schedule::default(), 1)?.0.with_pipeline()
     }
 
     fn check_sizes(&self, layers: usize) -> Result<(), PartitionError> {
         let (found, smallest) = (self.layer_sizes.len(), self.layer_sizes.iter().min().copied().unwrap_or(0));
         let sum = self.layer_sizes.iter().fold(0_usize, |sum, size| sum.saturating_add(*size));
-        if found == layers && smallest > 0 && sum <= LAYERS_MAX {
+        if found == layers && smallest > 0 && sum <= limits::PARTITION_LAYERS_MAX {
             return Ok(());
         }
         Err(PartitionError::LayerSizes { found, layers, smallest })
     }
 
+    /// The same with each thing once, if all of it can be and there is all of it.
+    fn checked(self) -> Result<Profile, PartitionError> {
+        self.consistent()?.with_pipeline()
+    }
+
+    fn with_pipeline(self) -> Result<Profile, PartitionError> {
+        let has_pipeline = self.measurements.iter().any(|one| one.parallelism == Parallelism::Pipeline);
+        if has_pipeline { Ok(self) } else { Err(PartitionError::NoPipeline) }
+    }
+
     /// The same with each thing once, if all of it can be.
-    fn checked(mut self) -> Result<Profile, PartitionError> {
+    fn consistent(mut self) -> Result<Profile, PartitionError> {
+        if self.measurements.len() > limits::PARTITION_MEASUREMENTS_MAX {
+            return Err(PartitionError::Measurements(self.measurements.len()));
+        }
         batch_of("target_batch_size", self.target_batch_size)?;
         batch_of("microbatches", self.microbatches)?;
         // Where it makes a difference.
@@ -274,8 +279,7 @@ impl Profile {
             }
         }
         self.measurements.dedup_by_key(|one| of(one));
-        let has_pipeline = self.measurements.iter().any(|one| one.parallelism == Parallelism::Pipeline);
-        if has_pipeline { Ok(self) } else { Err(PartitionError::NoPipeline) }
+        Ok(self)
     }
 
     /// The same for another schedule, with so many micro-batches of a batch.

@@ -5,10 +5,8 @@ use super::profile::Profile;
 use super::search::Search;
 use super::space::Space;
 use super::{Config, Group, Mesh, PartitionError, Table};
+use crate::limits;
 use crate::units::Bytes;
-
-/// Bits of all sets of a search: 256 MiB.
-const SETS_BITS_MAX: usize = 1 << 31;
 
 /// A stage of a plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,9 +73,9 @@ fn best(table: &Table, mesh: Mesh) -> Result<Plan, PartitionError> {
     }
     let space = Space::new(mesh, table.configs())?;
     let bits = Search::bits(table, &space);
-    if bits > SETS_BITS_MAX {
+    if bits > limits::PARTITION_SETS_BITS_MAX {
         let what = "layers, distances from the end and ways to use the GPUs together";
-        return Err(PartitionError::TooLarge { what, count: bits, max: SETS_BITS_MAX });
+        return Err(PartitionError::TooLarge { what, count: bits, max: limits::PARTITION_SETS_BITS_MAX });
     }
     let chosen = Search::new(table, &space).best().ok_or_else(|| no_plan(table, mesh))?;
     let degrees: Vec<u32> = chosen.iter().map(|(_, config)| table.configs()[*config].degree).collect();

@@ -5,9 +5,7 @@
 //! node that follows from the number of GPUs; for every other s there is a digit more. Each digit has room for one stage more than fits, so that adding a stage never carries.
 
 use super::{Config, Mesh, PartitionError};
-
-/// Bits of one set: those of a thousand GPUs on nodes of six have a tenth of them.
-const BITS_MAX: usize = 1 << 21;
+use crate::limits;
 
 /// What is counted of the stages of a plan.
 #[derive(Debug)]
@@ -42,9 +40,9 @@ impl Space {
             digits.push(Digit { piece, cap, stride: bits, radix });
             bits = bits.saturating_mul(radix);
         }
-        if bits > BITS_MAX {
-            let what = "ways to use the GPUs";
-            return Err(PartitionError::TooLarge { what, count: bits, max: BITS_MAX });
+        if bits > limits::PARTITION_WAYS_MAX {
+            let (what, max) = ("ways to use the GPUs", limits::PARTITION_WAYS_MAX);
+            return Err(PartitionError::TooLarge { what, count: bits, max });
         }
         let mut space = Space { digits, bits, mask: vec![0; bits.div_ceil(64)], gpus: mesh.gpus() };
         for at in 0..bits {

@@ -1,10 +1,8 @@
 //! The prediction for every stage that a plan can have: every group of layers, every config, every distance from the end. As ranks: the number of a prediction among all different ones.
 
 use super::{Config, Group, Mesh, PartitionError, Predictor, Profile};
+use crate::limits;
 use crate::units::Bytes;
-
-/// Predictions that are kept: those of 256 layers with 64 micro-batches of 1F1B on nodes of eight GPUs are nearly as many.
-const CELLS_MAX: usize = 1 << 24;
 
 /// Every stage and what it would need.
 #[derive(Debug)]
@@ -33,8 +31,9 @@ impl Table {
         let depths = predictor.depths().min(layers as u64) as usize;
         let groups = layers * (layers + 1) / 2;
         let cells = depths.saturating_mul(groups).saturating_mul(configs.len());
-        if cells > CELLS_MAX {
-            return Err(PartitionError::TooLarge { what: "predictions", count: cells, max: CELLS_MAX });
+        if cells > limits::PARTITION_PREDICTIONS_MAX {
+            let (what, max) = ("predictions", limits::PARTITION_PREDICTIONS_MAX);
+            return Err(PartitionError::TooLarge { what, count: cells, max });
         }
         let mut bytes = Vec::with_capacity(cells);
         for depth in 1..=depths as u64 {

@@ -308,6 +308,57 @@ fn layers_are_merged_that_need_least_together() {
     }
 }
 
+#[test]
+fn files_of_one_run_and_the_same_layers_make_a_profile_together() {
+    let (whole, _) = alike(4, 8);
+    let merged = merge_layers(&whole, 2).unwrap();
+    let part = |profile: &Profile, is_shared: bool| {
+        let of = profile.measurements().iter();
+        let of = of.filter(|one| (one.parallelism != Parallelism::Pipeline) == is_shared).cloned().collect();
+        let (sizes, target) = (profile.layer_sizes().to_vec(), profile.target_batch_size());
+        Partial::new(sizes, of, target, profile.schedule(), profile.microbatches()).unwrap()
+    };
+    for order in [[false, true], [true, false]] {
+        assert_eq!(Partial::joined(order.map(|is_shared| part(&merged, is_shared))).unwrap(), merged);
+    }
+    // What two files have is there once.
+    assert_eq!(Partial::joined([Partial::from(merged.clone()), part(&merged, true)]).unwrap(), merged);
+    let scheduled = merged.clone().scheduled(Schedule::OneForwardOneBackward, 8).unwrap();
+    let cases = [
+        (vec![], "there is no measurement with pipeline parallelism"),
+        (vec![part(&merged, true)], "there is no measurement with pipeline parallelism"),
+        (vec![part(&whole, false), part(&merged, true)], "layer 0 is 1 of the model's in one and 2 in another"),
+        (vec![part(&scheduled, false), part(&merged, true)], "schedule is 1f1b in one and gpipe in another"),
+    ];
+    for (parts, words) in cases {
+        let error = Partial::joined(parts).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+}
+
+#[test]
+fn runs_of_merged_layers_leave_them_whole() {
+    let text = |sizes: Value, partition: Value, peaks: Value| {
+        let run = json!({ "parallelism": "pipeline", "degree": 1, "batch_size": 8, "partition": partition, "peak_bytes": peaks });
+        let file = json!({ "layers": 4, "layer_sizes": sizes, "target_batch_size": 16, "runs": [run] });
+        let results = Results::from_json(file.to_string().as_bytes());
+        results.and_then(|results| results.profile()).unwrap_err().to_string()
+    };
+    let cases = [
+        (json!([1, 3]), json!([2, 2]), json!([5, 5]), "run 0: a part ends within merged layer 1, which stays whole"),
+        (json!([1, 2]), json!([4]), json!([5]), "layer_sizes has 2 entries, the smallest 1, 3 together"),
+        (json!([4, 0]), json!([4]), json!([5]), "the smallest 0, 4 together"),
+        (json!([usize::MAX, 9]), json!([4]), json!([5]), "and all are its 4 layers"),
+        (json!([1, 3]), json!([4]), json!([5]), "added_bytes of layer 1: one with the partition [1, 3] would"),
+        (json!([1, 3]), json!([1, 3]), json!([5, 1_u64 << 63]), "run 0: a peak of 9223372036854775808 bytes is more"),
+    ];
+    for (sizes, partition, peaks, words) in cases {
+        let error = text(sizes, partition, peaks);
+        assert!(error.contains(words), "{error}");
+    }
+}
+
 /// The profile of the file format's description, with something changed in it.
 fn changed(change: impl FnOnce(&mut Value)) -> Result<Profile, PartitionError> {
     let measurement = |parallelism: &str, degree: u64, batch: u64| {

@@ -69,7 +69,8 @@ fn runs_are_merged_to_a_profile_and_the_profile_is_planned() {
     assert_eq!(plan["peak_bytes"], 740 * 1024 / 2);
     assert_eq!((&plan["proven_optimal"], plan["plans_considered"].as_u64() > Some(100)), (&true.into(), true));
     assert_eq!(plan["guarantees"].as_array().unwrap().len(), 8);
-    assert_eq!(plan["guarantees"][5], json!({ "gpu": 5, "node": 1, "device": 1, "bytes": 2 << 20 }));
+    let gpu = json!({ "gpu": 5, "node": 1, "device": 1, "predicted_peak_bytes": 740 * 1024 / 2, "bytes": 2 << 20 });
+    assert_eq!(plan["guarantees"][5], gpu);
 
     let output = run(&["partition", &profile, "--nodes", "2", "--gpus-per-node", "4"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -99,6 +100,87 @@ fn runs_are_merged_to_a_profile_and_the_profile_is_planned() {
     let plan = run_json(&["partition", &coarse, "--nodes", "1", "--gpus-per-node", "2", "--json"]);
     let last = plan["stages"].as_array().unwrap().last().unwrap();
     assert_eq!((&plan["layers"], &last["layers"][1]), (&6.into(), &5.into()));
+}
+
+/// Peaks of runs on a model whose layers need once, twice, three times, once … as much alone, and add half of that.
+fn filled(mut results: Value) -> Value {
+    for run in results["runs"].as_array_mut().unwrap() {
+        let half = (100 + 10 * run["batch_size"].as_u64().unwrap()) * 512 / run["degree"].as_u64().unwrap();
+        let mut next = 0;
+        let peaks = run["partition"].as_array().unwrap().iter().map(|size| {
+            let first = next;
+            next += size.as_u64().unwrap();
+            let added: u64 = (first..next).map(|layer| 1 + layer % 3).sum();
+            half * (1 + first % 3) + half * added
+        });
+        let peaks: Vec<u64> = peaks.collect();
+        run["peak_bytes"] = json!(peaks);
+    }
+    results
+}
+
+fn count(results: &Value) -> usize {
+    results["runs"].as_array().unwrap().len()
+}
+
+#[test]
+fn merging_layers_between_runs_spares_runs_and_gives_the_same_profile() {
+    let place = Place::new();
+    let json = |name: &str, value: &Value| place.write(name, &value.to_string());
+    let model = ["--layers", "12", "--gpus", "8", "--target-batch", "64", "--json"];
+    let runs = |more: &[&str]| filled(run_json(&[&["partition", "runs"][..], &model, more].concat()));
+    let all = runs(&[]);
+    let whole = json("whole.json", &run_json(&["partition", "merge", &json("all.json", &all)]));
+    let expected = run_json(&["partition", "merge", &whole, "--merge-to", "6"]);
+    // Pipeline parallelism, then merged, then the others.
+    let alone = runs(&["--degrees", "1"]);
+    let coarse = place.path("coarse.json");
+    run_json(&["partition", "merge", &json("alone.json", &alone), "--merge-to", "6", "-o", &coarse, "--json"]);
+    let shared = filled(run_json(&["partition", "runs", "--merged", &coarse, "--gpus", "8", "--json"]));
+    assert_eq!((&shared["layers"], &shared["target_batch_size"]), (&12.into(), &64.into()));
+    assert_eq!(shared["layer_sizes"], expected["layer_sizes"]);
+    let shared_file = json("shared.json", &shared);
+    // Whichever comes first.
+    for files in [[&coarse, &shared_file], [&shared_file, &coarse]] {
+        assert_eq!(run_json(&["partition", "merge", files[0], files[1]]), expected);
+    }
+    assert_eq!([count(&all), count(&alone), count(&shared)], [120, 24, 48]);
+    let output = run(&["partition", "runs", "--merged", &coarse, "--gpus", "8"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.starts_with("48 runs, two iterations each are enough; with all 12 layers it would be 96"), "{text}");
+    // Half of those again, where a second batch size says what the first does: here it does.
+    let few = filled(run_json(&["partition", "runs", "--merged", &coarse, "--gpus", "8", "--one-batch", "--json"]));
+    assert_eq!(count(&few), 24);
+    let few = json("few.json", &run_json(&["partition", "merge", &coarse, &json("half.json", &few)]));
+    let merged = json("merged.json", &expected);
+    let mesh = ["--nodes", "2", "--gpus-per-node", "4", "--json"];
+    let [one, other] = [&merged, &few].map(|profile| run_json(&[&["partition", profile.as_str()][..], &mesh].concat()));
+    assert_eq!((&one["layers"], &one["stages"]), (&12.into(), &other["stages"]));
+
+    // Files that are not of one model say so.
+    let whole_layers = json("whole-layers.json", &run_json(&["partition", "merge", &json("again.json", &alone)]));
+    let mut later = shared.clone();
+    later["target_batch_size"] = json!(32);
+    let later = json("later.json", &later);
+    let mut cut = shared.clone();
+    cut["runs"][0]["partition"] = json!([1, 11]);
+    cut["runs"][0]["peak_bytes"] = json!([1, 1]);
+    let cut = json("cut.json", &cut);
+    let cases: [(&[&str], &str); 8] = [
+        (&["merge", &shared_file], "shared.json: there is no measurement with pipeline parallelism"),
+        (&["merge", &whole_layers, &shared_file], "are not of the same layers: layer 0 is 1 of the model's in one"),
+        (&["merge", &coarse, &later], "target_batch_size is 64 in one and 32 in another"),
+        (&["merge", &coarse, &cut], "cut.json: run 0: a part ends within merged layer 0, which stays whole"),
+        (&["runs", "--merged", &coarse, "--gpus", "2"], "6 layers on 2 GPUs in groups of 2"),
+        (&["runs", "--merged", &coarse, "--gpus", "8", "--degrees", "1"], "of degrees above 1"),
+        (&["runs", "--merged", &coarse, "--gpus", "8", "--layers", "12"], "cannot be used with"),
+        (&["runs", "--gpus", "8"], "--layers"),
+    ];
+    for (args, words) in cases {
+        let output = run(&[&["partition"][..], args].concat());
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(words), "{args:?}: {}", stderr(&output));
+    }
 }
 
 #[test]
