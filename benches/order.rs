@@ -10,16 +10,17 @@ use std::path::Path;
 
 use stitchd::clock::SystemClock;
 use stitchd::driver::cost_table::CostTable;
-use stitchd::order::{self, Budget, Graph};
+use stitchd::order::{self, Graph};
 use stitchd::plan::solve;
 use stitchd::replay::models::caching::{CachingAllocator, Conf, Version};
 use stitchd::replay::script::Script;
 use stitchd::replay::{Watch, run};
 use stitchd::trace::import;
+use stitchd::work::Budget;
 use support::{Compared, compare, is_wanted, timed};
 
 const ROUNDS: usize = 2;
-const BUDGET: Budget = Budget { units: 200_000_000, stop: None };
+const BUDGET: Budget = Budget::of(200_000_000);
 
 fn main() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/graphs");
@@ -45,8 +46,8 @@ fn main() {
         compared.push(compare(format!("order/{name}"), ROUNDS, search, floor));
         let ordered = order::order(&graph, &BUDGET, |_| {});
         let after = order::lives(&graph, &ordered.order);
-        let placed = order::place(&after, 1, &solve::Budget::patient()).unwrap();
-        let placing = timed(|| order::place(&after, 1, &solve::Budget::patient()).unwrap());
+        let placed = order::place(&after, 1, &solve::patient()).unwrap();
+        let placing = timed(|| order::place(&after, 1, &solve::patient()).unwrap());
         let trace = order::trace(&order::lives(&graph, graph.given()), graph.len(), 3);
         let mut caching = CachingAllocator::new(Conf::of(Version::NEWEST), None, &CostTable::FREE);
         let script = Script::of(&trace, 0);

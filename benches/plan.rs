@@ -11,7 +11,7 @@ mod support;
 use std::hint::black_box;
 use std::path::Path;
 
-use stitchd::plan::solve::{Solver, solve_in};
+use stitchd::plan::solve::{Solver, solve, solve_in};
 use stitchd::plan::{Problem, lower_bound};
 use stitchd::trace::{Context, Event, EventKind, Phase, Trace, import};
 use stitchd::units::{Bytes, Tick};
@@ -22,6 +22,8 @@ const ROUNDS: usize = 3;
 /// Ranks of the pipeline, micro-batches, chunks of the model on a rank, layers of a chunk.
 const PIPELINE: u32 = 4;
 const MICROBATCHES: u32 = 64;
+/// Micro-batches of a series of such jobs, from some ten thousand requests to a million.
+const GROWTH: [u32; 4] = [4, 16, 64, 224];
 const CHUNKS: u32 = 4;
 const LAYERS: usize = 5;
 /// Requests of one layer beside its checkpoint: of its forward pass, made again in the backward pass, and of the backward pass itself.
@@ -43,14 +45,14 @@ struct Megatron {
 }
 
 impl Megatron {
-    fn trace() -> Trace {
+    fn trace(microbatches: u32) -> Trace {
         let context = Context { phase: Phase::Init, ..Context::default() };
-        let kept = vec![Vec::new(); (MICROBATCHES * CHUNKS) as usize];
+        let kept = vec![Vec::new(); (microbatches * CHUNKS) as usize];
         let mut job = Megatron { events: Vec::new(), next: 0, context, kept };
         (0..WEIGHTS).for_each(|nth| {
             job.alloc(8192 + 1024 * (nth % 7));
         });
-        let passes = MICROBATCHES * CHUNKS;
+        let passes = microbatches * CHUNKS;
         let warm = 2 * (PIPELINE - 1) + (CHUNKS - 1) * PIPELINE;
         for step in 0..passes + warm {
             if step < passes {
@@ -191,12 +193,30 @@ fn rows(job: &str, trace: &Trace, iteration: u32) -> Vec<Row> {
     rows
 }
 
+/// All solvers, until one meets the bound, on jobs that are alike but for their length.
+fn growth() -> Vec<Row> {
+    let one = |microbatches: &u32| {
+        let problem = Problem::from_trace(&Megatron::trace(*microbatches), 0).unwrap();
+        let count = problem.buffers.len() as u64;
+        let name = format!("{count} requests: all until the bound");
+        if !support::is_wanted(&name) {
+            return None;
+        }
+        let (peak, bound) = (solve(&problem).unwrap().peak, lower_bound(&problem));
+        let subject = || (timed(|| drop(black_box(solve(&problem).unwrap()))), count);
+        let compared = compare(name, ROUNDS, subject, || (timed(|| sorted(black_box(&problem))), count));
+        Some(Row { seconds: compared.nanos * count as f64 / 1e9, compared, peak, bound })
+    };
+    GROWTH.iter().filter_map(one).collect()
+}
+
 fn main() {
     let mut all = Vec::new();
     for name in ["gpt2-345m-VR", "gpt2-medium-hf", "opt-13b-Z3-RO", "qwen-moe-V-last", "resnet50-olla"] {
         all.extend(rows(name, &shared(name), 1));
     }
-    all.extend(rows("288,000 requests", &Megatron::trace(), 0));
+    all.extend(rows("288,000 requests", &Megatron::trace(MICROBATCHES), 0));
+    all.extend(growth());
     let is_json = std::env::args().any(|argument| argument == "--json");
     if !is_json {
         println!("{:<48} {:>10} {:>16} {:>16} {:>8}", "", "seconds", "peak", "bound", "gap");

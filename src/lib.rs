@@ -21,7 +21,7 @@
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`], [`mod@sync`], `extents`, [`mortal`] | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes, where threads meet, free stretches, moments at which a test kills |
+//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`], [`mod@sync`], `extents`, [`mortal`], [`work`] | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes, where threads meet, free stretches, moments at which a test kills, work that is counted |
 //! | [`driver`] | what hardware can do: chunks, addresses, mappings, streams. The `host` and `sim` drivers, those of the GPU vendors over libraries that are found at run time, and decorators over any |
 //! | [`memory`] | who owns what of it: `Chunk`, `Reservation`, `Mapping`, whole or not at all |
 //! | [`store`] | every chunk of a daemon, its handle and its one exported descriptor |
@@ -52,7 +52,7 @@
 //!
 //! 1. [`driver`] decides nothing. [`pool`] and [`plan`] decide, and touch a device only through [`memory`]; [`ledger`] touches nothing at all. So
 //!    policy is tested without devices, and devices without policy.
-//! 2. Only `daemon`, [`session`] and the packets of [`wire`] know tokio, threads or sockets. Everything else is synchronous and deterministic: same
+//! 2. Only `daemon`, [`session`] and the packets of [`wire`] know tokio, threads or sockets, and [`work`] has a second thread that changes no answer. Everything else is synchronous and deterministic: same
 //!    inputs, same seed, same result.
 //! 3. Proto types are made and read in [`wire`], [`session`], `daemon` and `cli`; no other module knows them. A journal has messages of its own, which it shows to nobody.
 //! 4. Addresses are numbers ([`units::DeviceAddress`]), not pointers, outside [`driver`] and the C border.
@@ -171,6 +171,7 @@ mod sync;
 pub mod trace;
 pub mod units;
 pub mod wire;
+pub mod work;
 
 /// The README's examples compile.
 #[cfg(doctest)]

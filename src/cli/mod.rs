@@ -46,6 +46,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::clock::{Clock as _, SystemClock};
 use crate::daemon::DaemonError;
 use crate::daemon::config::ConfigError;
 use crate::driver::OpenError;
@@ -327,6 +328,12 @@ fn time(text: &str) -> Result<Duration, String> {
         Ok(seconds) => Ok(Duration::from_secs(seconds)),
         Err(_) => parse_time(text),
     }
+}
+
+/// Says stop when so much time has passed.
+fn stop_after(limit: Duration) -> crate::work::Stop {
+    let clock = SystemClock::new();
+    std::sync::Arc::new(move || clock.now() >= limit)
 }
 
 fn read_plan(path: &std::path::Path) -> Result<crate::plan::Plan, Failure> {

@@ -324,12 +324,12 @@ mod tests {
             least(&mut Walk::of(&graph), &mut best);
             let joint = joint(&graph, PATIENT).unwrap();
             assert!(joint.is_proven && joint.peak >= best);
-            let found = super::super::order(&graph, &super::super::Budget { units: 1_000_000, stop: None }, |_| {});
+            let found = super::super::order(&graph, &crate::work::Budget::of(1_000_000), |_| {});
             let lives = super::super::lives(&graph, &found.order);
             if lives.is_empty() {
                 continue;
             }
-            let placed = super::super::place(&lives, 1, &crate::plan::solve::Budget::patient()).unwrap();
+            let placed = super::super::place(&lives, 1, &crate::plan::solve::patient()).unwrap();
             assert_eq!(placed.peak, joint.peak, "{described:?}");
         }
     }

@@ -21,13 +21,13 @@ pub use graph::{Described, DescribedNode, Graph};
 pub use lives::{Life, Of, curve, lives, trace};
 pub use onnx::read_onnx;
 pub use place::{Placed, place};
-pub use search::Budget;
 pub use spans::{Spans, anchors};
 pub use written::{read, to_json, whole};
 
 use crate::error::ErrorKind;
 use crate::limits;
-use search::{Answer, Work};
+use crate::work::{Budget, Work};
+use search::Answer;
 
 /// Why a graph cannot be ordered.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -160,7 +160,7 @@ pub fn order(graph: &Graph, budget: &Budget, mut told: impl FnMut(&Ordered)) -> 
             match search::within(graph, limit, width, &mut work) {
                 Answer::Order(order, peak) => {
                     (best.order, best.peak) = (order, peak);
-                    best.work_units = work.done;
+                    best.work_units = work.done();
                     told(&best);
                 }
                 Answer::None => {
@@ -173,7 +173,7 @@ pub fn order(graph: &Graph, budget: &Budget, mut told: impl FnMut(&Ordered)) -> 
             limit = if tries == 1 { most } else { least + most.saturating_sub(least) / 2 };
         }
     }
-    best.work_units = work.done;
+    best.work_units = work.done();
     best
 }
 

@@ -217,7 +217,7 @@ fn of_value(info: &proto::ValueInfo, dims: &BTreeMap<String, u64>) -> Result<Opt
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Budget, Graph, order};
+    use super::super::{Graph, order};
     use super::*;
 
     fn varint(mut number: u64, into: &mut Vec<u8>) {
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(names, ["MatMul#0", "relu", "join"]);
         assert_eq!((&read.nodes[1].inputs, &read.kept), (&vec!["x".to_owned()], &vec!["w".to_owned(), "y".to_owned()]));
         let graph = Graph::of(&read).unwrap();
-        let best = order(&graph, &Budget { units: 1000, stop: None }, |_| {});
+        let best = order(&graph, &crate::work::Budget::of(1000), |_| {});
         assert_eq!(best.peak, 2000 + 160 + 3200 + 1760, "the weight stays, x is gone");
     }
 

@@ -5,10 +5,11 @@
 
 use super::lives::Life;
 use crate::ids::StreamId;
-use crate::plan::solve::{self, Budget};
+use crate::plan::solve;
 use crate::plan::{Buffer, Lane, PhasePair, PlanError, Problem, validate};
 use crate::trace::ContextKey;
 use crate::units::Bytes;
+use crate::work::Budget;
 
 /// A place for each.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -50,6 +51,6 @@ pub fn place(lives: &[Life], unit: u64, budget: &Budget) -> Result<Placed, PlanE
         offsets: solution.offsets.iter().map(|offset| offset.get()).collect(),
         peak: solution.peak.get(),
         solver: solution.solver,
-        is_optimal: solution.is_optimal,
+        is_optimal: solution.is_optimal(),
     })
 }

@@ -9,55 +9,14 @@
 //! Most steps are no choice. An operator that frees as much as it makes, and has room now, may run now: whoever has an order without it
 //! here has one with it, since later it would free no more and cost no less. The same is true of a few, one waiting for the other, that
 //! free as much as they make together. The gradient of a weight and the update that frees it are such a pair.
+//!
+//! A unit of work is a look at what an operator would do to memory: some twenty million a second on one core.
 
 use std::collections::{BTreeMap, HashSet};
-use std::rc::Rc;
 
 use super::graph::Graph;
 use super::walk::Walk;
-
-/// What a search may do.
-#[derive(Clone)]
-pub struct Budget {
-    /// Looks at what an operator would do to memory: some twenty million a second on one core; the same everywhere for the same graph.
-    pub units: u64,
-    /// Asked many times a second: whether to stop with what there is. What is found then depends on when.
-    pub stop: Option<Rc<dyn Fn() -> bool>>,
-}
-
-/// Work that is left, and that was done.
-pub(super) struct Work {
-    left: u64,
-    pub(super) done: u64,
-    stop: Option<Rc<dyn Fn() -> bool>>,
-    asked_at: u64,
-}
-
-/// `stop` is asked each time that so many are done.
-const ASKED_EVERY: u64 = 1 << 16;
-
-impl Work {
-    pub(super) fn of(budget: &Budget) -> Work {
-        Work { left: budget.units, done: 0, stop: budget.stop.clone(), asked_at: ASKED_EVERY }
-    }
-
-    fn take(&mut self, units: u64) -> bool {
-        self.done += units;
-        let is_there = self.left >= units;
-        self.left = self.left.saturating_sub(units);
-        if self.done >= self.asked_at {
-            self.asked_at = self.done + ASKED_EVERY;
-            if self.stop.as_ref().is_some_and(|stop| stop()) {
-                self.left = 0;
-            }
-        }
-        is_there && self.left > 0
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.left == 0
-    }
-}
+use crate::work::Work;
 
 /// The answer to whether an order stays below a limit.
 #[derive(Clone, PartialEq, Eq, Debug)]

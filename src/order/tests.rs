@@ -5,7 +5,7 @@ use super::walk::{Walk, peak_of};
 use super::*;
 use crate::rng::Rng;
 
-const PATIENT: Budget = Budget { units: 5_000_000, stop: None };
+const PATIENT: Budget = Budget::of(5_000_000);
 
 fn node(name: &str, inputs: &[&str], outputs: &[&str]) -> DescribedNode {
     let all = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();

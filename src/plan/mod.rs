@@ -35,13 +35,14 @@ pub use lower_bound::lower_bound;
 pub use phases::PhasePair;
 pub use problem::{Buffer, Problem};
 pub use reuse::{ReuseSpaces, first_with_room, span_of};
-use solve::{Budget, Solution};
+use solve::Solution;
 pub use watch::Watch;
 
 use crate::ids::PlanId;
 use crate::limits;
 use crate::trace::{ContextKey, Cut, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, PlanSpan, Span};
+use crate::work::Budget;
 
 /// Addresses for the requests of a job: those of its first iteration once, then those of one later iteration again and again.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -170,7 +171,7 @@ impl Plan {
 
     /// Plans a problem that was made of `trace`, by the best solver or by one alone.
     pub fn of(trace: &Trace, problem: &Problem, solver: Option<solve::Solver>) -> Result<Plan, PlanError> {
-        Plan::of_solved(trace, problem, Plan::solved(problem, solver, &Budget::none())?)
+        Plan::of_solved(trace, problem, Plan::solved(problem, solver, &Budget::default())?)
     }
 
     /// The answer of the best solver or of one alone, with so much of a search.
@@ -216,7 +217,7 @@ impl Plan {
             provenance: Provenance {
                 iteration: problem.iteration,
                 solver: solution.solver.to_owned(),
-                lower_bound: lower_bound(problem).max(around.bound),
+                lower_bound: solution.lower_bound.max(around.bound),
                 dynamic_requests: problem.dynamic_requests,
                 work_units: solution.work_units + around.work_units,
                 cut: problem.cut,
@@ -230,7 +231,7 @@ impl Plan {
     fn with_kinds(&self, kinds: Vec<Kind>) -> Result<Plan, PlanError> {
         let problem = Problem::of_plan(self, kinds);
         let offsets = self.entries.iter().map(|entry| entry.offset).collect();
-        let solution = Solution { offsets, peak: self.pool_len, solver: "", work_units: 0, is_optimal: false };
+        let solution = Solution { offsets, peak: self.pool_len, solver: "", work_units: 0, lower_bound: Bytes::ZERO };
         let around = detour::place(&problem, &solution, self.detours.clone());
         let mut plan = Plan { pool_len: around.pool_len, detours: around.detours, ..self.clone() };
         plan.provenance.lower_bound = plan.provenance.lower_bound.max(around.bound);

@@ -369,24 +369,35 @@ fn a_pool_that_does_not_fit_is_refused_with_numbers() {
     );
 }
 
-/// Two threads that do not wait for each other, each with a list of requests of its own that it repeats, six iterations of them.
+/// Two threads, each with a list of requests of its own that it repeats, six iterations of them. Which of them asks next is drawn, so that the order of both together differs each time however busy the machine is;
+/// what is drawn asks when it gets to it.
 const RACE: &str = "\
 import random, threading
-ends = threading.Barrier(3)
+ends = threading.Barrier(3, timeout=60)
+turn = threading.Condition()
+order = []
 def work(thread):
     for iteration in range(6):
         kept = []
         for n in range(60):
+            with turn:
+                assert turn.wait_for(lambda: order and order[-1] == thread, 60)
+                order.pop()
+                turn.notify_all()
             size = (n * 7 % 11 + 1) * 65536 + thread * 512
             kept.append((malloc(size), size))
-            if random.random() < 0.2: time.sleep(random.random() / 2000)
             if n % 3: free(*kept.pop(n % 2 - 1))
         for p, size in kept: free(p, size)
         ends.wait()
         ends.wait()
+def draw():
+    with turn:
+        order[:] = random.sample([0, 1] * 60, 120)
+        turn.notify_all()
 threads = [threading.Thread(target=work, args=[number]) for number in range(2)]
 for thread in threads: thread.start()
 for iteration in range(6):
+    draw()
     ends.wait()
     lib.stitch_iteration_mark(-1)
     ends.wait()

@@ -80,6 +80,26 @@ fn plans_are_read_or_refused() {
 }
 
 #[test]
+fn graphs_are_read_or_refused() {
+    run("graph");
+}
+
+#[test]
+fn models_of_onnx_are_read_or_refused() {
+    run("onnx");
+}
+
+#[test]
+fn profiles_are_read_or_refused() {
+    run("profile");
+}
+
+#[test]
+fn results_of_runs_are_read_or_refused() {
+    run("results");
+}
+
+#[test]
 fn configurations_are_read_or_refused() {
     run("config");
 }
@@ -97,6 +117,11 @@ fn packets_of_a_daemon_are_read_or_refused() {
 #[test]
 fn messages_of_grpc_are_read_or_refused() {
     run("grpc");
+}
+
+#[test]
+fn journals_are_read_or_refused() {
+    run("journal");
 }
 
 #[test]

@@ -4,7 +4,6 @@ mod picture;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::Duration;
 
 use clap::Args;
@@ -15,7 +14,7 @@ use super::table::Table;
 use super::{DONE, Failure, Outcome, file_error, print_json, whole_file};
 use crate::clock::{Clock as _, SystemClock};
 use crate::driver::cost_table::CostTable;
-use crate::order::{self, Budget, Graph, Life, Of, Ordered, Placed};
+use crate::order::{self, Graph, Life, Of, Ordered, Placed};
 use crate::plan::solve;
 use crate::replay::models::caching::CachingAllocator;
 use crate::replay::models::caching::conf::{Conf, Version};
@@ -24,6 +23,7 @@ use crate::replay::{Watch, run as replay};
 use crate::trace::export::Form;
 use crate::trace::import;
 use crate::units::{Bytes, counted};
+use crate::work::Budget;
 
 /// Units that are searched for when nobody says how many: some ten seconds.
 const WORK: u64 = 200_000_000;
@@ -147,13 +147,9 @@ fn dimension(text: &str) -> Result<(String, u64), Failure> {
 fn answer(args: &OrderArgs, graph: &Graph) -> Result<Answer, Failure> {
     let clock = SystemClock::new();
     let started = clock.now();
-    let stop = args.time_limit.map(|limit| {
-        let clock = SystemClock::new();
-        let until = clock.now() + limit;
-        Rc::new(move || clock.now() >= until) as Rc<dyn Fn() -> bool>
-    });
+    let stop = args.time_limit.map(super::stop_after);
     let bar = if args.json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
-    let budget = Budget { units: args.work, stop: stop.clone() };
+    let budget = Budget { stop: stop.clone(), ..Budget::of(args.work) };
     #[cfg_attr(not(feature = "ilp"), expect(unused_mut, reason = "nobody else is asked then"))]
     let mut ordered = order::order(graph, &budget, |best| {
         let [peak, bound] = [best.peak, best.lower_bound].map(Bytes::new);
@@ -174,7 +170,7 @@ fn answer(args: &OrderArgs, graph: &Graph) -> Result<Answer, Failure> {
         }
     }
     let [before, after] = [graph.given(), &ordered.order].map(|order| order::lives(graph, order));
-    let placing = solve::Budget { stop, ..solve::Budget::patient() };
+    let placing = Budget { stop, ..solve::patient() };
     let placed = order::place(&after, args.align, &placing)?;
     let trace = order::trace(&before, graph.len(), ITERATIONS);
     let mut caching = CachingAllocator::new(Conf::of(Version::NEWEST), None, &CostTable::FREE);

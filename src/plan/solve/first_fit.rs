@@ -21,6 +21,10 @@ pub enum Order {
     Area,
     /// Those that live long first, then large ones: two classes, at a tenth of all ticks.
     LongThenSize,
+    /// Large ones first; among equals, those that live long.
+    SizeThenTicks,
+    /// Those that live long first: the pyramid of OLLA.
+    Ticks,
     /// As they are asked for.
     Start,
 }
@@ -33,6 +37,8 @@ impl Order {
             Order::SizeThenEnd => "first-fit/size-end",
             Order::Area => "first-fit/area",
             Order::LongThenSize => "first-fit/long-size",
+            Order::SizeThenTicks => "first-fit/size-ticks",
+            Order::Ticks => "first-fit/ticks",
             Order::Start => "first-fit/start",
         }
     }
@@ -58,6 +64,8 @@ impl Order {
                     let class = if is_short { 1_u128 << 127 } else { 0 };
                     (class + (size >> 1), start, *at)
                 }
+                Order::SizeThenTicks => (size, descending(u128::from(ticks(buffer))), *at),
+                Order::Ticks => (descending(u128::from(ticks(buffer))), size, *at),
                 Order::Start => (start, size, *at),
             }
         });

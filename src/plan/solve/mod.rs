@@ -6,17 +6,17 @@ mod best_fit;
 mod first_fit;
 mod one_pass;
 mod phased;
+mod repeats;
 mod search;
 mod sections;
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use super::{Buffer, Lane, PlanError, Problem};
 use crate::units::{Bytes, Lifetime, PlanOffset};
-
+use crate::work::{Budget, Work};
 use one_pass::OnePass;
-use search::Work;
+use repeats::Repeats;
 
 pub use best_fit::Small;
 pub use first_fit::Order;
@@ -33,8 +33,15 @@ pub struct Solution {
     pub solver: &'static str,
     /// Work that it took: buffers placed, over all tries, and the units of the search.
     pub work_units: u64,
-    /// No other answer spans less: it meets the bound, or everything else was tried.
-    pub is_optimal: bool,
+    /// Nothing spans less: what is live at one time, or more where a search has tried all that would be lower.
+    pub lower_bound: Bytes,
+}
+
+impl Solution {
+    /// No other answer spans less.
+    pub fn is_optimal(&self) -> bool {
+        self.peak <= self.lower_bound
+    }
 }
 
 /// A way to find offsets.
@@ -54,12 +61,14 @@ pub enum Solver {
 
 impl Solver {
     /// All of them, in the order in which they are tried.
-    pub const ALL: [Solver; 13] = [
+    pub const ALL: [Solver; 15] = [
         Solver::FirstFit(Order::SizeThenStart),
         Solver::FirstFit(Order::LongThenSize),
         Solver::Dive,
         Solver::FirstFit(Order::Area),
         Solver::FirstFit(Order::SizeThenEnd),
+        Solver::FirstFit(Order::SizeThenTicks),
+        Solver::FirstFit(Order::Ticks),
         Solver::FirstFit(Order::Start),
         Solver::BestFit(Small::Nothing),
         Solver::BestFit(Small::Below256Kib),
@@ -91,31 +100,15 @@ impl Solver {
 /// has tens of thousands of sizes and lifetimes with nothing in common, and there best fit is as good.
 const FIRST_FIT_STEPS_MAX: u64 = 1 << 24;
 
-/// What a search may do.
-#[derive(Clone)]
-pub struct Budget {
-    /// Units of work, some seven million a second on one core; the same everywhere for the same problem.
-    pub units: u64,
-    /// Asked many times a second: whether to stop with what there is. What is found then depends on when.
-    pub stop: Option<Rc<dyn Fn() -> bool>>,
+/// A search in proportion to what is placed, and a quarter of a second at most.
+pub fn in_proportion(problem: &Problem) -> Budget {
+    const EACH: u64 = 500;
+    Budget::of((EACH * problem.buffers.len() as u64).min(4_000_000))
 }
 
-impl Budget {
-    /// Nothing is searched: a plan that is made while a job runs, or many of them.
-    pub fn none() -> Budget {
-        Budget { units: 0, stop: None }
-    }
-
-    /// In proportion to what is placed, and half a second at most.
-    pub fn of(problem: &Problem) -> Budget {
-        const EACH: u64 = 500;
-        Budget { units: (EACH * problem.buffers.len() as u64).min(4_000_000), stop: None }
-    }
-
-    /// For one that somebody asks for: a second or two.
-    pub fn patient() -> Budget {
-        Budget { units: 8_000_000, stop: None }
-    }
+/// A search that somebody asks for: a second or two.
+pub fn patient() -> Budget {
+    Budget::of(16_000_000)
 }
 
 /// What a solver may do, and what it did.
@@ -128,14 +121,14 @@ struct Effort {
     placed: u64,
     /// What a search may do, and what it did.
     search: Work,
-    /// The last answer of a search is the best that there is.
-    is_proven: bool,
+    /// What a search of all that is to be placed has found that nothing is below.
+    low: u64,
 }
 
 impl Effort {
     fn of(steps: u64, top: u64, budget: &Budget) -> Effort {
-        let search = Work::of(budget.units, budget.stop.clone());
-        Effort { steps, top, placed: 0, search, is_proven: false }
+        let search = Work::of(budget);
+        Effort { steps, top, placed: 0, search, low: 0 }
     }
 
     fn units(&self) -> u64 {
@@ -155,10 +148,10 @@ enum Stopped {
 /// Tries the solvers one after the other, but for those that search, until one meets the lower bound, and takes the best.
 ///
 /// Each lane has its own part of the pool: bytes that one stream has freed are not another's without an event, which a plan cannot
-/// promise, and what one thread has freed may be there still when another that races with it asks. In the plan of a job that repeats itself small buffers have a part of their own in that, where it costs next to nothing: whoever is not where and when the plan has it, because something
+/// promise, and what one thread has freed may be there still when another that races with it asks. In the plan of a job that repeats itself small buffers have a part of their own in that, where it costs nothing, or hang from its end: whoever is not where and when the plan has it, because something
 /// came or did not, stands in the way of others until it goes, and a kilobyte should not do so in the middle of the gigabyte that a workspace needs.
 pub fn solve(problem: &Problem) -> Result<Solution, PlanError> {
-    solve_with(problem, &Budget::none())
+    solve_with(problem, &Budget::default())
 }
 
 /// The same, and searches so much.
@@ -168,28 +161,72 @@ pub fn solve_with(problem: &Problem, budget: &Budget) -> Result<Solution, PlanEr
     let most = bound.get() + bound.get() / APART_COSTS_MAX;
     for below in APART_BELOW.into_iter().filter(|_| problem.comes_again()) {
         let is_small = |buffer: &Buffer| buffer.len < below;
-        let bounds = [true, false].map(|small| changes.bound(|len| (len < below) == small).get());
-        if bounds.contains(&0) || bounds[0] + bounds[1] > most {
+        let [small, large] = [true, false].map(|small| changes.bound(|len| (len < below) == small).get());
+        if small == 0 || large == 0 || small + large > most {
             continue;
         }
         // What is kept apart is a favour, and not worth a search.
-        let apart = solve_within(
-            problem,
-            parts(problem, is_small),
-            Bytes::new(bounds[0] + bounds[1]),
-            Effort::of(FIRST_FIT_STEPS_MAX, u64::MAX, &Budget::none()),
-        )?;
-        if apart.peak.get() <= most {
-            // It may meet the bounds of both, and another be below their sum.
-            return Ok(Solution { is_optimal: apart.peak <= bound, ..apart });
+        let effort = Effort::of(FIRST_FIT_STEPS_MAX, u64::MAX, &Budget::default());
+        let apart = solve_within(problem, parts(problem, is_small), Bytes::new(small + large), effort)?;
+        // A job that is planned while it runs may do something else at every step, and a millionth is not too much for that: hung ones cost one whose sizes vary 1.6 % of its peak.
+        let is_cheap = apart.peak <= bound || budget.units == 0 && apart.peak.get() <= most;
+        let apart = if is_cheap { Some(apart) } else { hung(problem, &apart, is_small, small, bound) };
+        if let Some(apart) = apart {
+            return Ok(Solution { lower_bound: bound, ..apart });
         }
     }
-    solve_within(problem, parts(problem, |_| false), bound, Effort::of(FIRST_FIT_STEPS_MAX, u64::MAX, budget))
+    let effort = Effort::of(FIRST_FIT_STEPS_MAX, u64::MAX, budget);
+    solve_within(problem, parts(problem, |_| false), bound, effort)
 }
 
-/// Buffers below one of these sizes are placed apart from the rest: the largest of them that costs little enough.
+/// Small buffers that lie above the others come down into what is free below, and hang from the bound: no lower than so `deep`, and beside whatever reaches up there.
+fn hung(
+    problem: &Problem,
+    apart: &Solution,
+    is_small: impl Fn(&Buffer) -> bool,
+    deep: u64,
+    bound: Bytes,
+) -> Option<Solution> {
+    let all: Vec<&Buffer> = problem.buffers.iter().collect();
+    if all.iter().any(|buffer| buffer.lane != all[0].lane) {
+        return None;
+    }
+    let base = bound.get() - deep;
+    let one_pass = OnePass::of(&all);
+    // Upside down: what reaches up is in the way from the floor on, and comes first.
+    let (mut lifetimes, mut lens, mut small) = (Vec::new(), Vec::new(), Vec::new());
+    for (at, buffer) in all.iter().enumerate() {
+        let len = match is_small(buffer) {
+            true => buffer.len.get(),
+            false => (apart.offsets[at].get() + buffer.len.get()).saturating_sub(base),
+        };
+        if len > 0 {
+            lifetimes.push(one_pass.lifetimes[at]);
+            lens.push(len);
+            small.push(is_small(buffer).then_some(at));
+        }
+    }
+    let is_first: Vec<bool> = small.iter().map(Option::is_none).collect();
+    let mut work = Work::of(&Budget::of(HUNG_UNITS * lens.len() as u64));
+    let found = search::some_first(&lifetimes, &lens, &is_first, deep, &mut work)?;
+    let mut offsets = apart.offsets.clone();
+    for ((low, len), small) in found.iter().zip(&lens).zip(&small) {
+        match small {
+            Some(at) => offsets[*at] = PlanOffset::new(bound.get() - low - len),
+            None if *low == 0 => {}
+            None => return None,
+        }
+    }
+    let work_units = apart.work_units + work.done();
+    Some(Solution { offsets, peak: bound, work_units, ..apart.clone() })
+}
+
+/// Units of work for each buffer: a few passes.
+const HUNG_UNITS: u64 = 100;
+
+/// Buffers below one of these sizes are placed apart from the rest: the largest of them with which the bound is met.
 const APART_BELOW: [Bytes; 5] = [Bytes::kib(2049), Bytes::kib(1025), Bytes::kib(1024), Bytes::kib(257), Bytes::kib(33)];
-/// What that may cost: one part in so many of the bound.
+/// What both parts may need more than the bound before small ones come down into the other: one part in so many of it. More of it is no part of their own.
 const APART_COSTS_MAX: u64 = 1_000_000;
 
 fn solve_within(
@@ -199,11 +236,14 @@ fn solve_within(
     mut effort: Effort,
 ) -> Result<Solution, PlanError> {
     let mut best: Option<Solution> = None;
-    let is_wanted = |solver: &Solver| !solver.searches() || !effort.search.is_done();
+    let is_wanted = |solver: &Solver| !solver.searches() || !effort.search.is_over();
     for solver in Solver::ALL.into_iter().filter(is_wanted).collect::<Vec<_>>() {
         effort.top = best.as_ref().map_or(u64::MAX, |best| best.peak.get());
         match place(problem, &parts, solver, &mut effort) {
-            Ok(solution) if best.as_ref().is_none_or(|best| solution.peak < best.peak) => best = Some(solution),
+            Ok(solution) if best.as_ref().is_none_or(|best| solution.peak < best.peak) => {
+                effort.search.tell(solution.peak.get());
+                best = Some(solution);
+            }
             Err(Stopped::TooLarge) if best.is_none() => return Err(PlanError::TooLarge),
             Ok(_) | Err(_) => {}
         }
@@ -211,14 +251,13 @@ fn solve_within(
             break;
         }
     }
-    let optimal = |best: &Solution| best.peak <= bound || best.is_optimal;
-    best.map(|best| Solution { work_units: effort.units(), is_optimal: optimal(&best), ..best })
-        .ok_or(PlanError::NothingStatic)
+    let lower_bound = bound.max(Bytes::new(effort.low));
+    best.map(|best| Solution { work_units: effort.units(), lower_bound, ..best }).ok_or(PlanError::NothingStatic)
 }
 
 /// The answer of one solver, however long it takes, but for a search.
 pub fn solve_in(problem: &Problem, solver: Solver) -> Result<Solution, PlanError> {
-    solve_in_with(problem, solver, &Budget::of(problem))
+    solve_in_with(problem, solver, &in_proportion(problem))
 }
 
 /// The same with so much of a search.
@@ -226,8 +265,7 @@ pub fn solve_in_with(problem: &Problem, solver: Solver, budget: &Budget) -> Resu
     let mut effort = Effort::of(u64::MAX, u64::MAX, budget);
     let found = place(problem, &parts(problem, |_| false), solver, &mut effort);
     let found = found.map_err(|_| PlanError::TooLarge)?;
-    let is_optimal = found.is_optimal || found.peak <= super::lower_bound(problem);
-    Ok(Solution { is_optimal, ..found })
+    Ok(Solution { lower_bound: super::lower_bound(problem).max(Bytes::new(effort.low)), ..found })
 }
 
 /// Offsets that somebody else has for some time.
@@ -240,7 +278,7 @@ pub(super) struct Taken {
 
 /// Offsets for buffers that live once, around what is taken: the lowest top that first fit finds. Nothing where that takes too many steps or passes any address space.
 pub(super) fn place_around(taken: &[Taken], buffers: &[Buffer]) -> Option<(Vec<PlanOffset>, u64)> {
-    let mut effort = Effort::of(FIRST_FIT_STEPS_MAX, Bytes::MAX.get(), &Budget::none());
+    let mut effort = Effort::of(FIRST_FIT_STEPS_MAX, Bytes::MAX.get(), &Budget::default());
     let mut best = None;
     for order in [Order::SizeThenStart, Order::SizeThenEnd, Order::Area, Order::LongThenSize, Order::Start] {
         let Ok(offsets) = first_fit::place_around(taken, buffers, order, &mut effort) else { continue };
@@ -250,12 +288,50 @@ pub(super) fn place_around(taken: &[Taken], buffers: &[Buffer]) -> Option<(Vec<P
     best.map(|offsets| (offsets.into_iter().map(PlanOffset::new).collect(), effort.placed))
 }
 
-/// The buffers of one lane, or the small ones of them, or the others.
+/// The buffers of one lane, or the small ones of them, or the others: those that are placed, and those that are like one of these.
 struct Part<'a> {
     /// Where they are in the problem.
     members: Vec<usize>,
     buffers: Vec<&'a Buffer>,
     one_pass: OnePass,
+    /// Where others are in the problem, with whose offset each has: where that is among the members.
+    alike: Vec<(usize, usize)>,
+}
+
+impl<'a> Part<'a> {
+    fn of(problem: &'a Problem, all: Vec<usize>) -> Part<'a> {
+        let buffers: Vec<&Buffer> = all.iter().map(|at| &problem.buffers[*at]).collect();
+        let one_pass = OnePass::of(&buffers);
+        let lens: Vec<u64> = buffers.iter().map(|buffer| buffer.len.get()).collect();
+        // What is live for longer than it is says nothing of what repeats.
+        let repeats = one_pass.is_exact.then(|| Repeats::of(&one_pass.lifetimes, &lens)).flatten();
+        let Some(Repeats { like }) = repeats else {
+            return Part { members: all, buffers, one_pass, alike: Vec::new() };
+        };
+        let is_placed = |at: &usize| like[*at] as usize == *at;
+        let placed: Vec<usize> = (0..all.len()).filter(is_placed).collect();
+        let place = |of: u32| placed.binary_search(&(of as usize)).expect("whoever others are like is placed");
+        let alike = (0..all.len()).filter(|at| !is_placed(at)).map(|at| (all[at], place(like[at]))).collect();
+        let lifetimes = placed.iter().map(|at| one_pass.lifetimes[*at]).collect();
+        Part {
+            members: placed.iter().map(|at| all[*at]).collect(),
+            buffers: placed.iter().map(|at| buffers[*at]).collect(),
+            one_pass: OnePass { lifetimes, is_exact: true },
+            alike,
+        }
+    }
+
+    /// The offsets in the problem of what was placed from `base` up, and where the highest ends. Nothing where that passes any address space.
+    fn put(&self, problem: &Problem, base: u64, placed: &[u64], offsets: &mut [PlanOffset]) -> Option<u64> {
+        let mut end = base;
+        let same = self.alike.iter().map(|(at, like)| (*at, placed[*like]));
+        for (at, offset) in self.members.iter().copied().zip(placed.iter().copied()).chain(same) {
+            let offset = base.checked_add(offset)?;
+            end = end.max(offset.checked_add(problem.buffers[at].len.get())?);
+            offsets[at] = PlanOffset::new(offset);
+        }
+        Some(end)
+    }
 }
 
 fn parts(problem: &Problem, is_small: impl Fn(&Buffer) -> bool) -> Vec<Part<'_>> {
@@ -263,18 +339,15 @@ fn parts(problem: &Problem, is_small: impl Fn(&Buffer) -> bool) -> Vec<Part<'_>>
     for (at, buffer) in problem.buffers.iter().enumerate() {
         by_lane.entry((buffer.lane, is_small(buffer))).or_default().push(at);
     }
-    let part = |members: Vec<usize>| {
-        let buffers: Vec<&Buffer> = members.iter().map(|at| &problem.buffers[*at]).collect();
-        Part { one_pass: OnePass::of(&buffers), members, buffers }
-    };
-    by_lane.into_values().map(part).collect()
+    by_lane.into_values().map(|all| Part::of(problem, all)).collect()
 }
 
 fn place(problem: &Problem, parts: &[Part], solver: Solver, effort: &mut Effort) -> Result<Solution, Stopped> {
     let mut offsets = vec![PlanOffset::new(0); problem.buffers.len()];
     let mut base = 0_u64;
     let top = effort.top;
-    for Part { members, buffers, one_pass } in parts {
+    for part in parts {
+        let Part { buffers, one_pass, .. } = part;
         effort.top = top.saturating_sub(base);
         let placed = match solver {
             Solver::FirstFit(order) => first_fit::place(buffers, one_pass, order, effort)?,
@@ -284,34 +357,33 @@ fn place(problem: &Problem, parts: &[Part], solver: Solver, effort: &mut Effort)
                 best_fit::place(&one_pass.lifetimes.iter().copied().zip(lens).collect::<Vec<_>>(), small)?
             }
             Solver::Phased(transients) => phased::place(buffers, one_pass, transients, effort)?,
-            Solver::Dive => searched(buffers, one_pass, effort, search::dive)?,
-            Solver::Search => searched(buffers, one_pass, effort, search::search)?,
+            Solver::Dive | Solver::Search => {
+                let how: Search = if solver == Solver::Dive { search::dive } else { search::search };
+                let placed = searched(buffers, one_pass, effort, how);
+                // Parts are above each other, and what lives longer than it does may be in the way of more.
+                if parts.len() > 1 || !one_pass.is_exact {
+                    effort.low = 0;
+                }
+                placed?
+            }
         };
-        let mut end = base;
-        for (at, offset) in members.iter().zip(placed) {
-            let offset = base.checked_add(offset).ok_or(Stopped::TooLarge)?;
-            end = end.max(offset.checked_add(problem.buffers[*at].len.get()).ok_or(Stopped::TooLarge)?);
-            offsets[*at] = PlanOffset::new(offset);
-        }
-        base = end;
+        base = part.put(problem, base, &placed, &mut offsets).ok_or(Stopped::TooLarge)?;
     }
     let peak = Bytes::new(base);
     if peak > Bytes::MAX {
         return Err(Stopped::TooLarge);
     }
-    // Parts are above each other: of several none is known to be the best.
-    let is_optimal = solver == Solver::Search && effort.is_proven && parts.len() == 1 && parts[0].one_pass.is_exact;
-    Ok(Solution { offsets, peak, solver: solver.name(), work_units: effort.units(), is_optimal })
+    Ok(Solution { offsets, peak, solver: solver.name(), work_units: effort.units(), lower_bound: Bytes::ZERO })
 }
 
-type Search = fn(&[Lifetime], &[u64], u64, &mut Work) -> Option<search::Found>;
+type Search = fn(&[Lifetime], &[u64], u64, &mut Work) -> search::Answer;
 
 /// What a search finds below the top that is wanted.
 fn searched(buffers: &[&Buffer], one_pass: &OnePass, effort: &mut Effort, search: Search) -> Result<Vec<u64>, Stopped> {
     let lens: Vec<u64> = buffers.iter().map(|buffer| buffer.len.get()).collect();
-    let found = search(&one_pass.lifetimes, &lens, effort.top, &mut effort.search).ok_or(Stopped::NoUse)?;
-    effort.is_proven = found.is_best;
-    Ok(found.offsets)
+    let answer = search(&one_pass.lifetimes, &lens, effort.top, &mut effort.search);
+    effort.low = answer.low;
+    answer.found.map(|found| found.offsets).ok_or(Stopped::NoUse)
 }
 
 #[cfg(test)]

@@ -4,9 +4,11 @@
 //! memory out of proportion to its input.
 
 mod config;
+mod graph;
 mod imports;
 mod journal;
 mod messages;
+mod partition;
 mod plan;
 mod snapshot;
 mod stats_page;
@@ -25,12 +27,16 @@ pub(crate) struct Target {
 }
 
 /// All of them.
-pub(crate) const ALL: [Target; 13] = [
+pub(crate) const ALL: [Target; 17] = [
     Target { name: "trace", run: trace::read, seeds: trace::seeds },
     Target { name: "binary", run: imports::binary, seeds: imports::binaries },
     Target { name: "rmm", run: imports::rmm, seeds: imports::rmm_logs },
     Target { name: "problem", run: imports::problem, seeds: imports::problems },
     Target { name: "snapshot", run: snapshot::read, seeds: snapshot::seeds },
+    Target { name: "graph", run: graph::json, seeds: graph::graphs },
+    Target { name: "onnx", run: graph::onnx, seeds: graph::models },
+    Target { name: "profile", run: partition::profile, seeds: partition::profiles },
+    Target { name: "results", run: partition::results, seeds: partition::all_results },
     Target { name: "plan", run: plan::read, seeds: plan::seeds },
     Target { name: "config", run: config::read, seeds: config::seeds },
     Target { name: "client-packet", run: messages::client_packet, seeds: messages::client_packets },

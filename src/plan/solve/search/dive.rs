@@ -6,10 +6,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::Work;
 use super::blocks::Blocks;
 use super::load_tree::LoadTree;
 use super::waiting::{Waiting, Within};
+use crate::work::Work;
 
 /// So many blocks are looked at before one is taken that leaves what cannot be filled.
 const LOOKS: usize = 24;

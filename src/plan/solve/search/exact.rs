@@ -7,9 +7,9 @@
 //! A state is hopeless when in some section the blocks whose bases are at or above some height do not fit between it and the cap. What was tried and failed weighs on the section that it failed in,
 //! and those are decided first after a restart.
 
-use super::Work;
 use super::blocks::Blocks;
 use crate::rng::Rng;
+use crate::work::Work;
 
 /// What a search has to say.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -147,7 +147,7 @@ impl<'a> Search<'a> {
 
     /// Searches from the beginning by this rule, with blocks in another order where there is `noise`, for so many units at most.
     pub(super) fn run(&mut self, rule: Rule, noise: Option<&mut Rng>, units: u64, work: &mut Work) -> Verdict {
-        let until = work.done.saturating_add(units);
+        let until = work.done().saturating_add(units);
         self.rule = rule;
         self.set_keys(rule.value, noise);
         self.undo(0);
@@ -163,10 +163,11 @@ impl<'a> Search<'a> {
             choices.push(choice);
             // The next that holds.
             loop {
-                let Some(choice) = choices.last_mut() else {
-                    // What was not tried for want of work is no proof.
-                    return if work.is_done() { Verdict::Unknown } else { Verdict::Impossible };
-                };
+                // Also where all that is tried holds: without work left nothing is looked ahead at, and nothing fails.
+                if work.done() >= until || work.is_over() {
+                    return Verdict::Unknown;
+                }
+                let Some(choice) = choices.last_mut() else { return Verdict::Impossible };
                 let (from, section) = (choice.changes, choice.section);
                 let step = if let Some(block) = choice.candidates.get(choice.next) {
                     choice.next += 1;
@@ -193,9 +194,6 @@ impl<'a> Search<'a> {
                 };
                 if holds {
                     break;
-                }
-                if work.done >= until || work.is_done() {
-                    return Verdict::Unknown;
                 }
             }
         }
@@ -315,7 +313,7 @@ impl<'a> Search<'a> {
             let from = self.changes.len();
             let mut scored: Vec<(u64, u32)> = Vec::new();
             for block in candidates {
-                if !work.is_done() && self.place(block, work) {
+                if !work.is_over() && self.place(block, work) {
                     scored.push((self.waste(from), block));
                 }
                 self.undo(from);

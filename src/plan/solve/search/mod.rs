@@ -1,4 +1,6 @@
 //! Looking for a stacking that meets the bound: many passes with other keys, and a search that can prove that there is none.
+//!
+//! A unit of work is an eighth of a step of a pass, or a look at sixteen blocks of a section: a seventh of a microsecond or so.
 
 mod blocks;
 mod dive;
@@ -6,69 +8,21 @@ mod exact;
 mod load_tree;
 mod waiting;
 
-use std::rc::Rc;
-
 use blocks::Blocks;
 use dive::Stopped;
 use exact::{Next, Rule, Search, Value, Verdict};
 
 use crate::rng::Rng;
 use crate::units::Lifetime;
+use crate::work::Work;
 
-/// Units of work that may yet be done: an eighth of a step of a pass, or a look at sixteen blocks of a section, a seventh of a microsecond or so. The same everywhere for the same problem.
-#[derive(Clone)]
-pub(super) struct Work {
-    left: u64,
-    done: u64,
-    /// Asked now and then: whether it is to end, though there is work left.
-    stop: Option<Stop>,
-    /// Asked again when so many are done.
-    asked_at: u64,
-}
-
-/// Whether somebody wants an answer now.
-pub(super) type Stop = Rc<dyn Fn() -> bool>;
-
-/// It is asked each time that so many units are done.
-const ASKED_EVERY: u64 = 1 << 16;
-
-impl Work {
-    pub(super) fn of(units: u64, stop: Option<Stop>) -> Work {
-        Work { left: units, done: 0, stop, asked_at: ASKED_EVERY }
-    }
-
-    /// Does so much of it; says whether there was as much.
-    fn take(&mut self, units: u64) -> bool {
-        self.done += units;
-        let is_there = self.left >= units;
-        self.left = self.left.saturating_sub(units);
-        if self.done >= self.asked_at {
-            self.asked_at = self.done + ASKED_EVERY;
-            if self.stop.as_ref().is_some_and(|stop| stop()) {
-                self.left = 0;
-            }
-        }
-        is_there
-    }
-
-    pub(super) fn is_done(&self) -> bool {
-        self.left == 0
-    }
-
-    /// Does something with so much of it at most.
-    fn with<T>(&mut self, units: u64, does: impl FnOnce(&mut Work) -> T) -> T {
-        let mut part = Work::of(units.min(self.left), self.stop.clone());
-        let answer = does(&mut part);
-        self.take(part.done);
-        if part.stop.as_ref().is_some_and(|stop| part.left == 0 && stop()) {
-            self.left = 0;
-        }
-        answer
-    }
-
-    pub(super) fn done(&self) -> u64 {
-        self.done
-    }
+/// What came of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Answer {
+    /// The lowest stacking that was found, if one was below the limit.
+    pub(super) found: Option<Found>,
+    /// No stacking ends below this.
+    pub(super) low: u64,
 }
 
 /// Offsets that were found.
@@ -76,8 +30,6 @@ impl Work {
 pub(super) struct Found {
     pub(super) offsets: Vec<u64>,
     pub(super) top: u64,
-    /// No others end lower.
-    pub(super) is_best: bool,
 }
 
 /// Blocks of a group that are searched exactly, and pairs of them that are live together.
@@ -85,40 +37,65 @@ const EXACT_MAX: usize = 4_096;
 const PAIRS_MAX: u64 = 1 << 21;
 /// Passes before anything else is tried.
 const KEYS_TRIED: usize = 8;
-/// Units in which the bound is met, if it is at all, but for luck: half of what there is, and no more than this or an eighth of it.
+/// Units in which the bound is met, if it is at all, but for luck: half of what there is, and no more than this or one part in 32 of it.
 const AT_BOUND: u64 = 1 << 22;
-/// Units of the first search at a height between.
-const CLOSE_IN: u64 = 1 << 21;
+/// Units of the first search at a height between: what is found at all is mostly found in the larger.
+const CLOSE_IN: u64 = 1 << 20;
+const CLOSE_IN_MAX: u64 = 1 << 24;
 /// Units of the first turn of each.
 const SLICE: u64 = 1 << 15;
+/// Seeds that are neighbours are far from each other.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The lowest stacking below `limit` that some passes find, or nothing.
-pub(super) fn dive(lifetimes: &[Lifetime], lens: &[u64], limit: u64, work: &mut Work) -> Option<Found> {
-    find(lifetimes, lens, limit, work, |group, work| group.dive(work, KEYS_TRIED))
+/// The lowest stacking below `limit` that some passes find.
+pub(super) fn dive(lifetimes: &[Lifetime], lens: &[u64], limit: u64, work: &mut Work) -> Answer {
+    find(lifetimes, lens, limit, 0, work, |group, work| group.dive(work, KEYS_TRIED))
 }
 
-/// The lowest stacking below `limit` that the work finds; nothing if none does.
-pub(super) fn search(lifetimes: &[Lifetime], lens: &[u64], limit: u64, work: &mut Work) -> Option<Found> {
-    find(lifetimes, lens, limit, work, |group, work| group.find(work))
+/// A stacking that ends at `bound`, with some blocks as low as can be: those come before all others wherever they fit. Nothing where a few passes find none.
+pub(super) fn some_first(
+    lifetimes: &[Lifetime],
+    lens: &[u64],
+    is_first: &[bool],
+    bound: u64,
+    work: &mut Work,
+) -> Option<Vec<u64>> {
+    const FIRST: u64 = 1 << 60;
+    let blocks = Blocks::of(lifetimes, lens);
+    let of = |value: Value| {
+        let mut keys = keys(&blocks, value);
+        keys.iter_mut().zip(is_first).filter(|(_, is_first)| **is_first).for_each(|(key, _)| *key += FIRST);
+        dive::dive(&blocks, &keys, bound, bound + 1, work).ok()
+    };
+    Value::ALL.into_iter().find_map(of)
+}
+
+/// The lowest stacking below `limit` that the work finds. Two look for it at the same time, each with a luck of its own.
+pub(super) fn search(lifetimes: &[Lifetime], lens: &[u64], limit: u64, work: &mut Work) -> Answer {
+    let answers = work.race(|lane, work| {
+        let answer = find(lifetimes, lens, limit, lane, work, |group, work| group.find(work));
+        let is_in = answer.found.as_ref().map_or(limit, |found| found.top) <= answer.low;
+        (answer, is_in)
+    });
+    let low = answers.iter().map(|answer| answer.low).max().unwrap_or(0);
+    let found = answers.into_iter().filter_map(|answer| answer.found);
+    Answer { low, found: found.reduce(|one, other| if other.top < one.top { other } else { one }) }
 }
 
 fn find(
     lifetimes: &[Lifetime],
     lens: &[u64],
     limit: u64,
+    lane: usize,
     work: &mut Work,
     how: impl Fn(&mut Group<'_>, &mut Work),
-) -> Option<Found> {
-    if lens.is_empty() {
-        return None;
-    }
+) -> Answer {
     // Sums have room for signs.
-    if lens.iter().try_fold(0_u64, |sum, len| sum.checked_add(*len)).is_none_or(|sum| sum > u64::MAX / 8) {
-        return None;
+    let sum = lens.iter().try_fold(0_u64, |sum, len| sum.checked_add(*len));
+    if lens.is_empty() || sum.is_none_or(|sum| sum > u64::MAX / 8) {
+        return Answer { found: None, low: 0 };
     }
     let all = Blocks::of(lifetimes, lens);
-    let bound = all.loads().into_iter().max().unwrap_or(0);
-    let mut found = Found { offsets: vec![0; lens.len()], top: bound, is_best: true };
     // Those that are live most first: what they need is allowed to all.
     let mut groups: Vec<(u64, Vec<usize>, Blocks)> = all
         .groups()
@@ -129,37 +106,19 @@ fn find(
         })
         .collect();
     groups.sort_by_key(|(load, ..)| std::cmp::Reverse(*load));
+    let is_all = groups.len() == 1;
+    let (mut offsets, mut top, mut low) = (vec![0; lens.len()], 0, 0);
     for (load, members, blocks) in groups {
-        let one = of_group(&blocks, found.top.max(load), limit, work, &how)?;
-        members.iter().zip(&one.offsets).for_each(|(at, offset)| found.offsets[*at] = *offset);
-        if one.top > found.top {
-            (found.top, found.is_best) = (one.top, one.is_best);
-        }
+        let mut group = Group::of(&blocks, load.max(top), limit, lane, work.seed());
+        group.is_all = is_all;
+        how(&mut group, work);
+        // What a group is allowed because of another is no bound of its own.
+        low = low.max(load).max(if group.low > group.bound { group.low } else { 0 });
+        let Some(one) = group.best else { return Answer { found: None, low } };
+        members.iter().zip(&one.offsets).for_each(|(at, offset)| offsets[*at] = *offset);
+        top = top.max(one.top);
     }
-    Some(found)
-}
-
-/// The lowest for one group, of which nothing below `bound` is wanted.
-fn of_group(
-    blocks: &Blocks,
-    bound: u64,
-    limit: u64,
-    work: &mut Work,
-    how: &impl Fn(&mut Group<'_>, &mut Work),
-) -> Option<Found> {
-    let mut group = Group {
-        blocks,
-        bound,
-        limit,
-        best: None,
-        low: bound,
-        of_passes: Rng::new(blocks.blocks.len() as u64),
-        of_restarts: Rng::new(!(blocks.blocks.len() as u64)),
-        keys: Value::ALL.map(|value| keys(blocks, value)),
-        dives: 0,
-    };
-    how(&mut group, work);
-    group.best
+    Answer { found: Some(Found { offsets, top }), low }
 }
 
 /// Blocks that share sections, and what is known of them.
@@ -178,22 +137,47 @@ struct Group<'a> {
     keys: [Vec<u64>; Value::ALL.len()],
     /// Passes so far.
     dives: usize,
+    /// Which of those that race: the first tries everything as it is before chance has a say.
+    lane: usize,
+    /// There is no other group, and what is found for this one is the answer.
+    is_all: bool,
 }
 
-impl Group<'_> {
+impl<'a> Group<'a> {
+    /// Nothing below `bound` is wanted.
+    fn of(blocks: &'a Blocks, bound: u64, limit: u64, lane: usize, seed: u64) -> Group<'a> {
+        let luck = blocks.blocks.len() as u64 ^ seed.wrapping_mul(SPREAD);
+        Group {
+            blocks,
+            bound,
+            limit,
+            best: None,
+            low: bound,
+            of_passes: Rng::new(luck),
+            of_restarts: Rng::new(!luck),
+            keys: Value::ALL.map(|value| keys(blocks, value)),
+            dives: if lane == 0 { 0 } else { Value::ALL.len() },
+            lane,
+            is_all: false,
+        }
+    }
+
     /// What is looked for ends below this.
     fn top(&self) -> u64 {
         self.best.as_ref().map_or(self.limit, |best| best.top)
     }
 
     fn is_over(&self, work: &Work) -> bool {
-        self.top() <= self.low || work.is_done()
+        self.top() <= self.low || work.is_over()
     }
 
-    fn keep(&mut self, offsets: Vec<u64>) {
+    fn keep(&mut self, offsets: Vec<u64>, work: &Work) {
         let top = self.blocks.top(&offsets);
         if top < self.top() {
-            self.best = Some(Found { top, offsets, is_best: top <= self.low });
+            if self.is_all {
+                work.tell(top);
+            }
+            self.best = Some(Found { top, offsets });
         }
     }
 
@@ -204,10 +188,10 @@ impl Group<'_> {
             return;
         }
         let is_small = self.blocks.blocks.len() <= EXACT_MAX && self.blocks.pairs() <= PAIRS_MAX;
-        let mut at_bound = is_small.then(|| Restarts::at(self.blocks, self.bound));
-        let until = work.left - (work.left / 2).min(AT_BOUND.max(work.left / 8));
+        let mut at_bound = is_small.then(|| Restarts::at(self.blocks, self.bound, Begin::of_lane(self.lane)));
+        let until = work.left() - (work.left() / 2).min(AT_BOUND.max(work.left() / 32));
         let mut slice = SLICE;
-        while !self.is_over(work) && work.left > until {
+        while !self.is_over(work) && work.left() > until {
             if !at_bound.as_ref().is_some_and(|search| search.is_tight) {
                 // Passes are the smaller part: what they find at all, they mostly find at once.
                 work.with(slice / 4, |share| self.dive(share, usize::MAX));
@@ -217,9 +201,9 @@ impl Group<'_> {
         }
         // Then also between what nothing is below and what is known.
         while is_small && !self.is_over(work) {
-            work.with((work.left / 4).max(SLICE), |share| self.close_in(share));
-            self.search_at_bound(&mut at_bound, work.left / 16, work);
-            work.with((work.left / 32).max(SLICE), |share| self.dive(share, usize::MAX));
+            work.with((work.left() / 2).max(SLICE), |share| self.close_in(share));
+            self.search_at_bound(&mut at_bound, work.left() / 16, work);
+            work.with((work.left() / 32).max(SLICE), |share| self.dive(share, usize::MAX));
         }
         self.dive(work, usize::MAX);
     }
@@ -228,7 +212,7 @@ impl Group<'_> {
     fn search_at_bound(&mut self, at_bound: &mut Option<Restarts<'_>>, units: u64, work: &mut Work) {
         if let Some(restarts) = at_bound.as_mut().filter(|_| !self.is_over(work)) {
             let verdict = restarts.go_on(&mut self.of_restarts, units, work);
-            if self.take(self.bound, verdict) {
+            if self.take(self.bound, verdict, work) {
                 *at_bound = None;
             }
         }
@@ -256,7 +240,7 @@ impl Group<'_> {
             };
             self.dives += 1;
             match dive::dive(self.blocks, keys, self.bound, self.top(), work) {
-                Ok(offsets) => self.keep(offsets),
+                Ok(offsets) => self.keep(offsets, work),
                 Err(Stopped::TooHigh) => {}
                 Err(Stopped::OutOfWork) => return,
             }
@@ -265,20 +249,20 @@ impl Group<'_> {
 
     /// Halves what is between what was too low in so much time and what was found, again and again, each time with more time for each.
     fn close_in(&mut self, work: &mut Work) {
-        let mut slice = CLOSE_IN;
+        let mut slice = (work.left() / 4).clamp(CLOSE_IN, CLOSE_IN_MAX);
         while !self.is_over(work) {
             let mut too_low = self.low.saturating_sub(1);
             while !self.is_over(work) && too_low + 1 < self.top() {
                 let cap = too_low + (self.top() - too_low) / 2;
-                let mut restarts = Restarts::shuffled_at(self.blocks, cap);
+                let mut restarts = Restarts::at(self.blocks, cap, Begin::Shuffled);
                 let verdict = work.with(slice, |share| restarts.go_on(&mut self.of_restarts, u64::MAX, share));
                 if verdict == Verdict::Unknown {
                     too_low = cap;
                 }
-                self.take(cap, verdict);
+                self.take(cap, verdict, work);
                 too_low = too_low.max(self.low.saturating_sub(1));
                 // What little is left is for when there is more time.
-                if (self.top() - too_low) * 256 < self.top() - self.low {
+                if (self.top() - too_low) * 16 < self.top() - self.low {
                     break;
                 }
             }
@@ -287,15 +271,10 @@ impl Group<'_> {
     }
 
     /// Hears what a search below `cap` has said; says whether that is all there is to say.
-    fn take(&mut self, cap: u64, verdict: Verdict) -> bool {
+    fn take(&mut self, cap: u64, verdict: Verdict, work: &Work) -> bool {
         match verdict {
-            Verdict::Fits(offsets) => self.keep(offsets),
-            Verdict::Impossible => {
-                self.low = self.low.max(cap + 1);
-                if let Some(best) = self.best.as_mut().filter(|best| best.top <= self.low) {
-                    best.is_best = true;
-                }
-            }
+            Verdict::Fits(offsets) => self.keep(offsets, work),
+            Verdict::Impossible => self.low = self.low.max(cap + 1),
             Verdict::Unknown => return false,
         }
         true
@@ -308,6 +287,24 @@ struct Restarts<'a> {
     turn: usize,
     /// Nothing may be wasted anywhere.
     is_tight: bool,
+    is_backwards: bool,
+}
+
+/// With what it begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Begin {
+    /// Blocks as they are, by all rules.
+    Plain,
+    /// The same from the last rule to the first: of two that race one finds at once what the other comes to late.
+    Backwards,
+    /// Other orders of blocks.
+    Shuffled,
+}
+
+impl Begin {
+    fn of_lane(lane: usize) -> Begin {
+        if lane == 0 { Begin::Plain } else { Begin::Backwards }
+    }
 }
 
 /// Rules of a search, from the one that costs least.
@@ -317,25 +314,23 @@ const RULES: [(Next, bool); 4] =
 const TIGHT: [(Next, bool); 1] = [(Next::Lowest, false)];
 
 impl<'a> Restarts<'a> {
-    fn at(blocks: &'a Blocks, cap: u64) -> Restarts<'a> {
+    fn at(blocks: &'a Blocks, cap: u64, begin: Begin) -> Restarts<'a> {
         let is_tight = blocks.loads().iter().all(|load| *load == cap);
-        Restarts { search: Search::new(blocks, cap), turn: 0, is_tight }
-    }
-
-    /// One that does not try blocks as they are first.
-    fn shuffled_at(blocks: &'a Blocks, cap: u64) -> Restarts<'a> {
-        let restarts = Restarts::at(blocks, cap);
-        Restarts { turn: 2 * RULES.len() * Value::ALL.len(), ..restarts }
+        // Those where nothing may be wasted have few rules to go through backwards.
+        let is_backwards = begin == Begin::Backwards && !is_tight;
+        let turn = if begin == Begin::Plain || is_backwards { 0 } else { 2 * RULES.len() * Value::ALL.len() };
+        Restarts { search: Search::new(blocks, cap), turn, is_tight, is_backwards }
     }
 
     /// Until so many units are done, and then to where it begins again.
     fn go_on(&mut self, rng: &mut Rng, units: u64, work: &mut Work) -> Verdict {
-        let until = work.done.saturating_add(units);
-        while !work.is_done() && work.done < until {
+        let until = work.done().saturating_add(units);
+        while !work.is_over() && work.done() < until {
             let (rules, first, longer): (&[(Next, bool)], u64, u32) =
                 if self.is_tight { (&TIGHT, 200_000, 3) } else { (&RULES, 40_000, 2) };
             let tries = rules.len() * Value::ALL.len();
             let (round, at) = (self.turn / tries, self.turn % tries);
+            let at = if self.is_backwards { tries - 1 - at } else { at };
             let (next, looks_ahead) = rules[at % rules.len()];
             let rule = Rule { next, looks_ahead, value: Value::ALL[at / rules.len()] };
             self.turn += 1;

@@ -2,13 +2,22 @@
 
 use super::*;
 use crate::units::Tick;
+use crate::work::Budget;
 
 type Problem = (Vec<Lifetime>, Vec<u64>);
 
 const UNITS: u64 = 400_000;
 
 fn work() -> Work {
-    Work::of(UNITS, None)
+    Work::of(&Budget::of(UNITS))
+}
+
+/// The lowest below a limit, and whether it is known to be the lowest of all.
+fn found(problem: &Problem, limit: u64, work: &mut Work) -> Option<(Found, bool)> {
+    let Answer { found, low } = search(&problem.0, &problem.1, limit, work);
+    let found = found?;
+    let is_best = found.top <= low;
+    Some((found, is_best))
 }
 
 fn check((lifetimes, lens): &Problem, found: &Found) {
@@ -82,12 +91,13 @@ fn few_blocks_are_stacked_as_low_as_can_be_and_it_is_known_to_be_so() {
         let mut rng = Rng::new(seed);
         let count = 1 + rng.below(6);
         let problem = random(&mut rng, count, 8, 9);
-        let found = search(&problem.0, &problem.1, u64::MAX, &mut work()).unwrap();
+        let (found, is_best) = found(&problem, u64::MAX, &mut work()).unwrap();
         check(&problem, &found);
         let best = by_trying_all(&problem);
-        assert_eq!((found.top, found.is_best), (best, true), "seed {seed}: {problem:?}");
+        assert_eq!((found.top, is_best), (best, true), "seed {seed}: {problem:?}");
         // Nothing is below that, and it says so.
-        assert_eq!(search(&problem.0, &problem.1, best, &mut work()), None, "seed {seed}");
+        let none = search(&problem.0, &problem.1, best, &mut work());
+        assert_eq!(none, Answer { found: None, low: best }, "seed {seed}");
     }
 }
 
@@ -106,7 +116,7 @@ fn every_rule_finds_what_is_there_and_none_says_of_it_that_it_cannot_be() {
                 match search.run(rule, Some(&mut rng), UNITS, &mut work()) {
                     Verdict::Fits(offsets) => {
                         let top = blocks.top(&offsets);
-                        let answer = Found { offsets, top, is_best: true };
+                        let answer = Found { offsets, top };
                         check(&(lifetimes.clone(), lens.clone()), &answer);
                         assert_eq!(top, 1000);
                         found[at] += 1;
@@ -128,9 +138,10 @@ fn a_problem_stays_what_it_is_when_it_is_larger_or_runs_backwards() {
         let mut rng = Rng::new(seed);
         let (lifetimes, lens) = random(&mut rng, 12, 12, 20);
         let top = |lifetimes: &[Lifetime], lens: &[u64]| {
-            let found = search(lifetimes, lens, u64::MAX, &mut work()).unwrap();
-            check(&(lifetimes.to_vec(), lens.to_vec()), &found);
-            found.is_best.then_some(found.top)
+            let problem = (lifetimes.to_vec(), lens.to_vec());
+            let (found, is_best) = found(&problem, u64::MAX, &mut work()).unwrap();
+            check(&problem, &found);
+            is_best.then_some(found.top)
         };
         let Some(known) = top(&lifetimes, &lens) else { continue };
         let larger: Vec<u64> = lens.iter().map(|len| len * 512).collect();
@@ -142,22 +153,17 @@ fn a_problem_stays_what_it_is_when_it_is_larger_or_runs_backwards() {
 }
 
 #[test]
-fn the_same_work_gives_the_same_answer_and_whoever_says_stop_is_heard() {
+fn the_same_work_and_seed_give_the_same_answer() {
     let mut rng = Rng::new(5);
     let (lifetimes, lens) = random(&mut rng, 120, 60, 1000);
-    let with = |work: &mut Work| search(&lifetimes, &lens, u64::MAX, work).unwrap();
-    let (mut one, mut other) = (work(), work());
-    assert_eq!(with(&mut one), with(&mut other));
-    assert_eq!(one.done(), other.done());
-    let asked = Rc::new(std::cell::Cell::new(0));
-    let ask = Rc::clone(&asked);
-    let stop: Stop = Rc::new(move || ask.replace(ask.get() + 1) >= 2);
-    let mut stopped = Work::of(u64::MAX / 16, Some(stop));
-    while !stopped.is_done() {
-        stopped.with(10_000, |share| while share.take(100) {});
-        stopped.with(100 * ASKED_EVERY, |share| while share.take(100) {});
-    }
-    assert!(asked.get() >= 3 && stopped.done() < 200 * ASKED_EVERY, "{} {}", asked.get(), stopped.done());
+    let of = |seed: u64| {
+        let mut work = Work::of(&Budget { seed, ..Budget::of(UNITS) });
+        let answer = search(&lifetimes, &lens, u64::MAX, &mut work);
+        (answer, work.done())
+    };
+    let all: Vec<_> = (0..4).map(of).collect();
+    assert_eq!(all, (0..4).map(of).collect::<Vec<_>>());
+    assert!(all.windows(2).any(|pair| pair[0] != pair[1]), "another seed is another search");
 }
 
 #[test]
@@ -171,16 +177,18 @@ fn groups_that_share_no_time_are_solved_each_by_itself() {
         lifetimes.extend(lives.into_iter().map(later));
         lens.extend(heights);
     }
-    let found = search(&lifetimes, &lens, u64::MAX, &mut work()).unwrap();
-    check(&(lifetimes, lens), &found);
-    assert_eq!((found.top, found.is_best), (900, true));
+    let problem = (lifetimes, lens);
+    let (found, is_best) = found(&problem, u64::MAX, &mut work()).unwrap();
+    check(&problem, &found);
+    assert_eq!((found.top, is_best), (900, true));
 }
 
 #[test]
 fn what_passes_any_sum_is_no_answer_and_nothing_has_none() {
     let life = |start, end| Lifetime { start: Tick(start), end: Tick(end) };
-    assert_eq!(search(&[], &[], u64::MAX, &mut work()), None);
-    assert_eq!(search(&[life(0, 2), life(1, 3)], &[u64::MAX / 2; 2], u64::MAX, &mut work()), None);
-    let found = search(&[life(0, 2), life(2, 3)], &[7, 9], u64::MAX, &mut work()).unwrap();
-    assert_eq!((found.offsets, found.top, found.is_best), (vec![0, 0], 9, true));
+    let nothing = Answer { found: None, low: 0 };
+    assert_eq!(search(&[], &[], u64::MAX, &mut work()), nothing);
+    assert_eq!(search(&[life(0, 2), life(1, 3)], &[u64::MAX / 2; 2], u64::MAX, &mut work()), nothing);
+    let found = search(&[life(0, 2), life(2, 3)], &[7, 9], u64::MAX, &mut work());
+    assert_eq!(found, Answer { found: Some(Found { offsets: vec![0, 0], top: 9 }), low: 9 });
 }

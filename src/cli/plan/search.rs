@@ -1,0 +1,71 @@
+//! How long a plan is searched, what is seen of that meanwhile, and what was found when.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+
+use super::super::stop_after;
+use super::PlanArgs;
+use crate::clock::{Clock as _, SystemClock};
+use crate::units::Bytes;
+use crate::work::{Budget, Told};
+
+/// A search that somebody waits for.
+pub(super) struct Searching {
+    bar: ProgressBar,
+    found: Arc<Mutex<Vec<Better>>>,
+}
+
+/// An answer that was better than those before.
+struct Better {
+    seconds: f64,
+    work_units: u64,
+    peak: u64,
+}
+
+/// What moves on a terminal moves so often.
+const MOVES: Duration = Duration::from_millis(100);
+
+impl Searching {
+    pub(super) fn of(is_json: bool) -> Searching {
+        let bar = if is_json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
+        bar.enable_steady_tick(MOVES);
+        Searching { bar, found: Arc::default() }
+    }
+
+    /// What is searched: as much as the arguments say, or as is `known` to be enough.
+    pub(super) fn budget(&self, args: &PlanArgs, known: Budget, bound: Bytes) -> Budget {
+        // Somewhat more than there is time for: how much there is decides what is tried for how long.
+        let timed = |limit: Duration| (limit.as_secs_f64() * 2e7).min(1e15) as u64;
+        let units = args.work.unwrap_or(args.time_limit.map_or(known.units, timed));
+        Budget { units, seed: args.seed, stop: args.time_limit.map(stop_after), told: Some(self.told(bound)) }
+    }
+
+    fn told(&self, bound: Bytes) -> Told {
+        let (clock, bar, found) = (SystemClock::new(), self.bar.clone(), Arc::clone(&self.found));
+        Arc::new(move |peak, work_units| {
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            if found.last().is_none_or(|best| peak < best.peak) {
+                found.push(Better { seconds: clock.now().as_secs_f64(), work_units, peak });
+                let gap = (peak as f64 / bound.get().max(1) as f64 - 1.0) * 100.0;
+                bar.set_message(format!("{} so far, {gap:.3} % above the bound", Bytes::new(peak)));
+            }
+        })
+    }
+
+    /// What was found when, the first first.
+    pub(super) fn improvements(&self) -> Value {
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = |better: &Better| json!({ "seconds": better.seconds, "work_units": better.work_units, "peak_bytes": better.peak });
+        found.iter().map(one).collect()
+    }
+}
+
+/// Nothing of it is left on the terminal.
+impl Drop for Searching {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
