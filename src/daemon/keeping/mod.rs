@@ -756,6 +756,8 @@ impl Keeping {
             if post.link.as_ref().is_some_and(Holder::is_gone) {
                 self.drop_link(&mut post, None);
             }
+            // One that was killed just now has not hung up yet. It will not answer.
+            self.tell(&mut post, Holder::settle);
             self.is_found(&post)
         };
         if !is_well {
