@@ -55,7 +55,7 @@ impl Node {
 
     fn acquire(&self, session: SessionId, count: u64) -> Vec<(ChunkId, Bytes)> {
         let parts = vec![Part { len: CHUNK, count }];
-        let ask = Ask { holder: Holder::Session(session), device: DEVICE, parts, plan: None, wait_ms: 0 };
+        let ask = Ask { holder: Holder::Session(session), device: DEVICE, parts, plan: None, wait_ms: 0, waited_ms: 0 };
         let Answer::Granted(chunks) = self.steward.acquire_now(ask).unwrap() else { panic!("there is room") };
         chunks
     }

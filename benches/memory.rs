@@ -131,7 +131,8 @@ fn leased(chunks: u64, sessions: u64) -> Arc<Steward> {
     for _ in 0..sessions {
         let session = steward.open(Terms::new(Bytes::gib(400), 0)).unwrap();
         let parts = vec![Part { len: Bytes::mib(2), count: chunks / sessions }];
-        let ask = Ask { holder: Holder::Session(session), device: DeviceId(0), parts, plan: None, wait_ms: 0 };
+        let ask =
+            Ask { holder: Holder::Session(session), device: DeviceId(0), parts, plan: None, wait_ms: 0, waited_ms: 0 };
         assert!(matches!(steward.acquire_now(ask), Ok(Answer::Granted(_))));
     }
     steward

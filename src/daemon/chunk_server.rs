@@ -469,8 +469,6 @@ struct Asked {
     ledger: RequestId,
     answer: oneshot::Receiver<Answer>,
     since: Duration,
-    /// How long the client had waited before, for a daemon that was there before this one.
-    waited_ms: u64,
     /// When the client is next told that it is still worked on.
     word_due: Option<tokio::time::Instant>,
 }
@@ -647,7 +645,6 @@ impl<'a> Served<'a> {
             return Err((request, ErrorKind::Unavailable, "the daemon is shutting down".into()));
         }
         let want = acquire.want.ok_or_else(|| (request, ErrorKind::Invalid, "want: missing".to_owned()))?;
-        let waited_ms = want.waited_ms;
         let ask = daemon
             .ask_for(self.entry.id, want)
             .map_err(|status| (request, kind_from_code(status.code()), status.message().to_owned()))?;
@@ -662,7 +659,7 @@ impl<'a> Served<'a> {
             .map_err(|error| (request, error.kind(), error.to_string()))?;
         daemon.stirred.notify_one();
         let word_due = self.word_every.map(|every| tokio::time::Instant::now() + every);
-        self.asked = Some(Asked { request, ledger, answer, since, waited_ms, word_due });
+        self.asked = Some(Asked { request, ledger, answer, since, word_due });
         Ok(())
     }
 
@@ -677,7 +674,6 @@ impl<'a> Served<'a> {
                 Ok(())
             }
             Answer::Refused(refusal) => {
-                let refusal = refusal.having_waited(asked.waited_ms);
                 self.connection.refuse(asked.request, refusal.kind(), self.daemon.explain(&refusal)).await
             }
         }

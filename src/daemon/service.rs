@@ -144,6 +144,8 @@ pub(super) fn from_ledger(error: &LedgerError) -> Status {
 impl Daemon {
     /// What a session wants, as a request to the steward.
     pub(super) fn ask_for(&self, session: SessionId, want: v1::Want) -> Result<Ask, Status> {
+        // What a process says of itself.
+        let waited_ms = want.waited_ms.min(limits::WAIT_MS_MAX);
         let wanted = WantedChunks::try_from(want).map_err(|error| refused(&error))?;
         let device = self.device(wanted.device).ok_or_else(|| {
             let known: Vec<_> = self.devices.iter().map(|device| device.uuid.to_string()).collect();
@@ -162,7 +164,7 @@ impl Daemon {
             entry.plan.store(plan.0, Ordering::Relaxed);
         }
         let holder = Holder::Session(session);
-        Ok(Ask { holder, device: device.id, parts, plan: wanted.plan, wait_ms: wanted.wait_ms })
+        Ok(Ask { holder, device: device.id, parts, plan: wanted.plan, wait_ms: wanted.wait_ms, waited_ms })
     }
 
     /// The chunks that cover a range. Where small ones are wanted rather than needed, and would be a good part of all that a device may have, they are larger.
@@ -243,11 +245,11 @@ impl Service {
         if self.0.is_draining() { Err(status(ErrorKind::Unavailable, "the daemon is shutting down")) } else { Ok(()) }
     }
 
-    /// Asks the steward and waits for its answer; gives the request up when the caller does, who had waited for so long before.
-    async fn acquire(&self, ask: Ask, waited_ms: u64) -> Result<Vec<(ChunkId, Bytes)>, Status> {
+    /// Asks the steward and waits for its answer; gives the request up when the caller does.
+    async fn acquire(&self, ask: Ask) -> Result<Vec<(ChunkId, Bytes)>, Status> {
         let daemon = &self.0;
         let started = daemon.clock.now();
-        let answer = self.answer_to(ask.holder, waited_ms, |reply| daemon.steward.acquire(ask, reply)).await;
+        let answer = self.answer_to(ask.holder, |reply| daemon.steward.acquire(ask, reply)).await;
         daemon.latencies.note_acquire(daemon.clock.now().saturating_sub(started), answer.is_ok());
         answer
     }
@@ -256,7 +258,6 @@ impl Service {
     async fn answer_to(
         &self,
         holder: Holder,
-        waited_ms: u64,
         ask: impl FnOnce(Box<dyn FnOnce(Answer) + Send>) -> Result<RequestId, LedgerError>,
     ) -> Result<Vec<(ChunkId, Bytes)>, Status> {
         let daemon = &self.0;
@@ -276,10 +277,7 @@ impl Service {
         drop(asked);
         match answer {
             Answer::Granted(chunks) => Ok(chunks),
-            Answer::Refused(refusal) => {
-                let refusal = refusal.having_waited(waited_ms);
-                Err(status(refusal.kind(), daemon.explain(&refusal)))
-            }
+            Answer::Refused(refusal) => Err(status(refusal.kind(), daemon.explain(&refusal))),
         }
     }
 }
@@ -469,7 +467,7 @@ impl Sessions for Service {
         let _place = place_to_wait(&entry)?;
         self.0.look_for_parked(device);
         let wait_ms = wanted.wait_ms.min(limits::WAIT_MS_MAX);
-        self.answer_to(Holder::Session(entry.id), 0, |reply| {
+        self.answer_to(Holder::Session(entry.id), |reply| {
             self.0.steward.admit(entry.id, device, guarantee, wait_ms, reply)
         })
         .await?;
@@ -556,8 +554,7 @@ impl Leases for Service {
         let peer = Self::peer(&request)?;
         let want = request.into_inner().want.ok_or_else(|| refused(&convert::malformed("want", "missing")))?;
         let _place = place_to_wait(&entry)?;
-        let waited_ms = want.waited_ms;
-        let chunks = self.acquire(self.0.ask_for(entry.id, want)?, waited_ms).await?;
+        let chunks = self.acquire(self.0.ask_for(entry.id, want)?).await?;
         entry.has_leased.store(true, Ordering::Relaxed);
         let infos = convert::chunk_infos(&chunks);
         let claim = Good::Claim(Claim { session: entry.id, chunks, range: None });
@@ -637,8 +634,8 @@ impl Plans for Service {
         let too_large = || status(ErrorKind::Invalid, format!("a pool of {len} is more than one lease can be"));
         let parts = self.0.cover(device, len, Shape::STATIC).ok_or_else(too_large)?;
         let wait_ms = wanted.wait_ms.min(limits::WAIT_MS_MAX);
-        let ask = Ask { holder: Holder::Plan(id), device, parts, plan: None, wait_ms };
-        let chunks = self.acquire(ask, 0).await?;
+        let ask = Ask { holder: Holder::Plan(id), device, parts, plan: None, wait_ms, waited_ms: 0 };
+        let chunks = self.acquire(ask).await?;
         let reserved: Bytes = chunks.iter().map(|(_, len)| *len).sum();
         Ok(Response::new(v1::ReservePlanReply { reserved_bytes: reserved.get(), chunks: chunks.len() as u64 }))
     }

@@ -165,6 +165,8 @@ pub(super) struct Account {
     quarantined_chunks: u64,
     chunks: u64,
     chunks_max: u64,
+    /// The same without those beyond it that were there from the start.
+    chunks_max_after: u64,
     chunks_destroying: u64,
     is_lost: bool,
     is_draining: bool,
@@ -187,6 +189,7 @@ impl Account {
             quarantined_chunks: 0,
             chunks: 0,
             chunks_max,
+            chunks_max_after: chunks_max,
             chunks_destroying: 0,
             is_lost: false,
             is_draining: false,
@@ -224,6 +227,7 @@ impl Account {
     /// A chunk is gone: what was there beyond the total does not come again.
     pub(super) fn note_gone(&mut self) {
         self.most = self.most.min(self.bytes.promised()).max(self.total);
+        self.chunks_max = self.chunks_max.min(self.chunks).max(self.chunks_max_after);
     }
 
     /// The most that may be promised.

@@ -159,6 +159,8 @@ pub enum Command {
         plan: Option<PlanId>,
         /// How long it may wait for others to release, in milliseconds; 0 for not at all.
         wait_ms: u64,
+        /// How long it had waited before, where there was another ledger then.
+        waited_ms: u64,
     },
     /// Nobody waits for this request any more.
     Cancel {

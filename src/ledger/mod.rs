@@ -156,8 +156,8 @@ impl Ledger {
             Command::Reattach { session } => self.reattach(session)?,
             Command::Register { session, device, len } => self.register(session, device, len, &mut effects)?,
             Command::End { session, reason } => self.end(session, reason, &mut effects)?,
-            Command::Acquire { request, holder, device, parts, plan, wait_ms } => {
-                let wanted = Request::new(holder, device, parts, plan, self.now_ms, wait_ms)?;
+            Command::Acquire { request, holder, device, parts, plan, wait_ms, waited_ms } => {
+                let wanted = Request::new(holder, device, parts, plan, self.now_ms, wait_ms)?.having_waited(waited_ms);
                 self.acquire(request, wanted, &mut effects)?;
             }
             Command::Cancel { request } => self.cancel(request, &mut effects),
@@ -491,6 +491,11 @@ impl Ledger {
     /// Requests that wait or are being created.
     pub fn request_count(&self) -> usize {
         self.requests.len()
+    }
+
+    /// How many chunks there are, in whatever state.
+    pub fn chunk_count(&self) -> usize {
+        self.chunks.len()
     }
 
     /// Bytes that came back, by how.

@@ -31,6 +31,8 @@ pub(super) struct Request {
     /// It waits on beyond its time.
     pub(super) is_extended: bool,
     pub(super) asked_ms: u64,
+    /// How long it had waited before that, for another ledger.
+    before_ms: u64,
     pub(super) deadline_ms: u64,
     /// Times that the driver refused to create its chunks, each soon after the last.
     refused_creates: u32,
@@ -104,11 +106,21 @@ impl Request {
             waits: wait_ms > 0,
             is_extended: false,
             asked_ms: now_ms,
+            before_ms: 0,
             deadline_ms: now_ms.saturating_add(wait_ms.min(limits::WAIT_MS_MAX)),
             refused_creates: 0,
             refused_ms: 0,
             phase: Phase::Creating { missing: 0, ready: Vec::new(), failure: None },
         }
+    }
+
+    pub(super) fn having_waited(self, before_ms: u64) -> Request {
+        Request { before_ms, ..self }
+    }
+
+    /// How long it has waited in all.
+    pub(super) fn waited_ms(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(self.asked_ms).saturating_add(self.before_ms)
     }
 
     /// Chunks that are there, and how many are wanted.
@@ -642,7 +654,7 @@ impl Ledger {
             holders: self.holders(waiting.device),
             reserved: view.bytes.reserved - own,
             withheld: self.withheld_from(waiting.holder, waiting.device),
-            waited_ms: self.now_ms - waiting.asked_ms,
+            waited_ms: waiting.waited_ms(self.now_ms),
             ahead: self.devices[&waiting.device].waiting().iter().take_while(|key| key.request != request).count(),
         }
     }

@@ -145,15 +145,6 @@ fn list(holders: &[Holding], reserved: Bytes) -> String {
 }
 
 impl Refusal {
-    /// The same of a request that had waited before it came here.
-    #[must_use]
-    pub fn having_waited(mut self, before_ms: u64) -> Refusal {
-        if let Refusal::Exhausted { waited_ms, .. } | Refusal::Guarantee { waited_ms, .. } = &mut self {
-            *waited_ms = waited_ms.saturating_add(before_ms);
-        }
-        self
-    }
-
     /// What a caller can do about it.
     pub fn kind(&self) -> ErrorKind {
         match self {

@@ -129,7 +129,7 @@ impl Ledger {
         holders.sort_by_key(|holding| (std::cmp::Reverse(holding.held), holding.session));
         let promised = holders.iter().map(|holding| holding.held).sum();
         holders.truncate(super::HOLDERS_SHOWN);
-        let (budget, waited_ms) = (self.devices[&device].budget(), self.now_ms - waiting.asked_ms);
+        let (budget, waited_ms) = (self.devices[&device].budget(), waiting.waited_ms(self.now_ms));
         Refusal::Guarantee { device, requested, promised, budget, holders, waited_ms }
     }
 

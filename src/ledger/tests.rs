@@ -94,7 +94,15 @@ impl Desk {
     ) -> Vec<(RequestId, Answer)> {
         self.next += 1;
         let parts = vec![Part { len: Bytes::mib(2), count: chunks }];
-        self.step(Command::Acquire { request: RequestId(self.next), holder, device: DEVICE, parts, plan, wait_ms })
+        self.step(Command::Acquire {
+            request: RequestId(self.next),
+            holder,
+            device: DEVICE,
+            parts,
+            plan,
+            wait_ms,
+            waited_ms: 0,
+        })
     }
 
     fn granted(&mut self, session: SessionId, chunks: u64) -> Vec<ChunkId> {
@@ -180,10 +188,24 @@ fn a_waiting_request_times_out_with_who_holds_what() {
     let answers = desk.step(Command::Tick { now_ms: 500 });
     let [(_, Answer::Refused(refusal))] = &answers[..] else { panic!("{answers:?}") };
     assert!(matches!(refusal, Refusal::Exhausted { waited_ms: 500, .. }), "{refusal}");
-    // It may have waited for a daemon before this one.
-    let in_all = refusal.clone().having_waited(64);
-    assert!(matches!(in_all, Refusal::Exhausted { waited_ms: 564, .. }), "{in_all}");
     assert_eq!(desk.ledger.request_count(), 0);
+}
+
+#[test]
+fn what_a_request_has_waited_for_a_ledger_before_this_one_counts_wherever_that_is_told() {
+    let mut desk = Desk::new(16);
+    let (one, two) = (desk.open(1, 64), desk.open(2, 64));
+    desk.granted(one, 8);
+    let (request, parts) = (RequestId(90), vec![Part { len: Bytes::mib(2), count: 1 }]);
+    let holder = Holder::Session(two);
+    let acquire = Command::Acquire { request, holder, device: DEVICE, parts, plan: None, wait_ms: 500, waited_ms: 64 };
+    assert_eq!(desk.step(acquire), []);
+    assert_eq!(desk.step(Command::Tick { now_ms: 499 }), []);
+    assert_eq!(desk.ledger.requests()[0].age_ms, 563);
+    // How long it still waits is another matter.
+    let answers = desk.step(Command::Tick { now_ms: 500 });
+    let [(_, Answer::Refused(refusal))] = &answers[..] else { panic!("{answers:?}") };
+    assert!(matches!(refusal, Refusal::Exhausted { waited_ms: 564, .. }), "{refusal}");
 }
 
 #[test]
@@ -267,6 +289,7 @@ fn a_chunk_that_cannot_be_destroyed_stays_in_quarantine_until_it_can() {
         parts: parts.clone(),
         plan: None,
         wait_ms: 0,
+        waited_ms: 0,
     };
     let effects = ledger.step(acquire(1)).unwrap();
     let [Effect::Create { chunk, .. }] = effects[..] else { panic!("{effects:?}") };
@@ -347,6 +370,7 @@ fn a_detached_session_keeps_what_it_has_and_asks_for_nothing() {
         parts,
         plan: None,
         wait_ms: 0,
+        waited_ms: 0,
     };
     assert_eq!(desk.ledger.step(again), Err(LedgerError::Detached(one)));
 }
@@ -391,7 +415,17 @@ fn a_circle_that_a_grant_closes_is_broken_by_it() {
         let parts = vec![Part { len: Bytes::mib(2), count }];
         let holder = Holder::Session(session);
         let request = RequestId(request);
-        ledger.step(Command::Acquire { request, holder, device: DEVICE, parts, plan: None, wait_ms: 60_000 }).unwrap()
+        ledger
+            .step(Command::Acquire {
+                request,
+                holder,
+                device: DEVICE,
+                parts,
+                plan: None,
+                wait_ms: 60_000,
+                waited_ms: 0,
+            })
+            .unwrap()
     };
     let effects = acquire(1, 1);
     let [Effect::Create { chunk, .. }] = effects[..] else { panic!("{effects:?}") };
@@ -443,7 +477,8 @@ fn chunks_that_were_set_aside_when_their_plan_was_unreserved_are_not_reserved_ag
     let parts = vec![Part { len: Bytes::mib(2), count: 3 }];
     let holder = Holder::Session(one);
     let request = RequestId(99);
-    let acquire = Command::Acquire { request, holder, device: DEVICE, parts, plan: Some(plan), wait_ms: 0 };
+    let acquire =
+        Command::Acquire { request, holder, device: DEVICE, parts, plan: Some(plan), wait_ms: 0, waited_ms: 0 };
     let effects = desk.ledger.step(acquire).unwrap();
     let [Effect::Create { chunk, .. }] = effects[..] else { panic!("{effects:?}") };
     desk.ledger.step(Command::Unreserve { plan }).unwrap();
@@ -465,7 +500,17 @@ fn chunks_that_a_failed_request_leaves_idle_are_given_to_whoever_waits() {
         let parts = vec![Part { len: Bytes::mib(2), count }];
         let holder = Holder::Session(SessionId(request));
         let request = RequestId(request);
-        ledger.step(Command::Acquire { request, holder, device: DEVICE, parts, plan: None, wait_ms: 60_000 }).unwrap()
+        ledger
+            .step(Command::Acquire {
+                request,
+                holder,
+                device: DEVICE,
+                parts,
+                plan: None,
+                wait_ms: 60_000,
+                waited_ms: 0,
+            })
+            .unwrap()
     };
     let effects = acquire(1, 2);
     let [Effect::Create { chunk: first, .. }, Effect::Create { chunk: second, .. }] = effects[..] else { panic!() };
@@ -484,7 +529,8 @@ fn a_create_that_is_short_of_descriptors_leaves_the_budget_alone_and_says_what_t
     let one = desk.open(1, 64);
     let parts = vec![Part { len: Bytes::mib(2), count: 3 }];
     let (holder, request) = (Holder::Session(one), RequestId(99));
-    let acquire = Command::Acquire { request, holder, device: DEVICE, parts, plan: None, wait_ms: 60_000 };
+    let acquire =
+        Command::Acquire { request, holder, device: DEVICE, parts, plan: None, wait_ms: 60_000, waited_ms: 0 };
     let effects = desk.ledger.step(acquire).unwrap();
     let chunks = effects.iter().map(|effect| match effect {
         Effect::Create { chunk, .. } => *chunk,

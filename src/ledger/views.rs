@@ -82,7 +82,7 @@ impl Ledger {
             device: known.device,
             bytes: known.bytes,
             is_waiting: matches!(known.phase, Phase::Waiting(_)),
-            age_ms: self.now_ms.saturating_sub(known.asked_ms),
+            age_ms: known.waited_ms(self.now_ms),
         };
         self.requests.iter().map(view).collect()
     }

@@ -272,7 +272,7 @@ impl LedgerSource {
         let parts = self.ladder.cover(want.len, want.shape).ok_or_else(too_large)?;
         self.rpcs.fetch_add(1, Ordering::Relaxed);
         let holder = Holder::Session(self.session);
-        let ask = Ask { holder, device: DEVICE, parts, plan: want.plan, wait_ms: 0 };
+        let ask = Ask { holder, device: DEVICE, parts, plan: want.plan, wait_ms: 0, waited_ms: 0 };
         let answer = self.steward.acquire_now(ask).map_err(|error| invalid(chain(&error)))?;
         match answer {
             Answer::Granted(chunks) => Ok(chunks),

@@ -74,6 +74,8 @@ pub struct Ask {
     pub plan: Option<PlanId>,
     /// How long it may wait, in milliseconds.
     pub wait_ms: u64,
+    /// How long it had waited before, for a daemon that was there before this one.
+    pub waited_ms: u64,
 }
 
 /// One node's memory.
@@ -108,6 +110,9 @@ struct Core {
     told_of_chunks: BTreeSet<DeviceId>,
     /// Chunks that began to come or go: while that changes the driver and the ledger speak of different moments.
     transfers: u64,
+    /// Chunks that might have been looked at since the last audit.
+    #[cfg(debug_assertions)]
+    unaudited: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -167,9 +172,7 @@ impl Core {
             chronicle.note(&self.ledger, cause, own, &effects);
         }
         #[cfg(debug_assertions)]
-        if let Err(wrong) = self.ledger.invariants() {
-            panic!("the ledger is wrong: {wrong}");
-        }
+        self.audit();
         for effect in effects {
             match effect {
                 Effect::Create { .. } | Effect::Destroy { .. } => {
@@ -187,6 +190,20 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// After every step, while there are few chunks: it looks at all of them, and where there are many that is for one step in some.
+    #[cfg(debug_assertions)]
+    fn audit(&mut self) {
+        const CHUNKS_EACH_STEP: usize = 1024;
+        self.unaudited += CHUNKS_EACH_STEP;
+        if self.unaudited < self.ledger.chunk_count() {
+            return;
+        }
+        self.unaudited = 0;
+        if let Err(wrong) = self.ledger.invariants() {
+            panic!("the ledger is wrong: {wrong}");
+        }
     }
 
     fn answer(&mut self, request: RequestId, answer: Answer, todo: &mut Todo) {
@@ -491,8 +508,8 @@ impl Steward {
         ask: Ask,
         reply: impl FnOnce(Answer) + Send + 'static,
     ) -> Result<RequestId, LedgerError> {
-        let Ask { holder, device, parts, plan, wait_ms } = ask;
-        let command = |request| Command::Acquire { request, holder, device, parts, plan, wait_ms };
+        let Ask { holder, device, parts, plan, wait_ms, waited_ms } = ask;
+        let command = |request| Command::Acquire { request, holder, device, parts, plan, wait_ms, waited_ms };
         self.request(device, command, reply)
     }
 

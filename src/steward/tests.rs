@@ -20,7 +20,7 @@ fn steward(mib: u64) -> (Arc<SimDriver>, Arc<Steward>) {
 
 fn ask(session: SessionId, count: u64) -> Ask {
     let parts = vec![Part { len: Bytes::mib(2), count }];
-    Ask { holder: Holder::Session(session), device: DEVICE, parts, plan: None, wait_ms: 0 }
+    Ask { holder: Holder::Session(session), device: DEVICE, parts, plan: None, wait_ms: 0, waited_ms: 0 }
 }
 
 #[test]

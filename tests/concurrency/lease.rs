@@ -53,7 +53,7 @@ impl Node {
 
     fn ask(session: SessionId) -> Ask {
         let parts = vec![Part { len: CHUNK, count: 2 }];
-        Ask { holder: Holder::Session(session), device: DEVICE, parts, plan: None, wait_ms: 1000 }
+        Ask { holder: Holder::Session(session), device: DEVICE, parts, plan: None, wait_ms: 1000, waited_ms: 0 }
     }
 
     /// Waits for all work that is under way, and for what comes of it.

@@ -47,7 +47,7 @@ impl ChunkSource for StewardSource {
     fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
         let parts = Ladder::standard().cover(want.len, want.shape).unwrap();
         let holder = Holder::Session(self.session);
-        let ask = Ask { holder, device: DEVICE, parts, plan: want.plan, wait_ms: 0 };
+        let ask = Ask { holder, device: DEVICE, parts, plan: want.plan, wait_ms: 0, waited_ms: 0 };
         match self.steward.acquire_now(ask) {
             Ok(Answer::Granted(chunks)) => {
                 Ok(chunks.iter().map(|(id, _)| self.steward.store().chunk(*id).unwrap()).collect())

@@ -175,7 +175,8 @@ impl Daemon {
 
     fn acquire(&self, session: SessionId, mib: u64, say: impl Fn(ToClient) + Clone + Send + 'static) {
         let parts = vec![Part { len: Bytes::mib(2), count: mib / 2 }];
-        let ask = Ask { holder: Holder::Session(session), device: DEVICE, parts, plan: None, wait_ms: 50 };
+        let ask =
+            Ask { holder: Holder::Session(session), device: DEVICE, parts, plan: None, wait_ms: 50, waited_ms: 0 };
         let (steward, answers) = (Arc::downgrade(&self.steward), say.clone());
         let has_leased = Arc::clone(&self.has_leased);
         let asked = self.steward.acquire(ask, move |answer| match (answer, steward.upgrade()) {

@@ -79,7 +79,7 @@ fn random_command(ledger: &Ledger, rng: &mut Rng, next: &mut u64) -> Command {
             let holder =
                 if rng.below(6) == 0 { Holder::Plan(PlanId(rng.below(2))) } else { Holder::Session(some(rng)) };
             let parts = vec![Part { len, count: 1 + rng.below(4) }];
-            Command::Acquire { request, holder, device, parts, plan: None, wait_ms: 0 }
+            Command::Acquire { request, holder, device, parts, plan: None, wait_ms: 0, waited_ms: 0 }
         }
         7 | 8 => {
             let session = some(rng);
@@ -304,6 +304,7 @@ fn what_is_there_beyond_a_total_is_held_until_it_goes_and_nothing_is_promised_un
         parts: vec![Part { len, count: 1 }],
         plan: None,
         wait_ms: 0,
+        waited_ms: 0,
     };
     let (effects, _) = step(ask(1));
     let [Effect::Refuse { refusal: Refusal::Exhausted { available, budget, .. }, .. }] = effects[..] else {
@@ -323,6 +324,29 @@ fn what_is_there_beyond_a_total_is_held_until_it_goes_and_nothing_is_promised_un
 }
 
 #[test]
+fn chunks_beyond_how_many_there_may_be_are_allowed_until_they_go() {
+    let of = |number| ChunkFact {
+        chunk: ChunkId(number),
+        device: DEVICE,
+        len: Bytes::mib(2),
+        owner: Owner::Nobody,
+        is_bare: false,
+    };
+    let facts = Facts { chunks: (1..=4).map(of).collect(), last_chunk: 4, ..Facts::default() };
+    let mut ledger = Ledger::new();
+    ledger.step(Command::AddDevice { device: DEVICE, total: Bytes::mib(MIB), chunks_max: 2 }).unwrap();
+    ledger.begin_with(&facts).unwrap();
+    let most = |ledger: &Ledger| ledger.device(DEVICE).unwrap().chunks_max;
+    assert_eq!(most(&ledger), 4);
+    for (left, expected) in [(3, 3), (2, 2), (1, 2), (0, 2)] {
+        ledger.step(Command::TrimIdle { device: DEVICE, bytes: Bytes::mib(2) }).unwrap();
+        ledger.step(Command::Destroyed { chunk: ChunkId(4 - left) }).unwrap();
+        ledger.invariants().unwrap();
+        assert_eq!(most(&ledger), expected, "{left} are left");
+    }
+}
+
+#[test]
 fn a_session_that_is_there_again_may_ask() {
     let mut ledger = with_devices();
     let session = SessionId(1);
@@ -335,6 +359,7 @@ fn a_session_that_is_there_again_may_ask() {
         parts: vec![Part { len: Bytes::mib(2), count: 1 }],
         plan: None,
         wait_ms: 0,
+        waited_ms: 0,
     };
     assert_eq!(ledger.step(ask(1)), Err(LedgerError::Detached(session)));
     ledger.step(Command::Reattach { session }).unwrap();

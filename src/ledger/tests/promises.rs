@@ -473,7 +473,7 @@ fn who_waits_for_each_other_on_two_devices_is_told_so() {
         desk.next += 1;
         let (request, holder) = (RequestId(desk.next), Holder::Session(session));
         let parts = vec![Part { len: Bytes::mib(2), count: 2 }];
-        desk.step(Command::Acquire { request, holder, device, parts, plan: None, wait_ms })
+        desk.step(Command::Acquire { request, holder, device, parts, plan: None, wait_ms, waited_ms: 0 })
     };
     assert!(is_granted(&want(&mut desk, one, DEVICE, 0)));
     assert!(is_granted(&want(&mut desk, two, other, 0)));

@@ -211,6 +211,7 @@ impl World {
                 plan: None,
                 guarantee: Some(*guarantee),
                 asked_ms: self.now_ms,
+                before_ms: 0,
                 deadline_ms: self.now_ms + wait_ms,
                 refused_creates: 0,
                 refused_ms: 0,
@@ -221,19 +222,22 @@ impl World {
             | Command::TrimIdle { .. }
             | Command::Parked { .. }
             | Command::Answered { .. } => {}
-            Command::Acquire { request, holder, device, parts, plan, wait_ms } => self.requests.push(Request {
-                id: *request,
-                holder: *holder,
-                device: *device,
-                parts: parts.clone(),
-                plan: *plan,
-                guarantee: None,
-                asked_ms: self.now_ms,
-                deadline_ms: self.now_ms + wait_ms,
-                refused_creates: 0,
-                refused_ms: 0,
-                phase: Phase::Waiting,
-            }),
+            Command::Acquire { request, holder, device, parts, plan, wait_ms, waited_ms } => {
+                self.requests.push(Request {
+                    id: *request,
+                    holder: *holder,
+                    device: *device,
+                    parts: parts.clone(),
+                    plan: *plan,
+                    guarantee: None,
+                    asked_ms: self.now_ms,
+                    before_ms: *waited_ms,
+                    deadline_ms: self.now_ms + wait_ms,
+                    refused_creates: 0,
+                    refused_ms: 0,
+                    phase: Phase::Waiting,
+                })
+            }
             Command::Release { session, chunks } => {
                 for chunk in &chunks.iter().collect::<BTreeSet<_>>() {
                     let chunk = *chunk;
@@ -632,7 +636,10 @@ impl World {
             }
             Refusal::Exhausted { device, requested, budget, waited_ms, .. } => {
                 assert_eq!((*device, *requested), (request.device, request.bytes()));
-                assert_eq!((*budget, *waited_ms), (self.budget(*device), self.now_ms - request.asked_ms));
+                assert_eq!(
+                    (*budget, *waited_ms),
+                    (self.budget(*device), self.now_ms - request.asked_ms + request.before_ms)
+                );
                 let is_overdue = self.is_overdue(&request);
                 assert!(match request.phase {
                     Phase::Waiting => is_overdue,

@@ -244,7 +244,7 @@ impl Random {
                 let request = self.world.requests.first().map_or(RequestId(2_000_000), |request| request.id);
                 let holder = Holder::Session(self.some_session());
                 let parts = vec![Part { len: UNIT, count: 1 }];
-                Command::Acquire { request, holder, device: DeviceId(9), parts, plan: None, wait_ms: 0 }
+                Command::Acquire { request, holder, device: DeviceId(9), parts, plan: None, wait_ms: 0, waited_ms: 0 }
             }
         };
         // An answer that somebody asked for would be true, and the reference's driver would not know it.

@@ -92,6 +92,7 @@ pub(super) struct Request {
     /// It is for this, and for no chunks.
     pub(super) guarantee: Option<Bytes>,
     pub(super) asked_ms: u64,
+    pub(super) before_ms: u64,
     pub(super) deadline_ms: u64,
     pub(super) refused_ms: u64,
     pub(super) refused_creates: u32,
@@ -450,7 +451,9 @@ impl World {
     ) {
         self.last_request += 1;
         let request = RequestId(self.last_request);
-        self.step(Command::Acquire { request, holder, device, parts, plan, wait_ms });
+        // Some have waited for another ledger.
+        let waited_ms = request.0 % 3 * 70;
+        self.step(Command::Acquire { request, holder, device, parts, plan, wait_ms, waited_ms });
     }
 
     pub(super) fn acquire_units(&mut self, session: SessionId, count: u64) {
