@@ -116,6 +116,10 @@ pub const WORLD_SIZE_MAX: u32 = 1 << 20;
 pub const GRAPH_NODES_MAX: usize = 1 << 17;
 /// Tensors of one.
 pub const GRAPH_TENSORS_MAX: usize = 1 << 19;
+/// Fields of an ONNX model: what as many operators and tensors have.
+pub const GRAPH_FIELDS_MAX: u64 = 1 << 23;
+/// Edges of a graph: thirty for each operator.
+pub const GRAPH_EDGES_MAX: usize = 1 << 22;
 /// Bytes of a file that one is read from: some three times what as many operators take, with names of usual length.
 pub const GRAPH_FILE_LEN_MAX: u64 = 256 << 20;
 /// Layers of a model that is partitioned: more than any has that is cut between layers.

@@ -32,6 +32,7 @@ mod selftest;
 mod serve;
 mod sessions;
 mod shared;
+mod spinner;
 mod status;
 mod table;
 mod top;

@@ -154,7 +154,7 @@ impl Graph {
         graph.connect(&edges);
         graph.given = graph.sorted()?;
         // What an update overwrites is read before, by all but those that come after the update anyway.
-        let overwritten: Vec<(u32, u32)> = pairs
+        let overwritten: BTreeSet<(u32, u32)> = pairs
             .iter()
             .flat_map(|[one, other]| [(*one, *other), (*other, *one)])
             .filter_map(|(old, new)| {
@@ -164,6 +164,9 @@ impl Graph {
             .collect();
         if !overwritten.is_empty() {
             for (old, update) in overwritten {
+                if edges.len() > limits::GRAPH_EDGES_MAX {
+                    return Err(OrderError::TooManyEdges);
+                }
                 let after = graph.after(update);
                 let others = readers[old as usize].iter().filter(|reader| **reader != update);
                 edges.extend(others.filter(|reader| !after.contains(reader)).map(|reader| (*reader, update)));

@@ -47,6 +47,12 @@ pub enum OrderError {
         /// As it has.
         tensors: usize,
     },
+    /// Operators that wait for too many others.
+    #[error(
+        "operators wait for each other in more than {} ways: an update waits for all that read what it overwrites",
+        limits::GRAPH_EDGES_MAX
+    )]
+    TooManyEdges,
     /// A name that nobody knows.
     #[error("{of}: there is no {what} '{name}'")]
     Unknown {

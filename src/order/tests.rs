@@ -260,3 +260,16 @@ fn a_narrow_search_does_not_say_that_there_is_nothing() {
     }
     assert!(none == 300, "{unknown} narrow searches did not know");
 }
+
+#[test]
+fn updates_that_wait_for_too_many_readers_are_refused_before_memory_is_full_of_them() {
+    const EACH: usize = 2_100;
+    let readers = (0..EACH).map(|n| node(&format!("r{n}"), &["w"], &[]));
+    let update = |n: usize| DescribedNode { is_update: true, ..node(&format!("u{n}"), &["w"], &[&format!("w{n}")]) };
+    let nodes: Vec<DescribedNode> = readers.chain((0..EACH).map(update)).collect();
+    let mut many = described(&[("w", 1)], &nodes);
+    many.tensors.extend((0..EACH).map(|n| (format!("w{n}"), 1)));
+    many.aliases = (0..EACH).map(|n| ("w".to_owned(), format!("w{n}"))).collect();
+    many.control = (1..EACH).map(|n| (format!("u{}", n - 1), format!("u{n}"))).collect();
+    assert!(matches!(Graph::of(&many), Err(OrderError::TooManyEdges)));
+}

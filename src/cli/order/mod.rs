@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
+use super::spinner::Spinner;
 use super::table::Table;
 use super::{DONE, Failure, Outcome, file_error, print_json, whole_file};
 use crate::clock::{Clock as _, SystemClock};
@@ -148,15 +148,15 @@ fn answer(args: &OrderArgs, graph: &Graph) -> Result<Answer, Failure> {
     let clock = SystemClock::new();
     let started = clock.now();
     let stop = args.time_limit.map(super::stop_after);
-    let bar = if args.json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
+    let spinner = Spinner::of(!args.json);
+    spinner.say("looking");
     let budget = Budget { stop: stop.clone(), ..Budget::of(args.work) };
     #[cfg_attr(not(feature = "ilp"), expect(unused_mut, reason = "nobody else is asked then"))]
     let mut ordered = order::order(graph, &budget, |best| {
         let [peak, bound] = [best.peak, best.lower_bound].map(Bytes::new);
-        bar.set_message(format!("{peak} so far, no order needs less than {bound}"));
-        bar.tick();
+        spinner.say(format!("{peak} so far, no order needs less than {bound}"));
     });
-    bar.finish_and_clear();
+    drop(spinner);
     #[cfg(feature = "ilp")]
     if args.ilp {
         let limit = args.time_limit.unwrap_or(Duration::from_secs(60));

@@ -119,6 +119,7 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
     let searching = Searching::of(args.json);
     let known = if imported.is_problem { solve::patient() } else { solve::in_proportion(&problem) };
     let solution = Plan::solved(&problem, solver, &searching.budget(args, known, lower_bound(&problem)))?;
+    let improvements = searching.improvements();
     let is_optimal = solution.is_optimal();
     let mut plan = Plan::of_solved(trace, &problem, solution)?;
     let seconds = (clock.now() - started).as_secs_f64();
@@ -143,7 +144,7 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
             "seconds": seconds,
             "work_units": plan.provenance.work_units,
             "proven_optimal": is_optimal,
-            "improvements": searching.improvements(),
+            "improvements": improvements,
             "static_requests": plan.entries.len(),
             "dynamic_requests": plan.provenance.dynamic_requests,
             "static_pool_bytes": plan.pool_len.get(),

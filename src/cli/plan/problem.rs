@@ -28,6 +28,7 @@ pub(super) fn stack(args: &PlanArgs, file: &Path, imported: &Imported, solver: O
         (buffer.len, buffer.again) = (buffer.bytes, None);
     }
     let solution = Plan::solved(&problem, solver, &searching.budget(args, solve::patient(), lower_bound(&problem)))?;
+    let improvements = searching.improvements();
     let seconds = (clock.now() - started).as_secs_f64();
     validate::check_offsets(&problem.buffers, &solution.offsets)
         .map_err(|source| PlanError::Wrong { solver: solution.solver, source })?;
@@ -47,7 +48,7 @@ pub(super) fn stack(args: &PlanArgs, file: &Path, imported: &Imported, solver: O
             "seconds": seconds,
             "work_units": solution.work_units,
             "proven_optimal": is_optimal,
-            "improvements": searching.improvements(),
+            "improvements": improvements,
             "notes": notes,
         }));
         return DONE;

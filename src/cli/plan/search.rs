@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
+use super::super::spinner::Spinner;
 use super::super::stop_after;
 use super::PlanArgs;
 use crate::clock::{Clock as _, SystemClock};
@@ -14,7 +14,7 @@ use crate::work::{Budget, Told};
 
 /// A search that somebody waits for.
 pub(super) struct Searching {
-    bar: ProgressBar,
+    spinner: Arc<Spinner>,
     found: Arc<Mutex<Vec<Better>>>,
 }
 
@@ -25,14 +25,11 @@ struct Better {
     peak: u64,
 }
 
-/// What moves on a terminal moves so often.
-const MOVES: Duration = Duration::from_millis(100);
-
 impl Searching {
     pub(super) fn of(is_json: bool) -> Searching {
-        let bar = if is_json { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
-        bar.enable_steady_tick(MOVES);
-        Searching { bar, found: Arc::default() }
+        let spinner = Arc::new(Spinner::of(!is_json));
+        spinner.say("looking");
+        Searching { spinner, found: Arc::default() }
     }
 
     /// What is searched: as much as the arguments say, or as is `known` to be enough.
@@ -44,28 +41,21 @@ impl Searching {
     }
 
     fn told(&self, bound: Bytes) -> Told {
-        let (clock, bar, found) = (SystemClock::new(), self.bar.clone(), Arc::clone(&self.found));
+        let (clock, spinner, found) = (SystemClock::new(), Arc::clone(&self.spinner), Arc::clone(&self.found));
         Arc::new(move |peak, work_units| {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
             if found.last().is_none_or(|best| peak < best.peak) {
                 found.push(Better { seconds: clock.now().as_secs_f64(), work_units, peak });
                 let gap = (peak as f64 / bound.get().max(1) as f64 - 1.0) * 100.0;
-                bar.set_message(format!("{} so far, {gap:.3} % above the bound", Bytes::new(peak)));
+                spinner.say(format!("{} so far, {gap:.3} % above the bound", Bytes::new(peak)));
             }
         })
     }
 
-    /// What was found when, the first first.
-    pub(super) fn improvements(&self) -> Value {
+    /// It is over: what was found when, the first first.
+    pub(super) fn improvements(self) -> Value {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let one = |better: &Better| json!({ "seconds": better.seconds, "work_units": better.work_units, "peak_bytes": better.peak });
         found.iter().map(one).collect()
-    }
-}
-
-/// Nothing of it is left on the terminal.
-impl Drop for Searching {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
     }
 }

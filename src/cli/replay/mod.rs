@@ -14,6 +14,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::plan::{about_one_pass, differences, made_from};
+use super::spinner::{MOVES, Spinner};
 use super::{DONE, Failure, Outcome, read_plan, trace, whole_file};
 use crate::clock::SystemClock;
 use crate::driver::cost_table::CostTable;
@@ -149,14 +150,14 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         setup = sweep::set(setting, &setup)?;
     }
     let profile = imported.trace;
-    let work = Work::of(args);
-    work.is("planning");
+    let work = Spinner::of(!is_unseen(args));
+    work.say("planning");
     let plan = plan(args, &profile)?;
     notes.extend(about_plans(args, &pools, plan.as_ref(), &profile));
     notes.extend(about_options(args, &pools, &setup));
     let is_as_recorded = args.repeat == 0 && args.perturb.is_none();
     let recorded = recorded(&profile, device, &imported.reserved).filter(|_| is_as_recorded);
-    work.is("preparing the trace");
+    work.say("preparing the trace");
     let trace = prepared(args, &profile, plan.as_ref())?;
     if let Some(how) = &args.perturb {
         notes.extend(lacks(&profile, how).map(str::to_owned));
@@ -191,8 +192,8 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         floor_ns: args.timing.then(|| floor(&script)),
     };
     if let Some(out) = &args.report {
-        let work = Work::of(args);
-        work.is("drawing");
+        let work = Spinner::of(!is_unseen(args));
+        work.say("drawing");
         show::report(args, &replayed, &setup, out)?;
     }
     show::print(args, &replayed, &setup)
@@ -552,9 +553,6 @@ fn is_unseen(args: &ReplayArgs) -> bool {
     args.json || !std::io::stderr().is_terminal()
 }
 
-/// What moves on a terminal moves so often, also where its work does not.
-const MOVES: Duration = Duration::from_millis(100);
-
 /// A bar on a terminal; nothing where nobody looks.
 fn bar(args: &ReplayArgs, steps: u64) -> ProgressBar {
     if is_unseen(args) {
@@ -564,30 +562,4 @@ fn bar(args: &ReplayArgs, steps: u64) -> ProgressBar {
     let bar = ProgressBar::new(steps).with_style(style.expect("the template is right"));
     bar.enable_steady_tick(MOVES);
     bar
-}
-
-/// Work whose length nobody knows: a word that moves, on a terminal.
-struct Work(ProgressBar);
-
-impl Work {
-    fn of(args: &ReplayArgs) -> Work {
-        if is_unseen(args) {
-            return Work(ProgressBar::hidden());
-        }
-        let style = ProgressStyle::with_template("{spinner} {msg}, {elapsed}").expect("the template is right");
-        let spinner = ProgressBar::new_spinner().with_style(style);
-        spinner.enable_steady_tick(MOVES);
-        Work(spinner)
-    }
-
-    fn is(&self, what: &'static str) {
-        self.0.set_message(what);
-    }
-}
-
-/// Nothing of it is left on the terminal.
-impl Drop for Work {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
 }

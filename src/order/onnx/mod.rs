@@ -2,6 +2,8 @@
 //!
 //! The model has to say the shape of each tensor, as `onnx.shape_inference` writes it; dimensions that have a name are given from outside.
 
+mod fields;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use prost::Message as _;
@@ -104,9 +106,10 @@ mod proto {
 ///
 /// # Errors
 ///
-/// It is no model, a shape is missing, or an operator has a graph of its own.
+/// It is no model, has more in it than as many operators as there may be, a shape is missing, or an operator has a graph of its own.
 pub fn read_onnx(bytes: &[u8], dims: &BTreeMap<String, u64>) -> Result<Described, OrderError> {
     let refused = |why: String| OrderError::Unreadable(why);
+    fields::check(bytes)?;
     let model = proto::Model::decode(bytes).map_err(|error| refused(format!("ONNX: {error}")))?;
     let graph = model.graph.ok_or_else(|| refused("ONNX: the model has no graph".into()))?;
     let mut sizes: HashMap<String, u64> = HashMap::new();
@@ -216,100 +219,6 @@ fn of_value(info: &proto::ValueInfo, dims: &BTreeMap<String, u64>) -> Result<Opt
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::{Graph, order};
-    use super::*;
-
-    fn varint(mut number: u64, into: &mut Vec<u8>) {
-        while number >= 128 {
-            into.push(number as u8 | 128);
-            number >>= 7;
-        }
-        into.push(number as u8);
-    }
-
-    /// A field of bytes, as protobuf writes it.
-    fn bytes(field: u64, contents: &[u8]) -> Vec<u8> {
-        let mut written = Vec::new();
-        varint(field << 3 | 2, &mut written);
-        varint(contents.len() as u64, &mut written);
-        written.extend_from_slice(contents);
-        written
-    }
-
-    fn number(field: u64, number: u64) -> Vec<u8> {
-        let mut written = Vec::new();
-        varint(field << 3, &mut written);
-        varint(number, &mut written);
-        written
-    }
-
-    fn value(field: u64, name: &str, of: u64, dims: &[&str]) -> Vec<u8> {
-        let dim = |dim: &&str| match dim.parse() {
-            Ok(size) => bytes(1, &number(1, size)),
-            Err(_) => bytes(1, &bytes(2, dim.as_bytes())),
-        };
-        let shape: Vec<u8> = dims.iter().flat_map(dim).collect();
-        let tensor = [number(1, of), bytes(2, &shape)].concat();
-        bytes(field, &[bytes(1, name.as_bytes()), bytes(2, &bytes(1, &tensor))].concat())
-    }
-
-    fn node(op: &str, name: &str, inputs: &[&str], outputs: &[&str]) -> Vec<u8> {
-        let mut node: Vec<u8> = inputs.iter().flat_map(|input| bytes(1, input.as_bytes())).collect();
-        node.extend(outputs.iter().flat_map(|output| bytes(2, output.as_bytes())));
-        bytes(1, &[node, bytes(3, name.as_bytes()), bytes(4, op.as_bytes())].concat())
-    }
-
-    /// Two branches of a batch of any size, a weight of half precision, and an operator that has no name.
-    fn model(middle: &[Vec<u8>]) -> Vec<u8> {
-        let weight = [number(1, 100), number(1, 10), number(2, 10), bytes(8, b"w")].concat();
-        let mut graph = vec![
-            node("MatMul", "", &["x", "w"], &["a"]),
-            node("Relu", "relu", &["x", ""], &["b"]),
-            node("Concat", "join", &["a", "b"], &["y"]),
-            bytes(5, &weight),
-            value(11, "x", 1, &["batch", "100"]),
-            value(12, "y", 1, &["batch", "110"]),
-        ];
-        graph.extend_from_slice(middle);
-        bytes(7, &graph.concat())
-    }
-
-    #[test]
-    fn a_model_is_read_with_its_types_shapes_and_named_dimensions() {
-        let shapes = [value(13, "a", 1, &["batch", "10"]), value(13, "b", 11, &["batch", "100"])];
-        let model = model(&shapes);
-        let read = read_onnx(&model, &BTreeMap::from([("batch".to_owned(), 4)])).unwrap();
-        let sizes: Vec<(&str, u64)> = read.tensors.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
-        assert_eq!(sizes, [("x", 1600), ("w", 2000), ("a", 160), ("b", 3200), ("y", 1760)]);
-        let names: Vec<&str> = read.nodes.iter().map(|node| node.name.as_str()).collect();
-        assert_eq!(names, ["MatMul#0", "relu", "join"]);
-        assert_eq!((&read.nodes[1].inputs, &read.kept), (&vec!["x".to_owned()], &vec!["w".to_owned(), "y".to_owned()]));
-        let graph = Graph::of(&read).unwrap();
-        let best = order(&graph, &crate::work::Budget::of(1000), |_| {});
-        assert_eq!(best.peak, 2000 + 160 + 3200 + 1760, "the weight stays, x is gone");
-    }
-
-    #[test]
-    fn what_a_model_lacks_is_said() {
-        let none = BTreeMap::new();
-        let refused = |bytes: &[u8], dims: &BTreeMap<String, u64>| read_onnx(bytes, dims).unwrap_err().to_string();
-        assert!(refused(b"", &none).contains("no graph"));
-        assert!(refused(&[255; 40], &none).contains("ONNX"));
-        assert!(refused(&model(&[]), &none).contains("--dim 'batch=SIZE'"));
-        let four = BTreeMap::from([("batch".to_owned(), 4)]);
-        assert!(refused(&model(&[]), &four).contains("does not say the shape of 'a'"));
-        let text = value(13, "a", 8, &["4"]);
-        assert!(refused(&model(&[text]), &four).contains("tensor 'a': a type without a size"));
-        let large = value(13, "a", 1, &["9223372036854775807", "4"]);
-        assert!(refused(&model(&[large]), &four).contains("beyond any machine"));
-        // A graph of its own, as of `If`.
-        let branch = bytes(5, &[bytes(1, b"then_branch"), bytes(6, &[])].concat());
-        let nested = bytes(1, &[bytes(2, b"z"), bytes(4, b"If"), branch].concat());
-        let [a, b] = ["a", "b"].map(|name| value(13, name, 1, &["4"]));
-        assert!(refused(&model(&[a, b, nested]), &four).contains("(If) has a graph of its own"));
-        // Cut anywhere it is refused or something, and never a panic.
-        let whole = model(&[]);
-        (0..whole.len()).for_each(|len| drop(read_onnx(&whole[..len], &four)));
-    }
-}
+mod tests;
+#[cfg(test)]
+mod written;

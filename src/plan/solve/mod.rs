@@ -159,6 +159,7 @@ pub fn solve_with(problem: &Problem, budget: &Budget) -> Result<Solution, PlanEr
     let changes = super::Changes::of(problem);
     let bound = changes.bound(|_| true);
     let most = bound.get() + bound.get() / APART_COSTS_MAX;
+    let mut above_bound: Option<Solution> = None;
     for below in APART_BELOW.into_iter().filter(|_| problem.comes_again()) {
         let is_small = |buffer: &Buffer| buffer.len < below;
         let [small, large] = [true, false].map(|small| changes.bound(|len| (len < below) == small).get());
@@ -168,15 +169,27 @@ pub fn solve_with(problem: &Problem, budget: &Budget) -> Result<Solution, PlanEr
         // What is kept apart is a favour, and not worth a search.
         let effort = Effort::of(FIRST_FIT_STEPS_MAX, u64::MAX, &Budget::default());
         let apart = solve_within(problem, parts(problem, is_small), Bytes::new(small + large), effort)?;
-        // A job that is planned while it runs may do something else at every step, and a millionth is not too much for that: hung ones cost one whose sizes vary 1.6 % of its peak.
         let is_cheap = apart.peak <= bound || budget.units == 0 && apart.peak.get() <= most;
-        let apart = if is_cheap { Some(apart) } else { hung(problem, &apart, is_small, small, bound) };
-        if let Some(apart) = apart {
-            return Ok(Solution { lower_bound: bound, ..apart });
+        let chosen = match is_cheap {
+            true => Some(apart.clone()),
+            // A job that is planned while it runs may do something else at every step, and a millionth is not too much for that: hung ones cost one whose sizes vary 1.6 % of its peak.
+            false if budget.units == 0 => None,
+            false => hung(problem, &apart, is_small, small, bound),
+        };
+        if let Some(chosen) = chosen {
+            Work::of(budget).tell(chosen.peak.get());
+            return Ok(Solution { lower_bound: bound, ..chosen });
         }
+        above_bound = above_bound.into_iter().chain([apart]).min_by_key(|apart| apart.peak);
     }
     let effort = Effort::of(FIRST_FIT_STEPS_MAX, u64::MAX, budget);
-    solve_within(problem, parts(problem, |_| false), bound, effort)
+    let together = solve_within(problem, parts(problem, |_| false), bound, effort)?;
+    // What was a favour may be the better answer all the same.
+    let better = above_bound.filter(|apart| apart.peak < together.peak);
+    Ok(match better {
+        Some(apart) => Solution { lower_bound: together.lower_bound, ..apart },
+        None => together,
+    })
 }
 
 /// Small buffers that lie above the others come down into what is free below, and hang from the bound: no lower than so `deep`, and beside whatever reaches up there.
