@@ -1,6 +1,6 @@
 //! A graph of operators and the memory that each touches: what may come before what, and what is live when.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::OrderError;
 use crate::limits;
@@ -153,23 +153,43 @@ impl Graph {
         };
         graph.connect(&edges);
         graph.given = graph.sorted()?;
-        // What an update overwrites is read before, by all but those that come after the update anyway.
-        let overwritten: BTreeSet<(u32, u32)> = pairs
-            .iter()
-            .flat_map(|[one, other]| [(*one, *other), (*other, *one)])
-            .filter_map(|(old, new)| {
-                let update = makers[new as usize].filter(|maker| nodes[*maker as usize].is_update)?;
-                readers[old as usize].contains(&update).then_some((old, update))
-            })
-            .collect();
-        if !overwritten.is_empty() {
-            for (old, update) in overwritten {
-                if edges.len() > limits::GRAPH_EDGES_MAX {
-                    return Err(OrderError::TooManyEdges);
+        let (updates, users) = overwritten(nodes, &makers, &readers, &mut same);
+        if !updates.is_empty() {
+            // What an update overwrites by name is read before, by all but those that come after the update anyway.
+            let by_name: BTreeSet<(u32, u32)> = pairs
+                .iter()
+                .flat_map(|[one, other]| [(*one, *other), (*other, *one)])
+                .filter_map(|(old, new)| {
+                    let update = makers[new as usize].filter(|maker| nodes[*maker as usize].is_update)?;
+                    readers[old as usize].contains(&update).then_some((old, update))
+                })
+                .collect();
+            let place = graph.places();
+            for (old, update) in by_name {
+                let readers: BTreeSet<u32> = readers[old as usize].iter().copied().collect();
+                let after = graph.among_after(update, &readers, &place);
+                let others = readers.difference(&after).filter(|reader| **reader != update);
+                edges.extend(others.map(|reader| (*reader, update)));
+                few(&edges)?;
+            }
+            graph.connect(&edges);
+            graph.given = graph.sorted()?;
+            // By any other name it is what it was or what it has become as it is said: before the update, or after it.
+            let place = graph.places();
+            for (memory, users) in users {
+                let mut in_turn: Vec<(u32, u32)> = users.iter().map(|user| (place[*user as usize], *user)).collect();
+                in_turn.sort_unstable();
+                // Each comes after the update before it and before the one behind it, which come after each other.
+                let (mut last, mut since) = (None, Vec::new());
+                for (_, user) in in_turn {
+                    edges.extend(last.map(|update| (update, user)));
+                    if updates.contains(&(user, memory)) {
+                        edges.extend(since.drain(..).map(|before| (before, user)));
+                        last = Some(user);
+                    } else {
+                        since.push(user);
+                    }
                 }
-                let after = graph.after(update);
-                let others = readers[old as usize].iter().filter(|reader| **reader != update);
-                edges.extend(others.filter(|reader| !after.contains(reader)).map(|reader| (*reader, update)));
             }
             graph.connect(&edges);
             graph.given = graph.sorted()?;
@@ -260,6 +280,7 @@ impl Graph {
     }
 
     /// All that run after an operator.
+    #[cfg(feature = "ilp")]
     pub(super) fn after(&self, node: u32) -> BTreeSet<u32> {
         let mut after = BTreeSet::new();
         let mut open = vec![node];
@@ -267,6 +288,25 @@ impl Graph {
             open.extend(self.nodes[node as usize].next.iter().filter(|next| after.insert(**next)));
         }
         after
+    }
+
+    /// Where each operator stands in the order that is given.
+    fn places(&self) -> Vec<u32> {
+        let mut places = vec![0; self.nodes.len()];
+        self.given.iter().zip(0_u32..).for_each(|(node, at)| places[*node as usize] = at);
+        places
+    }
+
+    /// Of some operators those that run after another. Nobody who runs after it is before it in an order, `place`; so little is looked at where few are behind it.
+    fn among_after(&self, node: u32, of: &BTreeSet<u32>, place: &[u32]) -> BTreeSet<u32> {
+        let at = |node: &u32| place[*node as usize];
+        let Some(last) = of.iter().map(at).max().filter(|last| *last > at(&node)) else { return BTreeSet::new() };
+        let (mut after, mut open) = (HashSet::new(), vec![node]);
+        while let Some(node) = open.pop() {
+            let next = self.nodes[node as usize].next.iter();
+            open.extend(next.filter(|next| at(next) <= last && after.insert(**next)));
+        }
+        of.iter().copied().filter(|one| after.contains(one)).collect()
     }
 
     /// Puts tensors that are the same into one piece of memory.
@@ -303,6 +343,38 @@ impl Graph {
         let sum = all.try_fold(0_u64, u64::checked_add);
         sum.filter(|sum| *sum <= crate::units::Bytes::MAX.get()).map(drop).ok_or(OrderError::TooLarge)
     }
+}
+
+/// Who reads each memory, by its first tensor.
+type Users = BTreeMap<u32, BTreeSet<u32>>;
+
+fn few(edges: &BTreeSet<(u32, u32)>) -> Result<(), OrderError> {
+    if edges.len() > limits::GRAPH_EDGES_MAX { Err(OrderError::TooManyEdges) } else { Ok(()) }
+}
+
+/// Updates, each with the memory that it overwrites, and by memory who reads it under whatever name.
+fn overwritten(
+    nodes: &[DescribedNode],
+    makers: &[Option<u32>],
+    readers: &[Vec<u32>],
+    same: &mut [u32],
+) -> (BTreeSet<(u32, u32)>, Users) {
+    let mut updates = BTreeSet::new();
+    for (tensor, maker) in (0..).zip(makers) {
+        if let Some(update) = maker.filter(|maker| nodes[*maker as usize].is_update) {
+            updates.insert((update, root(same, tensor)));
+        }
+    }
+    let memories: BTreeSet<u32> = updates.iter().map(|(_, memory)| *memory).collect();
+    let mut users = Users::new();
+    for (tensor, all) in (0..).zip(readers) {
+        let memory = root(same, tensor);
+        if memories.contains(&memory) {
+            users.entry(memory).or_default().extend(all);
+        }
+    }
+    updates.retain(|(update, memory)| users.get(memory).is_some_and(|users| users.contains(update)));
+    (updates, users)
 }
 
 /// What a name's number is; or a name that comes twice.

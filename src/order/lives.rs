@@ -2,7 +2,7 @@
 
 use super::graph::Graph;
 use crate::ids::StreamId;
-use crate::trace::{Context, Event, EventKind, Trace};
+use crate::trace::{Context, Event, EventKind, Phase, Trace};
 use crate::units::{Bytes, Lifetime, Tick};
 
 /// What is live for some time.
@@ -125,7 +125,10 @@ impl Job {
             bytes: Bytes::new(bytes),
             stream: StreamId::DEFAULT,
             iteration: self.iteration,
-            context: Context::default(),
+            context: Context {
+                phase: if self.iteration == 0 { Phase::Init } else { Phase::Other },
+                ..Context::default()
+            },
             is_dynamic: false,
             device: 0,
             thread: 0,

@@ -31,7 +31,7 @@ pub(super) enum Answer {
 
 /// Operators that are looked at together, at most, each waiting for the one before.
 const CHAIN_MAX: usize = 4;
-/// What may be kept of one search, in bytes, over the width: places are as large as the graph.
+/// What may be kept of one search, in bytes: places are as large as the graph.
 const PLACES_LEN_MAX: usize = 1 << 30;
 
 /// A place, and the last step on the way to it.
@@ -70,10 +70,13 @@ pub(super) fn within(graph: &Graph, limit: u64, width: usize, work: &mut Work) -
         return Answer::None;
     }
     let place_len = 4 * (graph.nodes.len() + graph.storages.len());
-    let width = width.min(PLACES_LEN_MAX / place_len.max(1)).max(1);
+    let places_max = (PLACES_LEN_MAX / place_len.max(1)).max(1);
+    let width = width.min(places_max);
     let mut steps = Steps(Vec::new());
     let mut levels: BTreeMap<u32, Level<'_>> = BTreeMap::new();
     let mut is_all = true;
+    // Of all levels together.
+    let mut places = 1;
     let mut first = Reached { walk: start, step: NOWHERE };
     if !first.go_on(limit, &mut steps, work) {
         return Answer::Unknown;
@@ -83,6 +86,7 @@ pub(super) fn within(graph: &Graph, limit: u64, width: usize, work: &mut Work) -
     }
     levels.entry(first.walk.done).or_default().add(first);
     while let Some((_, mut level)) = levels.pop_first() {
+        places -= level.places.len();
         is_all &= level.cut(width);
         for reached in level.places {
             for node in reached.walk.ready.clone() {
@@ -104,9 +108,19 @@ pub(super) fn within(graph: &Graph, limit: u64, width: usize, work: &mut Work) -
                     return Answer::Unknown;
                 }
                 let level = levels.entry(next.walk.done).or_default();
+                let before = level.places.len();
                 level.add(next);
                 if level.places.len() >= 2 * width.max(32) {
                     is_all &= level.cut(width);
+                }
+                places = places + level.places.len() - before;
+                // Steps that are no choice lead to many levels: each keeps its best.
+                if places > places_max {
+                    let each = (places_max / levels.len() / 2).max(1);
+                    for level in levels.values_mut() {
+                        is_all &= level.cut(each);
+                    }
+                    places = levels.values().map(|level| level.places.len()).sum();
                 }
             }
         }

@@ -81,6 +81,8 @@ struct Answer {
     placed: Placed,
     /// What PyTorch's allocator reserves for the order as it was.
     caching: Bytes,
+    /// What it reserves for this one.
+    caching_in_order: Bytes,
     seconds: f64,
 }
 
@@ -172,20 +174,22 @@ fn answer(args: &OrderArgs, graph: &Graph) -> Result<Answer, Failure> {
     let [before, after] = [graph.given(), &ordered.order].map(|order| order::lives(graph, order));
     let placing = Budget { stop, ..solve::patient() };
     let placed = order::place(&after, args.align, &placing)?;
-    let trace = order::trace(&before, graph.len(), ITERATIONS);
-    let mut caching = CachingAllocator::new(Conf::of(Version::NEWEST), None, &CostTable::FREE);
-    let ran = replay(&Script::of(&trace, 0), &mut caching, Watch::default(), &clock, &|_| ());
+    let [caching, caching_in_order] = [&before, &after].map(|lives| {
+        let trace = order::trace(lives, graph.len(), ITERATIONS);
+        let mut caching = CachingAllocator::new(Conf::of(Version::NEWEST), None, &CostTable::FREE);
+        replay(&Script::of(&trace, 0), &mut caching, Watch::default(), &clock, &|_| ()).peak_reserved
+    });
     let seconds = (clock.now() - started).as_secs_f64();
-    Ok(Answer { ordered, before, after, placed, caching: ran.peak_reserved, seconds })
+    Ok(Answer { ordered, before, after, placed, caching, caching_in_order, seconds })
 }
 
 /// How much less one is than another, from 0 to 1.
 fn less(now: u64, before: u64) -> f64 {
-    1.0 - now as f64 / before.max(1) as f64
+    if before == 0 { 0.0 } else { 1.0 - now as f64 / before as f64 }
 }
 
 fn object(graph: &Graph, answer: &Answer) -> Value {
-    let Answer { ordered, after, placed, caching, seconds, .. } = answer;
+    let Answer { ordered, after, placed, caching, caching_in_order, seconds, .. } = answer;
     let place = |(life, offset): (&Life, &u64)| {
         json!({
             "name": name(graph, life.of),
@@ -207,6 +211,7 @@ fn object(graph: &Graph, answer: &Answer) -> Value {
         "seconds": seconds,
         "is_given_ordered": graph.is_given_ordered,
         "caching_allocator_bytes": caching.get(),
+        "caching_allocator_in_order_bytes": caching_in_order.get(),
         "placement": {
             "bytes": placed.peak,
             "fragmentation": less(ordered.peak, placed.peak),
@@ -226,26 +231,29 @@ fn name(graph: &Graph, of: Of) -> &str {
 }
 
 fn show(args: &OrderArgs, graph: &Graph, answer: &Answer) {
-    let Answer { ordered, placed, caching, seconds, .. } = answer;
+    let Answer { ordered, placed, caching, caching_in_order, seconds, .. } = answer;
     outln!("{} of {}", counted(graph.len() as u64, "operator"), args.graph.display());
     if !graph.is_given_ordered {
         outln!(
             "  note: the operators are in no order that the graph allows; the nearest to it that is one counts as the one that is given"
         );
     }
-    let mut table = Table::new(&["", ">bytes", ">less than as given", ""]);
+    let mut table = Table::new(&["", ">bytes", ">beside as given", ""]);
     let given = ordered.initial_peak;
     let mut row = |what: &str, bytes: u64, of: u64, more: &str| {
-        let share = format!("{:.1} %", 100.0 * less(bytes, of));
+        let share = format!("{:+.1} %", -100.0 * less(bytes, of));
+        // Of next to nothing everything is a multiple.
+        let share = if bytes / 10 > of { String::new() } else { share };
         table.row(vec![what.into(), Bytes::new(bytes).to_string(), share, more.into()]);
     };
     row("live at the peak, as given", given, given, "");
     let proven = if ordered.is_proven() { "no order needs less" } else { "the best that was found" };
     row("live at the peak, in this order", ordered.peak, given, proven);
     row("no order needs less than", ordered.lower_bound, given, "");
-    let pool = format!("{:.3} % between its pieces", 100.0 * less(ordered.peak, placed.peak));
+    let pool = format!("{:.3} % fragmentation", 100.0 * less(ordered.peak, placed.peak));
     row("pool for this order", placed.peak, given, &pool);
     row("PyTorch's allocator, as given", caching.get(), given, "as its model reserves it");
+    row("PyTorch's allocator, in this order", caching_in_order.get(), given, "the same");
     out!("{table}");
     outln!(
         "the pool is {:.1} % less than what PyTorch's allocator reserves for the order as given",
