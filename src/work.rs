@@ -163,7 +163,8 @@ impl Work {
         }
     }
 
-    fn is_stopped(&self) -> bool {
+    /// Somebody wants an answer now.
+    pub(crate) fn is_stopped(&self) -> bool {
         self.budget.stop.as_ref().is_some_and(|stop| stop())
     }
 

@@ -227,6 +227,8 @@ impl Failure {
             Failure::Session(error) => code_of(error.kind()),
             Failure::Daemon(error) => code_of(error.kind()),
             Failure::Driver(OpenError::Overdue { .. } | OpenError::Unopened { .. }) => Self::NO,
+            // A solver's mistake, which whoever checks its plan has found.
+            Failure::Plan(PlanError::Wrong { .. }) => Self::BUG,
             Failure::Driver(_)
             | Failure::Config(_)
             | Failure::Trace { .. }

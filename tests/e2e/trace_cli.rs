@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde_json::Value;
+use stitchd::rng::Rng;
 
 use crate::support::{run, run_json, stderr};
 
@@ -227,4 +228,68 @@ fn shared_problems_are_stacked_at_the_bound() {
         at_bound += 1;
     }
     assert!(at_bound >= 17, "{at_bound}");
+}
+
+#[test]
+fn a_search_finds_the_same_on_one_core_as_on_all_and_a_seed_is_another_search() {
+    let mut rng = Rng::new(15);
+    let row = |id: u64| {
+        let (lower, len, size) = (rng.below(900), 1 + rng.below(100), 1 + rng.below(1_000));
+        format!("{id},{lower},{},{size}\n", lower + len)
+    };
+    let rows: String = (0..600).map(row).collect();
+    let place = Place::with(&[("problem.csv", format!("id,lower,upper,size\n{rows}").as_bytes())]);
+    let (problem, out) = (place.path("problem.csv"), place.path("answer.csv"));
+    let answer = |within: &[&str], (work, seed): (&str, &str)| {
+        let plan = ["plan", &problem, "--work", work, "--seed", seed, "--json", "-o", &out];
+        let words = [within, &[env!("CARGO_BIN_EXE_stitchd")], &plan].concat();
+        let output = std::process::Command::new(words[0]).args(&words[1..]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let mut said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let said = said.as_object_mut().unwrap();
+        said.remove("seconds");
+        let better = said.remove("improvements").unwrap();
+        let better: Vec<u64> =
+            better.as_array().unwrap().iter().map(|one| one["peak_bytes"].as_u64().unwrap()).collect();
+        assert!(better.is_sorted_by(|one, next| one > next), "{better:?}");
+        assert_eq!(Some(*better.last().unwrap()), said["peak_bytes"].as_u64());
+        (std::fs::read_to_string(&out).unwrap(), serde_json::to_string(said).unwrap())
+    };
+    // Too little to be at the bound, with three seeds; and enough, so that one of two that race ends the other.
+    let runs = [("200000", "0"), ("200000", "7"), ("200000", "8"), ("3000000", "0")];
+    let on_all = runs.map(|run| answer(&[], run));
+    assert!(on_all[0].0 != on_all[1].0 && on_all[1].0 != on_all[2].0, "another seed is another search");
+    let is_proven = on_all.each_ref().map(|(_, said)| said.contains("\"proven_optimal\":true"));
+    assert_eq!(is_proven, [false, false, false, true]);
+    let usual = std::fs::read_to_string("/proc/self/status").unwrap();
+    let cpus = usual.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap().trim();
+    let first = cpus.split([',', '-']).next().unwrap();
+    let on_one = ["taskset", "-c", first];
+    if !std::process::Command::new("taskset").args(["-c", first, "true"]).status().is_ok_and(|done| done.success()) {
+        println!("SKIP: there is no taskset, or it may not choose a core");
+        return;
+    }
+    for (run, on_all) in runs.into_iter().zip(&on_all) {
+        let alone = answer(&on_one, run);
+        assert!(alone == *on_all, "{run:?}: on one core {}, on all {}", alone.1, on_all.1);
+    }
+}
+
+#[test]
+fn the_answer_to_a_problem_has_every_row_where_it_is_also_those_of_no_bytes() {
+    let rows = "id,lower,upper,size\n0,0,9,0\n1,0,9,30\n5,3,4,0\n2,0,9,20\n3,0,9,10\n";
+    let place = Place::with(&[("problem.csv", rows.as_bytes())]);
+    let out = place.path("answer.csv");
+    let made = run_json(&["plan", &place.path("problem.csv"), "--json", "-o", &out]);
+    assert_eq!(made["peak_bytes"], 60);
+    let text = std::fs::read_to_string(out).unwrap();
+    let rows: Vec<Vec<u64>> =
+        text.lines().skip(1).map(|line| line.split(',').map(|field| field.parse().unwrap()).collect()).collect();
+    let ids: Vec<u64> = rows.iter().map(|row| row[0]).collect();
+    assert_eq!(ids, [0, 1, 2, 3, 5], "{text}");
+    let mut spans: Vec<(u64, u64)> =
+        rows.iter().filter(|row| row[3] > 0).map(|row| (row[4], row[4] + row[3])).collect();
+    spans.sort_unstable();
+    assert!(spans.is_sorted_by(|one, next| one.1 <= next.0) && spans.last().unwrap().1 == 60, "{text}");
+    assert!(rows.iter().filter(|row| row[3] == 0).all(|row| row[4] == 0), "{text}");
 }

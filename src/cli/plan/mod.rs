@@ -112,6 +112,10 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
     let iteration = args.from_iteration.unwrap_or(last_whole.min(1));
     imported.notes.extend(cut.map(|cut| about_cut(&cut, iteration)));
     let started = clock.now();
+    if let Some(out) = args.out.as_deref().filter(|out| imported.is_problem && problem::is_compressed(out)) {
+        let out = out.display();
+        return Err(Failure::Usage(format!("--out {out}: the answer to a problem is written as .csv, as it is")));
+    }
     if imported.is_problem && args.out.as_deref().is_none_or(problem::is_csv) {
         return problem::stack(args, file, &imported, solver);
     }

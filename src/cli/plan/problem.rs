@@ -18,6 +18,11 @@ pub(super) fn is_csv(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "csv")
 }
 
+/// One that would be compressed, as no answer is.
+pub(super) fn is_compressed(path: &Path) -> bool {
+    [".csv.zst", ".csv.gz"].iter().any(|ending| path.to_string_lossy().ends_with(ending))
+}
+
 /// A problem of placement is answered as it is: sizes to the byte, and an offset for each row.
 pub(super) fn stack(args: &PlanArgs, file: &Path, imported: &Imported, solver: Option<solve::Solver>) -> Outcome {
     let (trace, notes) = (&imported.trace, &imported.notes);
@@ -67,15 +72,18 @@ pub(super) fn stack(args: &PlanArgs, file: &Path, imported: &Imported, solver: O
     DONE
 }
 
-/// The problem with its answer, in the order of time.
+/// The problem with its answer, in the order of time. What has no bytes is nowhere, and stands at 0.
 fn rows(trace: &Trace, offsets: &[PlanOffset]) -> String {
     let frees = trace.events.iter().filter(|event| event.kind == EventKind::Free);
     let freed: HashMap<u64, u64> = frees.map(|event| (event.id, event.tick.0)).collect();
     let allocs = trace.events.iter().filter(|event| event.kind == EventKind::Alloc);
+    let mut offsets = offsets.iter();
     let mut text = "id,lower,upper,size,offset\n".to_owned();
-    for (event, offset) in allocs.zip(offsets) {
+    for event in allocs {
+        let offset = if event.bytes.is_zero() { None } else { offsets.next() };
+        let offset = offset.map_or(0, |offset| offset.get());
         let upper = freed.get(&event.id).copied().unwrap_or_default();
-        let _ = writeln!(text, "{},{},{upper},{},{}", event.id, event.tick.0, event.bytes.get(), offset.get());
+        let _ = writeln!(text, "{},{},{upper},{},{}", event.id, event.tick.0, event.bytes.get(), offset);
     }
     text
 }

@@ -148,7 +148,7 @@ enum Stopped {
 /// Tries the solvers one after the other, but for those that search, until one meets the lower bound, and takes the best.
 ///
 /// Each lane has its own part of the pool: bytes that one stream has freed are not another's without an event, which a plan cannot
-/// promise, and what one thread has freed may be there still when another that races with it asks. In the plan of a job that repeats itself small buffers have a part of their own in that, where it costs nothing, or hang from its end: whoever is not where and when the plan has it, because something
+/// promise, and what one thread has freed may be there still when another that races with it asks. In the plan of a job that repeats itself small buffers have a part of their own in that, where it costs nothing, or what lies free at its end: whoever is not where and when the plan has it, because something
 /// came or did not, stands in the way of others until it goes, and a kilobyte should not do so in the middle of the gigabyte that a workspace needs.
 pub fn solve(problem: &Problem) -> Result<Solution, PlanError> {
     solve_with(problem, &Budget::default())
@@ -172,9 +172,9 @@ pub fn solve_with(problem: &Problem, budget: &Budget) -> Result<Solution, PlanEr
         let is_cheap = apart.peak <= bound || budget.units == 0 && apart.peak.get() <= most;
         let chosen = match is_cheap {
             true => Some(apart.clone()),
-            // A job that is planned while it runs may do something else at every step, and a millionth is not too much for that: hung ones cost one whose sizes vary 1.6 % of its peak.
+            // A job that is planned while it runs may do something else at every step, and a millionth is not too much for that: lowered ones cost one whose sizes vary 1.6 % of its peak.
             false if budget.units == 0 => None,
-            false => hung(problem, &apart, is_small, small, bound),
+            false => lowered(problem, &apart, is_small, small, bound),
         };
         if let Some(chosen) = chosen {
             Work::of(budget).tell(chosen.peak.get());
@@ -192,8 +192,8 @@ pub fn solve_with(problem: &Problem, budget: &Budget) -> Result<Solution, PlanEr
     })
 }
 
-/// Small buffers that lie above the others come down into what is free below, and hang from the bound: no lower than so `deep`, and beside whatever reaches up there.
-fn hung(
+/// Small buffers that lie above the others come down into what is free so `deep` below the bound and not deeper, above whatever reaches up there.
+fn lowered(
     problem: &Problem,
     apart: &Solution,
     is_small: impl Fn(&Buffer) -> bool,
@@ -206,7 +206,7 @@ fn hung(
     }
     let base = bound.get() - deep;
     let one_pass = OnePass::of(&all);
-    // Upside down: what reaches up is in the way from the floor on, and comes first.
+    // What reaches up is in the way from the floor on, and comes first.
     let (mut lifetimes, mut lens, mut small) = (Vec::new(), Vec::new(), Vec::new());
     for (at, buffer) in all.iter().enumerate() {
         let len = match is_small(buffer) {
@@ -220,12 +220,12 @@ fn hung(
         }
     }
     let is_first: Vec<bool> = small.iter().map(Option::is_none).collect();
-    let mut work = Work::of(&Budget::of(HUNG_UNITS * lens.len() as u64));
+    let mut work = Work::of(&Budget::of(LOWERED_UNITS * lens.len() as u64));
     let found = search::some_first(&lifetimes, &lens, &is_first, deep, &mut work)?;
     let mut offsets = apart.offsets.clone();
-    for ((low, len), small) in found.iter().zip(&lens).zip(&small) {
+    for (low, small) in found.iter().zip(&small) {
         match small {
-            Some(at) => offsets[*at] = PlanOffset::new(bound.get() - low - len),
+            Some(at) => offsets[*at] = PlanOffset::new(base + low),
             None if *low == 0 => {}
             None => return None,
         }
@@ -235,7 +235,7 @@ fn hung(
 }
 
 /// Units of work for each buffer: a few passes.
-const HUNG_UNITS: u64 = 100;
+const LOWERED_UNITS: u64 = 100;
 
 /// Buffers below one of these sizes are placed apart from the rest: the largest of them with which the bound is met.
 const APART_BELOW: [Bytes; 5] = [Bytes::kib(2049), Bytes::kib(1025), Bytes::kib(1024), Bytes::kib(257), Bytes::kib(33)];
@@ -260,7 +260,7 @@ fn solve_within(
             Err(Stopped::TooLarge) if best.is_none() => return Err(PlanError::TooLarge),
             Ok(_) | Err(_) => {}
         }
-        if best.as_ref().is_some_and(|best| best.peak <= bound) {
+        if best.as_ref().is_some_and(|best| best.peak <= bound || effort.search.is_stopped()) {
             break;
         }
     }

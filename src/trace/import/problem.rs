@@ -12,7 +12,7 @@ use crate::trace::{Context, Event, EventKind, TraceError};
 use crate::units::{Bytes, Tick};
 
 const LAYOUT: Layout = Layout {
-    columns: &["id", "lower", "upper", "size", "offset"],
+    columns: &["id", "lower", "upper", "size", "offset", "alignment", "gaps"],
     required: 4,
     needs: "a problem begins with id,lower,upper,size",
 };
@@ -21,6 +21,8 @@ const LOWER: usize = 1;
 const UPPER: usize = 2;
 const SIZE: usize = 3;
 const OFFSET: usize = 4;
+/// What MiniMalloc lets a buffer ask for, and no plan of ours keeps, with the value that asks for nothing.
+const DEMANDS: [(usize, &[u8]); 2] = [(5, b"1"), (6, b"")];
 
 /// The header is that of a problem.
 pub(super) fn is_header(columns: &[&[u8]]) -> bool {
@@ -50,9 +52,9 @@ pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
         for (at, event) in events.iter_mut().enumerate() {
             event.id = at as u64 / 2;
         }
-        if !are_numbers {
-            notes.push("the ids are not all numbers: buffers are numbered in the order of the file".into());
-        }
+        notes.push(
+            "the ids are not all numbers, or two are one number: buffers are numbered in the order of the file".into(),
+        );
     }
     if has_offset {
         notes.push("the offsets are left out: a trace has no addresses".into());
@@ -70,6 +72,15 @@ pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
 
 /// The two events of a buffer.
 fn buffer(row: &Row<'_>, id: u64) -> Result<[Event; 2], TraceError> {
+    for (column, nothing) in DEMANDS {
+        let asked = row.field(column);
+        if !asked.is_empty() && asked != nothing {
+            return Err(row.order(
+                column,
+                "no plan keeps that: leave the column out, and round sizes up to the alignment".into(),
+            ));
+        }
+    }
     let (lower, upper): (u64, u64) = (row.number(LOWER, "a time")?, row.number(UPPER, "a time")?);
     if lower >= upper {
         return Err(row.order(UPPER, format!("{upper} is not after {lower}, where the buffer begins")));
@@ -134,6 +145,12 @@ mod tests {
         for (rows, expected) in cases {
             let error = read(format!("id,lower,upper,size\n{rows}").as_bytes()).unwrap_err().to_string();
             assert!(error.starts_with(expected), "{rows:?} gives {error:?}, not {expected:?}");
+        }
+        let demands = "id,lower,upper,size,alignment,gaps\n";
+        assert!(read(format!("{demands}1,0,5,1,1,\n2,0,5,1,,\n").as_bytes()).is_ok());
+        for (row, column) in [("1,0,5,1,64,", "alignment"), ("1,0,5,1,1,2-3", "gaps")] {
+            let error = read(format!("{demands}{row}\n").as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("line 2, column '{column}': no plan keeps that")), "{error}");
         }
         let error = read("id,lower,upper\n".as_bytes()).unwrap_err().to_string();
         assert_eq!(error, "line 1: there is no column 'size'; a problem begins with id,lower,upper,size");
