@@ -172,7 +172,8 @@ impl Predictor {
             Fit::Logarithm => curve(points, degree, f64::log2),
             Fit::Inverse => curve(points, degree, f64::recip),
         };
-        Ok(on_curve.max(least * most / degree))
+        // Between two that were measured there is nothing to guard against.
+        Ok(if degree > most { on_curve.max(least * most / degree) } else { on_curve })
     }
 
     /// Whether something of this degree was measured.

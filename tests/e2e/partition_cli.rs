@@ -206,6 +206,15 @@ fn recorded_traces_are_peaks_of_parts_or_layers_of_a_model() {
     let file = place.write("profile.json", &profile.to_string());
     let plan = run_json(&["partition", &file, "--nodes", "1", "--gpus-per-node", "2", "--json"]);
     assert_eq!(plan["peak_bytes"], 200 * 64 + 37);
+    // A number that comes again elsewhere is another layer's, and it is said what was taken for one.
+    let stages = trace(32).replace("h.2.", "m.stage1.0.").replace("h.10.", "m.stage2.0.").replace("head", "m.stage2.1");
+    let stages = format!("32={}", place.write("stages.csv", &stages));
+    let out = place.path("stages.json");
+    let said = run_json(&["partition", "merge", "--trace", &stages, "--target-batch", "32", "-o", &out, "--json"]);
+    let note = "3 layers, m.stage1.0 to m.stage2.1; of modules without a number 1000 B stand with the first and 0 B with the last of them";
+    assert_eq!(said["notes"], json!([note]));
+    let text = std::fs::read_to_string(out).unwrap();
+    assert!(text.contains("[4200,6407,30]"), "{text}");
     // As peaks of parts, found beside the results.
     let run_of = |partition: &[u64], traces: &[&str], batch: u64| json!({ "parallelism": "pipeline", "degree": 1, "batch_size": batch, "partition": partition, "traces": traces });
     let runs = [run_of(&[1, 1], &["half.csv", "quarter.csv"], 32), run_of(&[2], &["half.csv"], 32)];

@@ -34,7 +34,9 @@ pub(super) fn recommend(args: &PartitionArgs, path: &Path, nodes: usize, gpus_pe
     let profile = profile::merged(profile, args.merge_to)?;
     let table = partition::Table::new(&profile, mesh).map_err(usage_of(path))?;
     let plan = table.recommend(mesh).map_err(|error| usage(&error))?;
-    let uniform = partition::uniform(&table, mesh);
+    // Of merged layers as many are not as many of the model's.
+    let is_even = profile.layer_sizes().windows(2).all(|pair| pair[0] == pair[1]);
+    let uniform = if is_even { partition::uniform(&table, mesh) } else { None };
     let answer = Answer { profile: &profile, mesh, plan: &plan, uniform: uniform.as_ref(), memory: args.memory };
     if args.json {
         print_json(&answer.object());
@@ -66,21 +68,36 @@ impl Answer<'_> {
     }
 
     /// What a reader of predictions had better know.
+    /// Layers of the model were put together.
+    fn is_merged(&self) -> bool {
+        self.profile.layer_sizes().iter().any(|size| *size > 1)
+    }
+
     fn notes(&self) -> Vec<String> {
         let predictor = Predictor::new(self.profile);
         let stages = self.plan.stages.iter().filter(|stage| !predictor.is_measured(stage.config)).count() as u64;
         let note = |is: &str| {
             format!(
-                "{} {is} shared among more GPUs than was measured, and predicted by a curve ({}): measure that degree before you rely on it",
+                "{} {is} shared among a number of GPUs that was not measured, and predicted by a curve ({}): measure that degree before you rely on it",
                 counted(stages, "stage"),
                 self.profile.fit().name()
             )
         };
-        match stages {
+        let mut notes = match stages {
             0 => Vec::new(),
             1 => vec![note("is")],
             _ => vec![note("are")],
+        };
+        if self.is_merged() {
+            notes.push("layers are merged, and plans that cut between merged ones were not looked at: the plan is the best of those that are left".to_owned());
         }
+        if self.profile.schedule() == Schedule::OneForwardOneBackward && self.profile.microbatches() == 1 {
+            notes.push(
+                "of one micro-batch every schedule keeps as much: --microbatches says into how many a batch is split"
+                    .to_owned(),
+            );
+        }
+        notes
     }
 
     fn node(&self, gpu: usize) -> usize {
@@ -138,7 +155,7 @@ impl Answer<'_> {
             "stages": self.plan.stages.iter().map(stage).collect::<Vec<_>>(),
             "peak_bytes": self.plan.peak.get(),
             "plans_considered": self.plan.considered,
-            "proven_optimal": true,
+            "proven_optimal": !self.is_merged(),
             "equal_layers": uniform,
             "memory_bytes": self.memory.map(Bytes::get),
             "fits": self.fits(),
@@ -162,10 +179,11 @@ impl Answer<'_> {
         );
         outln!("  peak       {} ({} bytes) on the fullest GPU", self.plan.peak, self.plan.peak.get());
         let considered = match self.plan.considered {
-            u64::MAX => format!("all plans, more than {}", u64::MAX),
+            u64::MAX => "all plans, of which there are more than 64 bits count".to_owned(),
             plans => format!("all {}", counted(plans, "plan")),
         };
-        outln!("  of         {considered}; none has less");
+        let which = if self.is_merged() { "with these layers, none has less" } else { "none has less" };
+        outln!("  of         {considered}; {which}");
         match self.uniform {
             Some(uniform) => {
                 let more = (uniform.peak.get() as f64 / self.plan.peak.get() as f64 - 1.0) * 100.0;
@@ -176,7 +194,9 @@ impl Answer<'_> {
                 };
                 outln!("  equal      {} with as many layers in each of {count}, {how}: {more:.1} % more", uniform.peak);
             }
-            None => outln!("  equal      stages alike do not fill these nodes"),
+            None => outln!(
+                "  equal      stages of as many layers each, all alike, do not fill these nodes, or cut merged layers"
+            ),
         }
         match (self.memory, self.fits()) {
             (Some(memory), Some(true)) => outln!("  memory     it fits: each GPU has {memory}"),

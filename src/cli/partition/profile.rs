@@ -50,11 +50,11 @@ pub(super) fn merge(args: &MergeArgs, json: bool) -> Outcome {
         let traces = args.trace.iter().map(|(_, path)| path);
         args.results.iter().chain(traces).try_for_each(|input| whole_file::is_not(out, input))?;
     }
-    let profile = match args.target_batch {
-        Some(target) => traces::profile(&args.trace, target)?,
-        None => of_results(&args.results)?,
+    let (profile, note) = match args.target_batch {
+        Some(target) => traces::profile(&args.trace, target).map(|(profile, note)| (profile, Some(note)))?,
+        None => (of_results(&args.results)?, None),
     };
-    write(&merged(profile, args.merge_to)?, args.out.as_deref(), json)
+    write(&merged(profile, args.merge_to)?, note, args.out.as_deref(), json)
 }
 
 /// Reads a profile.
@@ -123,7 +123,7 @@ fn partial(path: &Path) -> Result<Partial, Failure> {
     results.partial().map_err(usage_of(path))
 }
 
-fn write(profile: &Profile, out: Option<&Path>, json: bool) -> Outcome {
+fn write(profile: &Profile, note: Option<String>, out: Option<&Path>, json: bool) -> Outcome {
     let object = profile.to_json();
     let Some(out) = out else {
         print_json(&object);
@@ -134,10 +134,14 @@ fn write(profile: &Profile, out: Option<&Path>, json: bool) -> Outcome {
     let (layers, measurements) = (profile.layers(), profile.measurements().len());
     if json {
         let out = out.display().to_string();
-        print_json(&json!({ "out": out, "written_bytes": len, "layers": layers, "measurements": measurements }));
+        let notes: Vec<String> = note.into_iter().collect();
+        print_json(
+            &json!({ "out": out, "written_bytes": len, "layers": layers, "measurements": measurements, "notes": notes }),
+        );
     } else {
         let (layers, measurements) = (counted(layers as u64, "layer"), counted(measurements as u64, "measurement"));
         outln!("{}: a profile of {layers} with {measurements}", out.display());
+        note.iter().for_each(|note| outln!("{note}"));
     }
     DONE
 }
