@@ -70,9 +70,12 @@ def traced(
     def step(parameters, buffers, inputs, target):
         state = dict(zip(names, parameters)) | dict(zip(buffer_names, buffers))
         given = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-        value = loss(torch.func.functional_call(model, state, tuple(given)), target)
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
-        gradients = torch.autograd.grad(value, wanted, allow_unused=True)
+        if not wanted:
+            raise ValueError("no parameter of the model requires a gradient: there is nothing to train")
+        passes = _Passes(model, lambda result: loss(result, target), wanted)
+        state = {f"model.{name}": tensor for name, tensor in state.items()}
+        value, gradients = torch.func.functional_call(passes, state, tuple(given))
         with torch.no_grad():
             for parameter, gradient in zip(wanted, gradients):
                 if gradient is not None:
@@ -88,8 +91,23 @@ def traced(
         module = make_fx(step, tracing_mode="real")(
             as_shape(parameters), as_shape(buffers), as_shape(inputs), as_shape(target)
         )
+    _refuse_strangers(module, parameters + buffers)
     _drop_unused(module)
     return Step(module, parameters, buffers)
+
+
+class _Passes(torch.nn.Module):
+    """Forward and backward pass in one call: layers that are computed again find the state that the model was given."""
+
+    def __init__(self, model: torch.nn.Module, loss: Callable[[Any], torch.Tensor], wanted: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.wanted = wanted
+
+    def forward(self, *inputs: Any) -> tuple:
+        value = self.loss(self.model(*inputs))
+        return value, torch.autograd.grad(value, self.wanted, allow_unused=True)
 
 
 def _device(tensors: list[torch.Tensor]) -> torch.device:
@@ -103,6 +121,14 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> t
         where = device if tensor.is_meta else tensor.device
         shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=where)
     return shape.requires_grad_(tensor.requires_grad)
+
+
+def _refuse_strangers(module: fx.GraphModule, state: list[torch.Tensor]) -> None:
+    """A parameter that the trace took for a constant is read whenever the order says, updated or not."""
+    own = {id(tensor) for tensor in state}
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and id(operator.attrgetter(str(node.target))(module)) in own:
+            raise ValueError(f"'{node.target}' is the model's own state, and is read past the model: no order of that is safe")
 
 
 def _drop_unused(module: fx.GraphModule) -> None:
@@ -138,6 +164,10 @@ def reorder(module: fx.GraphModule, order: Iterable[str]) -> None:
             raise ValueError(f"'{later}' would run before '{before}', which it has to follow")
     # Behind whatever is no operator: what is given comes first, what is returned last.
     first = next(node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr"))
+    # Constants stand where they are read first, and are there from the start.
+    for node in [node for node in module.graph.nodes if node.op == "get_attr"]:
+        if node is not first:
+            first.prepend(node)
     with module.graph.inserting_before(first):
         anchor = module.graph.call_function(operator.add, (0, 0))
     last = anchor
@@ -255,7 +285,7 @@ class _Export:
             if node.op in ("placeholder", "get_attr"):
                 value = node.meta.get("val")
                 if value is None and node.op == "get_attr":
-                    value = getattr(self.module, str(node.target))
+                    value = operator.attrgetter(str(node.target))(self.module)
                     node.meta["val"] = value
                 self.gives[node] = self._results(node)
                 parameters.update(storage._cdata for storage in _storages(node))

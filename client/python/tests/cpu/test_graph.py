@@ -11,6 +11,7 @@ if HAS_TORCH:
     import torch
     import torch.nn.functional as F
     from torch import nn
+    from torch.utils.checkpoint import checkpoint
 
     from stitchd.torch import graph
 
@@ -48,6 +49,20 @@ if HAS_TORCH:
             first, second = self.shared(x), self.shared(self.two(x))
             x = self.samples(first * self.shared.running_mean.sum() + second)
             return self.head((x + self.shared.running_var.view(1, -1, 1, 1)).mean((2, 3)))
+
+
+    class Again(nn.Module):
+        """Layers that are computed again in the backward pass, and constants."""
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+            self.norm = nn.LayerNorm(6)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(layer, x * torch.tensor(2.0), use_reentrant=False)
+            return self.norm(x) + torch.arange(6)
 
 
 def some_order(exported, module):
@@ -129,6 +144,35 @@ class GraphTest(unittest.TestCase):
             self.assertEqual([step(self.inputs, self.target) for _ in range(2)], losses)
             for name, value in self.state().items():
                 self.assertTrue(torch.equal(value, expected[name]), name)
+
+    def test_constants_and_layers_that_are_computed_again_are_the_models_own(self):
+        self.model = Again()
+        self.inputs, self.target = torch.randn(4, 6), torch.tensor([0, 1, 2, 3])
+        before, step = self.state(), self.traced()
+        exported = graph.exported(step.module)
+        # No second tensor is as large as a weight but what is computed, and each weight is read when it is computed again.
+        weights = [f"parameters_{2 * at + 1}" for at in range(3)]
+        self.assertFalse([name for name in exported["tensors"] if "_param_constant" in name])
+        for weight in weights:
+            readers = [node["name"] for node in exported["nodes"] if weight in node["inputs"]]
+            self.assertGreaterEqual(len(readers), 3, readers)
+        losses = [step(self.inputs, self.target) for _ in range(2)]
+        expected = self.state()
+        for _ in range(10):
+            graph.reorder(step.module, some_order(exported, step.module))
+            self.model.load_state_dict(before)
+            self.assertEqual([step(self.inputs, self.target) for _ in range(2)], losses)
+            for name, value in self.state().items():
+                self.assertTrue(torch.equal(value, expected[name]), name)
+        beside = Again()
+        beside.load_state_dict(before)
+        optimizer = torch.optim.SGD(beside.parameters(), lr=0.1)
+        for loss in losses:
+            optimizer.zero_grad()
+            own = F.cross_entropy(beside(self.inputs), self.target)
+            own.backward()
+            optimizer.step()
+            self.assertTrue(torch.allclose(loss, own.detach(), atol=1e-6))
 
     def test_an_operator_without_a_schema_may_overwrite_what_it_is_given(self):
         def doubled(x):
