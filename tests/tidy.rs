@@ -339,6 +339,9 @@ fn every_alert_has_a_runbook_and_is_tested_both_ways_and_watches_what_there_is()
             assert!(cases.contains(&format!("{name} {how}")), "{name} {how}");
         }
     }
+    for rule in named(&read("deploy/prometheus/rules.yaml"), "- record:") {
+        assert!(tests.contains(&format!("- expr: '{rule}'")), "{rule} is tested");
+    }
     // Rules read no metric that there is not.
     let known = quoted(&docs, |word| word.starts_with("stitchd_") || word.starts_with("process_"));
     let rules = alerts + &read("deploy/prometheus/rules.yaml");

@@ -41,7 +41,13 @@ spec:
     devices:
       requests:
         - name: gpu
-          exactly: {deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: 1}
+          exactly:
+            deviceClassName: gpu.nvidia.com
+            allocationMode: ExactCount
+            count: 1
+            # The device that the daemon says is its own: put yours in both places.
+            selectors:
+              - cel: {expression: 'device.attributes["gpu.nvidia.com"].uuid == "GPU-11111111-2222-3333-4444-555555555555"'}
 """
 # What an expression of a policy must not set: an API server refuses a configuration with any of them, as they are of one piece (kubernetes.io, Mutating Admission Policy).
 ATOMIC = ("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "secretRef", "configMapRef", "command:", "args:", "capabilities")
@@ -104,7 +110,7 @@ def plain(helm, header, *flags):
 
 def renderings(helm):
     """What is rendered from the chart, with where it is kept."""
-    sidecar = ["--values", str(SIDECAR_VALUES), "--set", "sidecar.devices={0=70GiB}", "--set", "networkPolicy.enabled=false", "--set", "metrics.podMonitor.enabled=false"]
+    sidecar = ["--values", str(SIDECAR_VALUES), "--set", "networkPolicy.enabled=false", "--set", "metrics.podMonitor.enabled=false"]
     return [(MANIFEST, plain(helm, HEADER)), (SIDECAR, plain(helm, SIDECAR_HEADER, *sidecar))]
 
 
@@ -153,9 +159,26 @@ def hygiene(pod):
     for container in pod.get("initContainers", []) + pod["containers"]:
         if not container.get("resources"):
             missing.add(f"resources of {container['name']}")
-        if "stitchd" in container["image"] and not container["securityContext"].get("readOnlyRootFilesystem"):
-            missing.add(f"a root file system that {container['name']} cannot write")
+        if "stitchd" in container["image"]:
+            missing |= {f"{container['name']}: {what}" for what in posture({**pod.get("securityContext", {}), **container["securityContext"]})}
+            missing |= set() if container.get("resources", {}).get("limits", {}).get("memory") else {f"a limit of memory for {container['name']}"}
     return missing
+
+
+def posture(context):
+    """What a container of ours lacks in its security context. One that is privileged, for the nodes' own device files, has the rest in vain."""
+    if not context.get("readOnlyRootFilesystem"):
+        yield "a root file system that it cannot write"
+    if context.get("privileged"):
+        return
+    if context.get("allowPrivilegeEscalation") is not False:
+        yield "no escalation of privileges"
+    if "ALL" not in context.get("capabilities", {}).get("drop", []):
+        yield "capabilities dropped"
+    if not set(context.get("capabilities", {}).get("add", [])) <= {"SYS_RESOURCE", "KILL", "CHOWN"}:
+        yield "no further capabilities"
+    if context.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        yield "the runtime's seccomp profile"
 
 
 def checks(helms, stitchd):
@@ -215,6 +238,7 @@ def chart(yaml, helm, stitchd):
         (["--set", "gpu.access=mps"], "access"),
         (["--set", "mode=sidecar"], "sidecar.devices"),
         (["--set", "mode=sidecar", "--set", "sidecar.devices={0}"], "devices"),
+        (["--set", "mode=sidecar", "--set", "sidecar.devices={0=70GiB}"], "devices"),
         (["--set-string", 'config=runtime_dir = "/x"'], "runtimeDir"),
         (["--set", "updateStrategy.type=RollingUpdate", "--set", "updateStrategy.rollingUpdate.maxSurge=1"], "maxSurge"),
     ]:

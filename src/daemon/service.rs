@@ -10,6 +10,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use tonic_health::ServingStatus;
 
 use super::chunk_server::give_back;
 use super::gate::Gate;
@@ -51,6 +52,19 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: UnixListener) -> Result<(
     health.set_serving::<PlansServer<Service>>().await;
     health.set_serving::<RangesServer<Service>>().await;
     health.set_serving::<AdminServer<Service>>().await;
+    let mut ending = daemon.ending.subscribe();
+    tokio::spawn(async move {
+        // A daemon that is gone without that answers nobody.
+        if ending.wait_for(|ending| *ending).await.is_err() {
+            return;
+        }
+        // The node as a whole, and what nothing more is asked of. Whoever looks at a daemon may until it is gone.
+        health.set_service_status("", ServingStatus::NotServing).await;
+        health.set_not_serving::<SessionsServer<Service>>().await;
+        health.set_not_serving::<LeasesServer<Service>>().await;
+        health.set_not_serving::<PlansServer<Service>>().await;
+        health.set_not_serving::<RangesServer<Service>>().await;
+    });
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)

@@ -60,7 +60,7 @@ counters! {
     DeviationsUnplanned = 16, "deviations_unplanned";
     /// Planned requests that nobody made.
     DeviationsSkipped = 17, "deviations_skipped";
-    /// Bytes served by stitching where no contiguous block could.
+    /// Bytes served by stitching where no idle block was large enough.
     StitchedBytes = 18, "stitched_bytes";
     /// Chunks that are mapped, each as often as it is.
     Mappings = 19, "mappings";
@@ -98,6 +98,8 @@ counters! {
     FailuresDriver = 35, "failures_driver";
     /// Those for which the daemon could not be asked, and those of memory that was asleep.
     FailuresUnavailable = 36, "failures_unavailable";
+    /// Of the bytes served by stitching, those for which more could not be had: with a contiguous allocator the request would have failed.
+    RescuedBytes = 37, "rescued_bytes";
 }
 
 impl Counter {

@@ -178,7 +178,7 @@ impl Runtime {
                     len
                 } else {
                     let effort = if pressure < Pressure::Last { Effort::Usual } else { Effort::Last };
-                    match self.stitch(&mut pools, bytes, stream, effort)? {
+                    match self.stitch(&mut pools, bytes, stream, effort, pressure)? {
                         Stitched::Served(served) => return take(&mut pools, served),
                         // Asking again would bring the same answer; first everything that is here.
                         Stitched::Lacks(_) if effort == Effort::Usual && self.was_refused(&pools) => {
@@ -292,8 +292,15 @@ impl Runtime {
         bytes: Bytes,
         stream: StreamId,
         effort: Effort,
+        pressure: Pressure,
     ) -> Result<Stitched, AllocError> {
+        let before = pools.stitching.counts().stitched_bytes;
         let stitched = pools.stitching.stitch(bytes, stream, effort);
+        // Where more might have been had the request was in no need.
+        if pressure > Pressure::None || self.was_refused(pools) {
+            let rescued = pools.stitching.counts().stitched_bytes - before;
+            self.counters.add(Counter::RescuedBytes, rescued.get());
+        }
         let orphans = pools.stitching.orphans();
         if !orphans.is_empty() {
             // Only after a failing driver; a round trip under the lock is the least of it.

@@ -259,6 +259,7 @@ fn under_pressure_idle_pieces_are_stitched_and_only_then_is_it_out_of_memory() {
     }
     let stitched = bench.alloc(Bytes::mib(8)).unwrap();
     assert_eq!(bench.runtime.stats().stitch.stitched, 1);
+    assert_eq!(bench.runtime.counters.get(Counter::RescuedBytes), 8 << 20);
     let error = bench.alloc(Bytes::mib(2)).unwrap_err();
     let AllocError::OutOfMemory { requested, held, live, stitchable, .. } = &error else { panic!("{error:?}") };
     assert_eq!((*requested, *held, *live, *stitchable), (Bytes::mib(2), Bytes::mib(16), Bytes::mib(16), Bytes::ZERO));
@@ -277,6 +278,9 @@ fn beyond_the_soft_budget_only_what_is_missing_is_asked_for() {
     bench.free(blocks[2]);
     bench.alloc(Bytes::mib(6)).unwrap();
     assert_eq!(bench.runtime.stats().held, Bytes::mib(10));
+    // It was stitched, and need not have been.
+    let counted = [Counter::StitchedBytes, Counter::RescuedBytes].map(|counter| bench.runtime.counters.get(counter));
+    assert_eq!(counted, [6 << 20, 0]);
 }
 
 #[test]

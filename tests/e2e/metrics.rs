@@ -9,8 +9,10 @@ use stitchd::pool::Request;
 use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::giving::GiverThread;
 use stitchd::units::Bytes;
+use tonic_health::pb::health_check_response::ServingStatus;
 
-use crate::support::{TestDaemon, eventually, hear, python};
+use crate::raw::Grpc;
+use crate::support::{TestDaemon, config_file, eventually, hear, python};
 
 /// The value of the one series whose line begins so.
 fn value(text: &str, series: &str) -> f64 {
@@ -175,6 +177,28 @@ fn probes_say_alive_and_ready() {
         assert!(status.contains("200") && body.contains("ok"), "{page}: {status} {body}");
     }
     assert!(daemon.http("/nothing").0.contains("404"));
+}
+
+#[test]
+fn a_daemon_that_waits_for_its_sessions_to_end_is_alive_and_not_ready_whoever_asks() {
+    let (_dir, config) = config_file("keeper = 'none'\ndrain = '30s'\n");
+    let mut daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0", &config]);
+    let grpc = Grpc::connect(&daemon);
+    let services = ["", "stitchd.v1.Sessions", "stitchd.v1.Leases", "stitchd.v1.Plans", "stitchd.v1.Ranges"];
+    assert_eq!(services.map(|service| grpc.health(service)), [ServingStatus::Serving; 5]);
+    assert_eq!(daemon.cli(&["health"]).status.code(), Some(0));
+    let session = grpc.open("goes on", 1).unwrap();
+    let pid = rustix::process::Pid::from_raw(daemon.pid().cast_signed()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    eventually("that it is not ready", || daemon.http("/readyz").0.contains("503").then_some(()));
+    assert!(daemon.http("/livez").0.contains("200"));
+    eventually("that gRPC says so", || (grpc.health("") == ServingStatus::NotServing).then_some(()));
+    assert_eq!(services.map(|service| grpc.health(service)), [ServingStatus::NotServing; 5]);
+    assert_eq!(grpc.health("stitchd.v1.Admin"), ServingStatus::Serving);
+    assert_eq!(daemon.cli(&["health"]).status.code(), Some(1));
+    assert!(scrape(&daemon).contains("stitchd_ready 0"));
+    grpc.close(&session).unwrap();
+    assert!(daemon.terminate().success());
 }
 
 #[test]

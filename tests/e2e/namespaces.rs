@@ -178,3 +178,49 @@ fn a_process_that_has_the_number_of_one_that_died_is_another() {
     drop(child.stdin.take().map(|mut input| input.write_all(b"\n")));
     child.wait().unwrap();
 }
+
+#[test]
+fn every_daemon_of_a_node_is_asked_and_one_that_is_silent_is_named_beside_the_others() {
+    let daemons = [TestDaemon::start(64), TestDaemon::start(32), TestDaemon::start(16)];
+    let [named, second, silent] = daemons.each_ref().map(|daemon| daemon.path().display().to_string());
+    // The node's own places, as they would be: nothing is written outside of this namespace.
+    let pod = "/var/lib/kubelet/pods/7f0c/volumes/kubernetes.io~empty-dir/sockets";
+    let node = format!(
+        "mount -t tmpfs none /run && mount -t tmpfs none /var/lib && mkdir -p {pod} \
+         && ln -s {named} /run/stitchd && ln -s {silent} /run/stitchd-2 && ln -s {second} {pod}/own"
+    );
+    let within = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script]);
+        command.env_remove("STITCHD_SOCKET").env("STITCHD_RUNTIME_DIR", "/nowhere").output()
+    };
+    if !within(&node).is_ok_and(|done| done.status.success()) {
+        println!("SKIP: this system makes no mount namespaces for us (unshare --user --mount), or no tmpfs in them");
+        return;
+    }
+    let pid = rustix::process::Pid::from_raw(daemons[2].pid().cast_signed()).unwrap();
+    let ask = || {
+        let said = within(&format!("{node} && exec {} status --all --json", env!("CARGO_BIN_EXE_stitchd"))).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+        (said.status.code(), json["daemons"].as_array().unwrap().clone())
+    };
+    let (code, all) = ask();
+    let shown = |daemon: &serde_json::Value| {
+        (
+            daemon["socket"].as_str().unwrap().to_owned(),
+            daemon["status"]["devices"][0]["total_bytes"].as_u64().map(|bytes| bytes >> 20),
+        )
+    };
+    let expected = [
+        ("/run/stitchd/stitchd.sock".to_owned(), Some(64)),
+        ("/run/stitchd-2/stitchd.sock".to_owned(), Some(16)),
+        (format!("{pod}/own/stitchd.sock"), Some(32)),
+    ];
+    assert_eq!((code, all.iter().map(shown).collect::<Vec<_>>()), (Some(0), expected.to_vec()), "{all:?}");
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    let (code, all) = ask();
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    let answers: Vec<Option<u64>> = all.iter().map(|daemon| shown(daemon).1).collect();
+    assert_eq!((code, answers), (Some(1), vec![Some(64), None, Some(32)]), "{all:?}");
+    assert!(all[1]["error"].as_str().unwrap().contains("stitchd-2"), "{all:?}");
+}

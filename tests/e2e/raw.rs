@@ -12,6 +12,9 @@ use stitchd::wire::v1::sessions_client::SessionsClient;
 use stitchd::wire::v1::{self, client_frame, daemon_frame};
 use tonic::transport::Channel;
 use tonic::{Response, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 use crate::support::{PATIENCE, TestDaemon};
 
@@ -37,6 +40,12 @@ impl Grpc {
         A: Future<Output = Result<Response<T>, Status>>,
     {
         self.runtime.block_on(call(self.channel.clone())).map(Response::into_inner)
+    }
+
+    /// What gRPC's own health service says of a service, or of the whole.
+    pub(crate) fn health(&self, service: &str) -> ServingStatus {
+        let request = HealthCheckRequest { service: service.into() };
+        self.call(async |channel| HealthClient::new(channel).check(request).await).unwrap().status()
     }
 
     pub(crate) fn open(&self, name: &str, protocol: u32) -> Result<v1::OpenReply, Status> {

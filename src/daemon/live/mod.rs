@@ -102,7 +102,7 @@ impl Daemon {
                 contiguous_bytes: free.contiguous,
                 external_fragmentation: free.external(),
                 internal_fragmentation: free.internal(),
-                rescued_bytes: total(Counter::StitchedBytes),
+                rescued_bytes: total(Counter::RescuedBytes),
                 failures: total(Counter::Failures),
                 runs: runs.remove(&account.device).unwrap_or_default(),
             }

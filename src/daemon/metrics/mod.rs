@@ -237,7 +237,7 @@ impl Daemon {
             for (reason, of) in FAILURES {
                 count("stitchd_allocation_failures_total", "reason", reason, sum[of as usize]);
             }
-            counter!("stitchd_rescued_bytes_total", vec![uuid()]).absolute(sum[Counter::StitchedBytes as usize]);
+            counter!("stitchd_rescued_bytes_total", vec![uuid()]).absolute(sum[Counter::RescuedBytes as usize]);
             // The ledger counts what came back for the node; it stands with the first device.
             let node = |bytes: Bytes| if is_home { bytes.get() } else { 0 };
             count("stitchd_returned_bytes_total", "reason", "release", node(returned.release));

@@ -47,7 +47,10 @@ const COUNTERS: [(&str, &str); 13] = [
     ("stitchd_plan_deviations_total", "Requests that did not match the plan, and entries nobody asked for."),
     ("stitchd_session_plan_deviations_total", "The same of the sessions that are there."),
     ("stitchd_allocation_failures_total", "Allocations that failed, by reason."),
-    ("stitchd_rescued_bytes_total", "Bytes served by stitching where no contiguous block could."),
+    (
+        "stitchd_rescued_bytes_total",
+        "Bytes served by stitching when no more could be had: a contiguous allocator would have refused.",
+    ),
     ("stitchd_returned_bytes_total", "Bytes that came back from sessions, by reason."),
     ("stitchd_refusals_total", "What was refused because it was not for whoever asked, by reason."),
     ("stitchd_revocations_total", "Questions for idle memory: asked, and not answered in time."),
