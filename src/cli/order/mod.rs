@@ -241,7 +241,7 @@ fn show(args: &OrderArgs, graph: &Graph, answer: &Answer) {
     let mut table = Table::new(&["", ">bytes", ">beside as given", ""]);
     let given = ordered.initial_peak;
     let mut row = |what: &str, bytes: u64, of: u64, more: &str| {
-        let share = format!("{:+.1} %", -100.0 * less(bytes, of));
+        let share = format!("{:+.1} %", 0.0 - 100.0 * less(bytes, of));
         // Of next to nothing everything is a multiple.
         let share = if bytes / 10 > of { String::new() } else { share };
         table.row(vec![what.into(), Bytes::new(bytes).to_string(), share, more.into()]);
