@@ -98,6 +98,23 @@ class GraphTest(unittest.TestCase):
     def state(self):
         return copy.deepcopy(self.model.state_dict())
 
+    def same_in_any_order(self, step, before, times):
+        """Two steps come to the same bits in orders by chance; gives their losses."""
+        exported = graph.exported(step.module)
+        given = [node["name"] for node in exported["nodes"]]
+        losses = [step(self.inputs, self.target) for _ in range(2)]
+        expected = self.state()
+        for _ in range(times):
+            order = some_order(exported, step.module)
+            self.assertNotEqual(order, given)
+            graph.reorder(step.module, order)
+            self.model.load_state_dict(before)
+            self.assertEqual([step(self.inputs, self.target) for _ in range(2)], losses)
+            for name, value in self.state().items():
+                self.assertTrue(torch.equal(value, expected[name]), name)
+            self.assertEqual([node["name"] for node in graph.exported(step.module)["nodes"]], order)
+        return losses
+
     def test_a_traced_step_does_what_the_model_does(self):
         beside = copy.deepcopy(self.model)
         optimizer = torch.optim.SGD(beside.parameters(), lr=0.1)
@@ -114,36 +131,14 @@ class GraphTest(unittest.TestCase):
         self.assertFalse(torch.equal(before["one.weight"], self.model.one.weight))
 
     def test_any_order_that_the_graph_allows_computes_the_same(self):
-        before = self.state()
-        step = self.traced()
-        exported = graph.exported(step.module)
-        losses = [step(self.inputs, self.target) for _ in range(2)]
-        expected = self.state()
-        given = [node["name"] for node in exported["nodes"]]
-        for _ in range(10):
-            order = some_order(exported, step.module)
-            self.assertNotEqual(order, given)
-            graph.reorder(step.module, order)
-            self.model.load_state_dict(before)
-            self.assertEqual([step(self.inputs, self.target) for _ in range(2)], losses)
-            for name, value in self.state().items():
-                self.assertTrue(torch.equal(value, expected[name]), name)
-            self.assertEqual([node["name"] for node in graph.exported(step.module)["nodes"]], order)
+        before, step = self.state(), self.traced()
+        self.same_in_any_order(step, before, 10)
 
     def test_running_figures_are_read_and_written_in_turn(self):
         self.model = Running()
-        before = self.state()
-        step = self.traced()
-        exported = graph.exported(step.module)
-        losses = [step(self.inputs, self.target) for _ in range(2)]
-        expected = self.state()
-        self.assertFalse(torch.equal(before["samples.running_var"], expected["samples.running_var"]))
-        for _ in range(20):
-            graph.reorder(step.module, some_order(exported, step.module))
-            self.model.load_state_dict(before)
-            self.assertEqual([step(self.inputs, self.target) for _ in range(2)], losses)
-            for name, value in self.state().items():
-                self.assertTrue(torch.equal(value, expected[name]), name)
+        before, step = self.state(), self.traced()
+        self.same_in_any_order(step, before, 20)
+        self.assertFalse(torch.equal(before["samples.running_var"], self.state()["samples.running_var"]))
 
     def test_constants_and_layers_that_are_computed_again_are_the_models_own(self):
         self.model = Again()
@@ -156,14 +151,7 @@ class GraphTest(unittest.TestCase):
         for weight in weights:
             readers = [node["name"] for node in exported["nodes"] if weight in node["inputs"]]
             self.assertGreaterEqual(len(readers), 3, readers)
-        losses = [step(self.inputs, self.target) for _ in range(2)]
-        expected = self.state()
-        for _ in range(10):
-            graph.reorder(step.module, some_order(exported, step.module))
-            self.model.load_state_dict(before)
-            self.assertEqual([step(self.inputs, self.target) for _ in range(2)], losses)
-            for name, value in self.state().items():
-                self.assertTrue(torch.equal(value, expected[name]), name)
+        losses = self.same_in_any_order(step, before, 10)
         beside = Again()
         beside.load_state_dict(before)
         optimizer = torch.optim.SGD(beside.parameters(), lr=0.1)
