@@ -23,6 +23,11 @@ impl Spinner {
         Spinner(bar)
     }
 
+    /// Somebody may be looking.
+    pub(super) fn is_seen(&self) -> bool {
+        !self.0.is_hidden()
+    }
+
     pub(super) fn say(&self, what: impl Into<Cow<'static, str>>) {
         self.0.set_message(what);
     }

@@ -1,6 +1,8 @@
 //! The bytes below which no plan can go.
 
-use super::{Lane, Problem};
+use std::collections::BTreeMap;
+
+use super::{Buffer, Lane, Problem};
 use crate::units::{Bytes, Tick};
 
 /// The largest sum of live sizes at any tick, for each lane on its own, summed over the lanes: bytes are not shared between them.
@@ -8,34 +10,48 @@ pub fn lower_bound(problem: &Problem) -> Bytes {
     Changes::of(problem).bound(|_| true)
 }
 
+/// The same of what is asked for, before it is rounded up to what pools serve.
+pub fn lower_bound_as_asked(problem: &Problem) -> Bytes {
+    Changes::of_lens(problem, |buffer| buffer.bytes).bound(|_| true)
+}
+
 /// Bytes that come and go, in the order of time, lane by lane.
-pub(super) struct Changes(Vec<(Lane, Tick, i128)>);
+pub(super) struct Changes(BTreeMap<Lane, Vec<(Tick, i64)>>);
 
 impl Changes {
     pub(super) fn of(problem: &Problem) -> Changes {
-        let mut changes = Vec::with_capacity(4 * problem.buffers.len());
-        for buffer in &problem.buffers {
-            let len = i128::from(buffer.len.get());
-            for lifetime in buffer.lifetimes() {
-                changes.extend([(buffer.lane, lifetime.start, len), (buffer.lane, lifetime.end, -len)]);
+        Changes::of_lens(problem, |buffer| buffer.len)
+    }
+
+    fn of_lens(problem: &Problem, len: impl Fn(&Buffer) -> Bytes) -> Changes {
+        let len = |buffer: &Buffer| len(buffer).min(Bytes::MAX).get() as i64;
+        let (begins, begins_again) = (|of: &Buffer| Some(of.lifetime.start), |of: &Buffer| Some(of.again?.start));
+        let (ends, ends_again) = (|of: &Buffer| Some(of.lifetime.end), |of: &Buffer| Some(of.again?.end));
+        let sides: [(fn(&Buffer) -> Option<Tick>, i64); 4] =
+            [(begins, 1), (begins_again, 1), (ends, -1), (ends_again, -1)];
+        let mut lanes: BTreeMap<Lane, Vec<(Tick, i64)>> = BTreeMap::new();
+        // Buffers are in the order in which they begin, and a sort that knows what is in order already has half of its work done.
+        for (tick, sign) in sides {
+            for buffer in &problem.buffers {
+                lanes.entry(buffer.lane).or_default().extend(tick(buffer).map(|tick| (tick, sign * len(buffer))));
             }
         }
         // At one tick whoever leaves goes first: lifetimes are half-open.
-        changes.sort_unstable();
-        Changes(changes)
+        lanes.values_mut().for_each(|changes| changes.sort());
+        Changes(lanes)
     }
 
     /// The bound for the buffers of some lengths.
     pub(super) fn bound(&self, is_one: impl Fn(Bytes) -> bool) -> Bytes {
-        let is_one = |change: i128| is_one(Bytes::new(change.unsigned_abs() as u64));
-        let peak = |changes: &[(Lane, Tick, i128)]| {
-            let mut live = 0;
-            changes.iter().filter(|(.., change)| is_one(*change)).fold(0, |peak, (.., change)| {
-                live += change;
+        let is_one = |change: i64| is_one(Bytes::new(change.unsigned_abs()));
+        let peak = |changes: &Vec<(Tick, i64)>| {
+            let mut live = 0_i128;
+            changes.iter().filter(|(_, change)| is_one(*change)).fold(0, |peak, (_, change)| {
+                live += i128::from(*change);
                 live.max(peak)
             })
         };
-        let sum: i128 = self.0.chunk_by(|one, next| one.0 == next.0).map(peak).sum();
+        let sum: i128 = self.0.values().map(peak).sum();
         Bytes::new(u64::try_from(sum).unwrap_or(u64::MAX).min(Bytes::MAX.get()))
     }
 }

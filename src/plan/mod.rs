@@ -31,7 +31,7 @@ pub use fingerprint::{Fingerprint, Job, Position};
 pub use kinds::Kind;
 pub use lane::{Lane, LanePlan};
 use lower_bound::Changes;
-pub use lower_bound::lower_bound;
+pub use lower_bound::{lower_bound, lower_bound_as_asked};
 pub use phases::PhasePair;
 pub use problem::{Buffer, Problem};
 pub use reuse::{ReuseSpaces, first_with_room, span_of};

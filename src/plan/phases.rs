@@ -33,7 +33,10 @@ pub struct PhasePair {
 }
 
 /// The number of the computation phase at each tick of a problem's prologue and first pass.
-pub(super) struct Phases(Vec<u32>);
+pub(super) struct Phases {
+    of_ticks: Vec<u32>,
+    last: u32,
+}
 
 /// What a context says of the computation phase.
 type Label = (Phase, Option<u32>, Option<u32>);
@@ -56,25 +59,33 @@ impl Phases {
         if passes.iter().any(|pass| pass.says_nothing() && pass.marks.is_empty()) {
             Pass::see_live(&mut passes, trace, last, is_first);
         }
-        let mut numbers = HashMap::new();
-        let mut phases = Vec::with_capacity(passes.iter().map(|pass| pass.labels.len()).sum());
+        let mut numbers: HashMap<(usize, Label, usize), u32> = HashMap::new();
+        let mut of_ticks = Vec::with_capacity(passes.iter().map(|pass| pass.labels.len()).sum());
+        // Of most ticks it is that of the one before.
+        let mut last_seen = None;
         for (nth, pass) in passes.iter().enumerate() {
             let borders = if pass.says_nothing() { pass.inferred() } else { Vec::new() };
             let mut stretch = 0;
             for (tick, label) in pass.labels.iter().enumerate() {
                 stretch += borders[stretch..].iter().take_while(|border| **border <= tick).count();
+                let key = (nth, *label, stretch);
                 let next = numbers.len() as u32;
-                phases.push(*numbers.entry((nth, *label, stretch)).or_insert(next));
+                let number = match last_seen {
+                    Some((last, number)) if last == key => number,
+                    _ => *numbers.entry(key).or_insert(next),
+                };
+                last_seen = Some((key, number));
+                of_ticks.push(number);
             }
         }
-        Phases(phases)
+        Phases { last: (numbers.len() as u32).saturating_sub(1), of_ticks }
     }
 
     /// In which phases a buffer comes and goes that is live so.
     pub(super) fn pair(&self, lifetime: Lifetime) -> PhasePair {
-        let last = || self.0.iter().copied().max().unwrap_or(0);
-        let at = |tick: u64| usize::try_from(tick).ok().and_then(|tick| self.0.get(tick)).copied();
-        PhasePair { asked: at(lifetime.start.0).unwrap_or_else(last), freed: at(lifetime.end.0).unwrap_or_else(last) }
+        let known = |tick: u64| usize::try_from(tick).ok().and_then(|tick| self.of_ticks.get(tick)).copied();
+        let at = |tick: u64| known(tick).unwrap_or(self.last);
+        PhasePair { asked: at(lifetime.start.0), freed: at(lifetime.end.0) }
     }
 }
 

@@ -15,7 +15,9 @@
 //! from its place in the first pass into the second, and from its place in the second to the end. Later passes look like the
 //! second, so nothing is gained by drawing them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+
+use foldhash::HashMap;
 
 use super::kinds::{self, Came, Cycle, Kind};
 use super::phases::{PhasePair, Phases};
@@ -177,7 +179,7 @@ impl Problem {
             problem.push(one, Lifetime::new(one.at, end), None)?;
         }
         problem.cycle_start = problem.buffers.len();
-        let mut nth = HashMap::new();
+        let mut nth = Nth::default();
         // The buffer of each request of the cycle, if it is one.
         let mut numbers = Vec::new();
         for one in of(iteration) {
@@ -316,7 +318,7 @@ fn by_lane(allocations: &[Allocation], both: [&[usize]; 2]) -> BTreeMap<Lane, [V
 
 /// Allocations of one iteration in their order, each with the name that [`Allocation::name`] would give it if the last were the first.
 fn named_from_the_end(mut allocations: Vec<&Allocation>) -> Vec<((Asked, u32), &Allocation)> {
-    let mut nth = Nth::new();
+    let mut nth = Nth::default();
     allocations.reverse();
     let mut named: Vec<_> = allocations.into_iter().map(|one| (one.name(&mut nth), one)).collect();
     named.reverse();
@@ -416,7 +418,7 @@ impl Allocation {
 
 impl Habits {
     fn of<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Habits {
-        let mut nth = Nth::new();
+        let mut nth = Nth::default();
         let freed = allocations.map(|one| (one.name(&mut nth), one.freed)).collect();
         Habits { freed, counts: nth }
     }
@@ -436,7 +438,7 @@ struct Turns(HashMap<(u32, Lane), Vec<u64>>);
 
 impl Turns {
     fn of(allocations: &[Allocation]) -> Turns {
-        let mut turns = Turns(HashMap::new());
+        let mut turns = Turns(HashMap::default());
         if allocations.windows(2).any(|pair| pair[0].lane != pair[1].lane) {
             for one in allocations {
                 turns.0.entry((one.iteration, one.lane)).or_default().push(one.at);
@@ -484,12 +486,20 @@ struct Seen {
 impl Seen {
     /// Looks at the iterations up to `last` ([`iterations`]).
     fn collect(trace: &Trace, last: u32, is_first: bool) -> Seen {
-        let mut seen = Seen { allocations: Vec::new(), lens: HashMap::new(), layers: Layers::default() };
-        let mut live: HashMap<u64, usize> = HashMap::new();
-        let mut keys: HashMap<Context, ContextKey> = HashMap::new();
+        let mut seen = Seen { allocations: Vec::new(), lens: HashMap::default(), layers: Layers::default() };
+        let mut live: HashMap<u64, usize> = HashMap::default();
+        let mut keys: HashMap<Context, ContextKey> = HashMap::default();
+        // Of most events it is that of the one before.
+        let mut before = (Context::default(), trace.key(&Context::default()));
         for (iteration, event) in iterations(trace, last, is_first) {
             let place = seen.lens.entry(iteration).or_default();
-            let mut key = || *keys.entry(event.context).or_insert_with(|| trace.key(&event.context));
+            let mut key = || {
+                if before.0 != event.context {
+                    let key = *keys.entry(event.context).or_insert_with(|| trace.key(&event.context));
+                    before = (event.context, key);
+                }
+                before.1
+            };
             match event.kind {
                 // No script asks for nothing, and an entry for it would never be matched.
                 EventKind::Alloc if event.bytes == Bytes::ZERO => {}

@@ -1,7 +1,7 @@
 //! Puts a trace together event by event, and refuses what cannot have happened. Every reader of a format builds its traces here, so
 //! that the invariant of [`Trace`] has one home.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use super::{Event, EventKind, Trace};
 use crate::limits;
@@ -61,7 +61,12 @@ enum Life {
 impl Default for Builder {
     fn default() -> Builder {
         let trace = Trace { events: Vec::new(), modules: vec![String::new()] };
-        Builder { trace, modules: HashMap::from([(String::new(), 0)]), lives: HashMap::new(), asked: Bytes::ZERO }
+        Builder {
+            trace,
+            modules: [(String::new(), 0)].into_iter().collect(),
+            lives: HashMap::default(),
+            asked: Bytes::ZERO,
+        }
     }
 }
 

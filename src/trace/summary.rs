@@ -1,6 +1,6 @@
 //! The few numbers that say what a trace is.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use super::{EventKind, Trace};
 use crate::units::Bytes;
@@ -24,7 +24,7 @@ impl Trace {
     /// Counts it all once. Sums stop at what no machine has.
     pub fn summary(&self) -> Summary {
         let mut summary = Summary { iterations: self.iterations(), ..Summary::default() };
-        let mut live = HashMap::new();
+        let mut live = HashMap::default();
         let mut live_bytes = Bytes::ZERO;
         for event in &self.events {
             match event.kind {

@@ -14,7 +14,7 @@ use super::{DONE, Failure, Outcome, print_json, print_out, read_plan, trace, who
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
 use crate::plan::solve;
-use crate::plan::{Job, Plan, PlanError, Position, Problem, format, lower_bound};
+use crate::plan::{Job, Plan, PlanError, Position, Problem, format, lower_bound_as_asked};
 use crate::trace::{Cut, Trace};
 use crate::units::{Bytes, counted};
 
@@ -104,7 +104,6 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
     let position = position(args.rank, args.world_size)?;
     let solver = args.solver.as_deref().map(solver).transpose()?;
     let (mut imported, _) = trace::read_job(file, args.device)?;
-    imported.notes.extend(about_one_pass(&imported.trace));
     let cut = imported.cut();
     let trace = &imported.trace;
     // What is whole is better than what is not, and nothing later is looked at.
@@ -122,7 +121,8 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
     let problem = problem_of(trace, iteration, cut)?;
     let searching = Searching::of(args.json);
     let known = if imported.is_problem { solve::patient() } else { solve::in_proportion(&problem) };
-    let solution = Plan::solved(&problem, solver, &searching.budget(args, known, lower_bound(&problem)))?;
+    let solution = Plan::solved(&problem, solver, &searching.budget(args, known, &problem))?;
+    imported.notes.extend(about_one_pass(trace, &problem, solution.lower_bound));
     let improvements = searching.improvements();
     let is_optimal = solution.is_optimal();
     let mut plan = Plan::of_solved(trace, &problem, solution)?;
@@ -259,15 +259,16 @@ pub(super) fn made_from(iteration: u32) -> String {
     }
 }
 
-/// What a plan of a job that was seen for one iteration has to hold beside what was seen, if that is much more.
-pub(super) fn about_one_pass(trace: &Trace) -> Option<String> {
-    let problem = Some(trace).filter(|trace| trace.iterations() == 1).map(|trace| Problem::from_trace(trace, 0))?;
-    let mut problem = problem.ok()?;
-    // As live bytes are counted: unrounded.
-    problem.buffers.iter_mut().for_each(|buffer| buffer.len = buffer.bytes);
-    let (bound, live) = (lower_bound(&problem), trace.summary().peak_live);
-    let is_more = bound.get() > live.get().saturating_add(live.get() / 50);
-    is_more.then(|| {
+/// What a plan of a job that was seen for one iteration has to hold beside what was seen, if that is much more. The bound of what pools serve is `rounded`.
+pub(super) fn about_one_pass(trace: &Trace, problem: &Problem, rounded: Bytes) -> Option<String> {
+    if trace.iterations() > 1 {
+        return None;
+    }
+    let live = trace.summary().peak_live;
+    let is_more = |bound: Bytes| bound.get() > live.get().saturating_add(live.get() / 50);
+    // Live bytes are unrounded, and what they are compared with is not above what is rounded.
+    let bound = Some(rounded).filter(|rounded| is_more(*rounded)).map(|_| lower_bound_as_asked(problem))?;
+    is_more(bound).then(|| {
         format!(
             "a plan of one iteration is for a job that repeats it: with what it leaves behind {bound} are live in the next one, and {live} in this one"
         )

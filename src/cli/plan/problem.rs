@@ -9,7 +9,7 @@ use serde_json::json;
 use super::search::Searching;
 use super::{DONE, Outcome, PlanArgs, print_json, whole_file};
 use crate::clock::{Clock as _, SystemClock};
-use crate::plan::{Plan, PlanError, Problem, lower_bound, solve, validate};
+use crate::plan::{Plan, PlanError, Problem, solve, validate};
 use crate::trace::{EventKind, Trace, import::Imported};
 use crate::units::{PlanOffset, counted};
 
@@ -32,7 +32,7 @@ pub(super) fn stack(args: &PlanArgs, file: &Path, imported: &Imported, solver: O
     for buffer in &mut problem.buffers {
         (buffer.len, buffer.again) = (buffer.bytes, None);
     }
-    let solution = Plan::solved(&problem, solver, &searching.budget(args, solve::patient(), lower_bound(&problem)))?;
+    let solution = Plan::solved(&problem, solver, &searching.budget(args, solve::patient(), &problem))?;
     let improvements = searching.improvements();
     let seconds = (clock.now() - started).as_secs_f64();
     validate::check_offsets(&problem.buffers, &solution.offsets)

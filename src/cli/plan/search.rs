@@ -9,6 +9,7 @@ use super::super::spinner::Spinner;
 use super::super::stop_after;
 use super::PlanArgs;
 use crate::clock::{Clock as _, SystemClock};
+use crate::plan::{Problem, lower_bound};
 use crate::units::Bytes;
 use crate::work::{Budget, Told};
 
@@ -33,14 +34,15 @@ impl Searching {
     }
 
     /// What is searched: as much as the arguments say, or as is `known` to be enough.
-    pub(super) fn budget(&self, args: &PlanArgs, known: Budget, bound: Bytes) -> Budget {
+    pub(super) fn budget(&self, args: &PlanArgs, known: Budget, problem: &Problem) -> Budget {
         // Somewhat more than there is time for: how much there is decides what is tried for how long.
         let timed = |limit: Duration| (limit.as_secs_f64() * 2e7).min(1e15) as u64;
         let units = args.work.unwrap_or(args.time_limit.map_or(known.units, timed));
-        Budget { units, seed: args.seed, stop: args.time_limit.map(stop_after), told: Some(self.told(bound)) }
+        Budget { units, seed: args.seed, stop: args.time_limit.map(stop_after), told: Some(self.told(problem)) }
     }
 
-    fn told(&self, bound: Bytes) -> Told {
+    fn told(&self, problem: &Problem) -> Told {
+        let bound = if self.spinner.is_seen() { lower_bound(problem) } else { Bytes::ZERO };
         let (clock, spinner, found) = (SystemClock::new(), Arc::clone(&self.spinner), Arc::clone(&self.found));
         Arc::new(move |peak, work_units| {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);

@@ -21,7 +21,7 @@ use crate::driver::cost_table::CostTable;
 use crate::error::excerpt;
 use crate::ladder::Ladder;
 use crate::limits;
-use crate::plan::{Plan, PlanError};
+use crate::plan::{Plan, PlanError, Problem, lower_bound};
 use crate::replay::models::caching::{Conf, Version};
 use crate::replay::models::gmlake::GmlakeOptions;
 use crate::replay::script::Script;
@@ -327,9 +327,14 @@ fn about_plans(args: &ReplayArgs, pools: &[PoolName], plan: Option<&Plan>, profi
     }
     let made_here = has(PoolName::Stalloc) || (has(PoolName::Stitchd) && args.plan_from_iteration.is_some());
     if made_here {
-        notes.extend(about_one_pass(profile));
+        notes.extend(about_its_one_pass(profile));
     }
     notes
+}
+
+fn about_its_one_pass(profile: &Trace) -> Option<String> {
+    let problem = Problem::from_trace(profile, 0).ok()?;
+    about_one_pass(profile, &problem, lower_bound(&problem))
 }
 
 /// What the plan of `stalloc` is made from, and whether the comparison is with a plan of ours.

@@ -49,24 +49,23 @@ impl Order {
         let ticks = |buffer: &Buffer| buffer.lifetimes().map(|lifetime| lifetime.ticks()).sum::<u64>();
         let end =
             buffers.iter().flat_map(|buffer| buffer.lifetimes()).map(|lifetime| lifetime.end.0).max().unwrap_or(0);
-        let descending = |n: u128| u128::MAX - n;
-        // Every key ends in the index, so that the order is one only.
+        let descending = |n: u64| u64::MAX - n;
+        // The sort is stable, so that the order is one only.
         indices.sort_by_cached_key(|at| {
             let buffer = buffers[*at];
-            let size = descending(u128::from(buffer.len.get()));
-            let start = u128::from(buffer.lifetime.start.0);
+            let size = descending(buffer.len.get());
+            let start = buffer.lifetime.start.0;
             match self {
-                Order::SizeThenStart => (size, start, *at),
-                Order::SizeThenEnd => (size, descending(u128::from(buffer.lifetime.end.0)), *at),
-                Order::Area => (descending(u128::from(buffer.len.get()) * u128::from(ticks(buffer))), start, *at),
+                Order::SizeThenStart => (u128::from(size), start),
+                Order::SizeThenEnd => (u128::from(size), descending(buffer.lifetime.end.0)),
+                Order::Area => (u128::MAX - u128::from(buffer.len.get()) * u128::from(ticks(buffer)), start),
                 Order::LongThenSize => {
                     let is_short = ticks(buffer) * 10 < end;
-                    let class = if is_short { 1_u128 << 127 } else { 0 };
-                    (class + (size >> 1), start, *at)
+                    (u128::from(is_short) << u64::BITS | u128::from(size), start)
                 }
-                Order::SizeThenTicks => (size, descending(u128::from(ticks(buffer))), *at),
-                Order::Ticks => (descending(u128::from(ticks(buffer))), size, *at),
-                Order::Start => (start, size, *at),
+                Order::SizeThenTicks => (u128::from(size), descending(ticks(buffer))),
+                Order::Ticks => (u128::from(descending(ticks(buffer))), size),
+                Order::Start => (u128::from(start), size),
             }
         });
         indices

@@ -71,12 +71,11 @@ struct Time {
 impl Time {
     fn of(lifetimes: &[Lifetime]) -> Time {
         // At one tick whoever leaves goes first, and of two that leave the one that came first.
-        let mut changes: Vec<(u64, bool, u64, u32)> = Vec::with_capacity(2 * lifetimes.len());
-        for (lifetime, at) in lifetimes.iter().zip(0..) {
-            changes.push((lifetime.start.0, true, 0, at));
-            changes.push((lifetime.end.0, false, lifetime.start.0, at));
-        }
-        changes.sort_unstable();
+        let all = || lifetimes.iter().zip(0..);
+        let births = all().map(|(lifetime, at)| (lifetime.start.0, true, 0, at));
+        let deaths = all().map(|(lifetime, at)| (lifetime.end.0, false, lifetime.start.0, at));
+        let mut changes: Vec<(u64, bool, u64, u32)> = births.chain(deaths).collect();
+        changes.sort();
         let mut lives = vec![(0, 0); lifetimes.len()];
         for ((_, is_born, _, one), at) in changes.iter().zip(0..) {
             let of = &mut lives[*one as usize];

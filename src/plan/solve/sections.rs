@@ -13,12 +13,21 @@ pub(super) struct Sections {
 
 impl Sections {
     pub(super) fn of(lifetimes: impl Iterator<Item = Lifetime>) -> Sections {
-        let mut changes: Vec<(Tick, bool)> =
-            lifetimes.flat_map(|lifetime| [(lifetime.start, true), (lifetime.end, false)]).collect();
-        // At one tick whoever leaves goes first: lifetimes are half-open.
-        changes.sort_unstable();
-        let is_first = |at: &usize| changes[*at].1 && !at.checked_sub(1).is_some_and(|before| changes[before].1);
-        Sections { starts: (0..changes.len()).filter(is_first).map(|at| changes[at].0).collect() }
+        let (mut births, mut deaths): (Vec<Tick>, Vec<Tick>) =
+            lifetimes.map(|lifetime| (lifetime.start, lifetime.end)).unzip();
+        births.sort();
+        deaths.sort();
+        let mut starts: Vec<Tick> = Vec::new();
+        let mut died = 0;
+        for birth in births {
+            // At one tick whoever leaves goes first: lifetimes are half-open.
+            let dead = died + deaths[died..].iter().take_while(|death| **death <= birth).count();
+            if dead > died || starts.is_empty() {
+                starts.push(birth);
+            }
+            died = dead;
+        }
+        Sections { starts }
     }
 
     pub(super) fn count(&self) -> usize {

@@ -2,7 +2,7 @@
 //!
 //! At a tick frees come before allocations, and otherwise the order of the file decides. Offsets and other columns are left out: a trace has no addresses.
 
-use std::collections::HashSet;
+use foldhash::HashSet;
 use std::io::Read;
 
 use super::Imported;
@@ -34,7 +34,7 @@ pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
     let mut table = Table::open(bytes, &LAYOUT)?;
     let has_offset = table.has(OFFSET);
     let mut events = Vec::new();
-    let mut names = HashSet::new();
+    let mut names = HashSet::default();
     let mut are_numbers = true;
     while let Some(row) = table.row()? {
         let number: Result<u64, TraceError> = row.number(ID, "a number");
