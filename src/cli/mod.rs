@@ -201,6 +201,9 @@ pub enum Failure {
     /// What there was to say could not be said.
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
+    /// There is no daemon to ask.
+    #[error("{0}")]
+    NoDaemon(String),
     /// What was asked for makes no sense.
     #[error("{0}")]
     Usage(String),
@@ -219,7 +222,8 @@ impl Failure {
     /// The exit code.
     pub fn code(&self) -> u8 {
         match self {
-            Failure::Session(
+            Failure::NoDaemon(_)
+            | Failure::Session(
                 SessionError::NoDaemon { .. } | SessionError::Forbidden { .. } | SessionError::DaemonGone,
             ) => Self::UNREACHABLE,
             // The daemon could not do it, and that is its answer.

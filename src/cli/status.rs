@@ -62,7 +62,7 @@ fn run_all(args: &StatusArgs) -> Outcome {
         sockets.insert(0, own.clone());
     }
     if sockets.is_empty() {
-        return Err(Failure::Usage(format!(
+        return Err(Failure::NoDaemon(format!(
             "this user finds no daemon's socket on this node; looked for {} and {}",
             own.display(),
             PLACES.join(" and ")

@@ -370,7 +370,7 @@ fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
     let now = daemon.clock.now();
     let status = |entry: &Arc<super::registry::Entry>| {
         let view = views.get(&entry.id)?;
-        let counters = daemon.counters_of(entry);
+        let counters = daemon.counters_of(entry, &view.held);
         let of = |list: &[(DeviceId, Bytes)], device| {
             list.iter().find(|(of, _)| *of == device).map_or(0, |(_, bytes)| bytes.get())
         };

@@ -85,7 +85,7 @@ use keeping::Keeping;
 use listener::RuntimeLock;
 pub use listener::{ListenError, Listeners, Ousted};
 use live::Live;
-use metrics::{CallTimes, Ended, Latencies, SessionCounts};
+use metrics::{CallTimes, Latencies, SessionCounts, Tally};
 use plans::PlanStore;
 use ranges::Names;
 use refusals::Refusals;
@@ -105,7 +105,7 @@ pub struct Daemon {
     connections: Arc<Connections>,
     plans: PlanStore,
     latencies: Arc<Latencies>,
-    ended: Ended,
+    tally: Tally,
     session_counts: SessionCounts,
     revocations: Revocations,
     names: Names,
@@ -231,7 +231,8 @@ impl Daemon {
             tracing::info!(ladder = %config.ladder.to_toml(), %granularity, "chunks are not smaller than the devices can make them");
         }
         if config.ladder_is == LadderIs::Auto {
-            config.ladder = reaching(config.ladder, &devices, &store);
+            let kept_max = if config.keeper == KeeperIs::Manager { manager::CHUNKS_MAX } else { u64::MAX };
+            config.ladder = reaching(config.ladder, &devices, &store, kept_max);
         }
         // Pools of sessions that are there have chunks of these sizes, and take no others.
         let dealt = left.as_ref().and_then(|(_, left)| left.ladder()).and_then(|steps| Ladder::new(steps).ok());
@@ -264,7 +265,7 @@ impl Daemon {
             connections: Connections::new(Daemon::fds_for_connections(), Daemon::open_fds_max()),
             plans,
             latencies,
-            ended: Ended::default(),
+            tally: Tally::default(),
             session_counts: SessionCounts::default(),
             revocations: Revocations::default(),
             names: Names::default(),
@@ -701,10 +702,9 @@ fn with_scrubbers(
 }
 
 /// The ladder without the steps that are too small: a job without a plan takes the smallest chunks, and is to have all of a device that nobody else uses.
-fn reaching(ladder: Ladder, devices: &[NodeDevice], store: &Store) -> Ladder {
-    let least = |device: &NodeDevice| Bytes::new(device.total.get().div_ceil(store.chunks_max(device.id)));
-    let least = devices.iter().map(least).max().unwrap_or(Bytes::ZERO);
-    let smallest = Bytes::new(least.get().next_power_of_two());
+fn reaching(ladder: Ladder, devices: &[NodeDevice], store: &Store, kept_max: u64) -> Ladder {
+    let of_each: Vec<_> = devices.iter().map(|device| (device.total, store.chunks_max(device.id))).collect();
+    let smallest = suffices(&of_each, kept_max);
     // Where not even the largest would do that is said of each device.
     if smallest <= ladder.smallest() || ladder.steps().last().is_none_or(|largest| smallest > *largest) {
         return ladder;
@@ -714,13 +714,20 @@ fn reaching(ladder: Ladder, devices: &[NodeDevice], store: &Store) -> Ladder {
             tracing::info!(
                 ladder = %raised.to_toml(),
                 open_files_max = Daemon::open_fds_max(),
-                "chunks are of {smallest} and more, so that as many as there may be suffice for all of a device: each takes open files (LimitNOFILE) and one of {} exports of the machine; `ladder` in the configuration makes for whichever you like",
+                "chunks are of {smallest} and more, so that as many as there may be suffice for all of a device: each takes open files (LimitNOFILE), one of {} exports of the machine, and a place in systemd's store where that is the keeper; `ladder` in the configuration makes for whichever you like",
                 limits::EXPORTS_MAX
             );
             raised
         }
         Err(_) => ladder,
     }
+}
+
+/// Chunks of which so many as there may be of each device are all of it, where so many of all devices are kept.
+fn suffices(of_each: &[(Bytes, u64)], kept_max: u64) -> Bytes {
+    let kept_of_each = kept_max / of_each.len().max(1) as u64;
+    let least = |(total, chunks_max): &(Bytes, u64)| total.get().div_ceil(kept_of_each.min(*chunks_max).max(1));
+    Bytes::new(of_each.iter().map(least).max().unwrap_or(0).next_power_of_two())
 }
 
 /// Says so where not even the largest chunks could cover a device, as each takes descriptors, or where the smallest, which jobs without a plan take, cannot.
@@ -838,4 +845,18 @@ fn is_idle_device(account: &AccountView) -> bool {
     let bytes = &account.bytes;
     let moving = bytes.creating + bytes.claimed + bytes.destroying;
     account.waiting == 0 && account.asked == 0 && moving.is_zero()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_so_large_that_as_many_as_are_kept_are_all_of_the_devices() {
+        let device = (Bytes::gib(80), 500_000);
+        assert_eq!(suffices(&[device], u64::MAX), Bytes::kib(256));
+        assert_eq!(suffices(&[device], manager::CHUNKS_MAX), Bytes::mib(8));
+        assert_eq!(suffices(&[device, device], manager::CHUNKS_MAX), Bytes::mib(16));
+        assert_eq!(suffices(&[(Bytes::gib(80), 1_000), (Bytes::gib(1), 1_000)], u64::MAX), Bytes::mib(128));
+    }
 }

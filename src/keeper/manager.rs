@@ -57,6 +57,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// All names of what is passed together are one string of a program's environment, which Linux lets be 128 KiB long: with a longer one the manager could not start the next daemon (execve(2), MAX_ARG_STRLEN).
 const NAMES_LEN_MAX: usize = 120 << 10;
+/// So many chunks find room there, with the sessions beside them, before ten million were ever made.
+pub const CHUNKS_MAX: u64 = 12_000;
 
 /// The store of a service manager.
 #[derive(Debug)]
@@ -369,6 +371,8 @@ mod tests {
         held.remove(Key::Chunk(ChunkId(9_998)));
         held.remove(Key::Chunk(ChunkId(9_997)));
         assert!(held.add(Key::Chunk(ChunkId(99_999))));
+        let mut held = Held::default();
+        assert!((0..CHUNKS_MAX).all(|chunk| held.add(Key::Chunk(ChunkId(1_000_000 + chunk)))));
         for other in ["", "c", "cx", "stored", "w1", "k1", "é"] {
             assert_eq!(key_of(other), None, "{other}");
         }

@@ -118,6 +118,15 @@ impl Counter {
         }
     }
 
+    /// Bytes of what is held now, which is not less than any of them.
+    pub const OF_HELD: [Counter; 5] = [
+        Counter::LiveBytes,
+        Counter::HeldBytes,
+        Counter::StitchableBytes,
+        Counter::ContiguousBytes,
+        Counter::OccupiedBytes,
+    ];
+
     /// What there is now: nothing of it outlives its runtime.
     pub(super) const NOW: [Counter; 7] = [
         Counter::LiveBytes,

@@ -116,6 +116,79 @@ fn failures_are_told_apart_and_sessions_of_one_name_are_one_series() {
 }
 
 #[test]
+fn what_was_counted_under_the_daemon_before_is_no_news_of_the_one_that_follows() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
+    let uuid = daemon.uuid();
+    let session = daemon.session("stays");
+    let runtime = session.runtime(0, RuntimeConfig::default()).unwrap();
+    for _ in 0..3 {
+        runtime.alloc(&Request::of(Bytes::mib(4))).unwrap();
+    }
+    runtime.alloc(&Request::of(Bytes::mib(100))).unwrap_err();
+    let served = format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"stitching\"}}");
+    let of_it = of_session("stitchd_session_requests_total", &uuid, "stays") + "served=\"stitching\"}";
+    let failed = format!("stitchd_allocation_failures_total{{UUID=\"{uuid}\",reason=\"exhausted\"}}");
+    let counted = |daemon: &TestDaemon| {
+        let text = scrape(daemon);
+        [&served, &of_it, &failed].map(|series| value(&text, series))
+    };
+    assert_eq!(counted(&daemon), [3.0, 3.0, 1.0]);
+    let daemon = daemon.follow(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
+    eventually("that the session is there again", || session.is_attached().then_some(()));
+    assert_eq!(counted(&daemon), [0.0, 0.0, 0.0]);
+    runtime.alloc(&Request::of(Bytes::mib(4))).unwrap();
+    runtime.alloc(&Request::of(Bytes::mib(100))).unwrap_err();
+    assert_eq!(counted(&daemon), [1.0, 1.0, 1.0]);
+    // Its own figures are its whole life's.
+    let listed = daemon.cli_json(&["sessions"]);
+    assert_eq!(listed["sessions"][0]["counters"]["requests_stitching"], 4, "{listed}");
+}
+
+#[test]
+fn the_counters_of_a_name_do_not_go_down_when_one_of_its_sessions_ends() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
+    let uuid = daemon.uuid();
+    let served = of_session("stitchd_session_requests_total", &uuid, "twin") + "served=\"stitching\"}";
+    let (stays, goes) = (daemon.runtime("twin"), daemon.runtime("twin"));
+    stays.alloc(&Request::of(Bytes::mib(4))).unwrap();
+    for _ in 0..5 {
+        goes.alloc(&Request::of(Bytes::mib(4))).unwrap();
+    }
+    assert_eq!(value(&scrape(&daemon), &served), 6.0);
+    goes.alloc(&Request::of(Bytes::mib(4))).unwrap();
+    drop(goes);
+    let text =
+        eventually("the session ends", || Some(scrape(&daemon)).filter(|text| value(text, "stitchd_sessions ") == 1.0));
+    assert_eq!(value(&text, &served), 7.0, "with what it did after the last scrape");
+}
+
+#[test]
+fn nobody_uses_more_than_he_holds_whatever_he_writes_on_his_page() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
+    let program = "
+p = malloc(8 * MIB)
+with open('/proc/self/maps') as maps:
+    page = next(int(line.split('-')[0], 16) for line in maps if 'stitchd-stats' in line)
+for counter in (6, 8, 12, 13):
+    ctypes.c_uint64.from_address(page + 64 + 8 * counter).value = 1 << 55
+say('has written')
+sys.stdin.read()
+";
+    let Some(mut client) = python(&daemon, program) else { return };
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    assert_eq!(hear(&mut lines), "has written");
+    let (uuid, text) = (daemon.uuid(), scrape(&daemon));
+    let largest =
+        |kind: &str| value(&text, &format!("stitchd_largest_free_bytes{{gpu=\"0\",UUID=\"{uuid}\",kind=\"{kind}\"}}"));
+    let mib = |n: u64| (n << 20) as f64;
+    assert_eq!((largest("stitchable"), largest("contiguous")), (mib(64), mib(56)));
+    let listed = daemon.cli_json(&["sessions"]);
+    assert_eq!(listed["sessions"][0]["counters"]["live_bytes"], 8 << 20, "{listed}");
+    drop(client.stdin.take());
+    client.wait().unwrap();
+}
+
+#[test]
 fn who_is_refused_as_everybody_waits_has_failed_for_want_of_memory() {
     let daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
     let config = || RuntimeConfig { wait: Duration::from_secs(2), ..RuntimeConfig::default() };

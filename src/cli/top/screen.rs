@@ -197,25 +197,41 @@ fn device_lines(status: &v1::DeviceStatus, live: &v1::LiveReply, view: &View) ->
     let device = status.device.clone().unwrap_or_default();
     let more = live.devices.iter().find(|more| more.ordinal == device.ordinal).cloned().unwrap_or_default();
     let bytes = |bytes: u64| Bytes::new(bytes).to_string();
-    let mut text = format!(
-        "device {} {}: {} of {} leased, {} in use, {} available",
-        device.ordinal,
-        device.model,
-        bytes(status.leased_bytes),
-        bytes(status.budget_bytes),
-        bytes(more.live_bytes),
-        bytes(status.available_bytes),
-    );
-    if more.failures > 0 {
-        text.push_str(&format!(", {}", counted(more.failures, "failure")));
+    let (leased, budget) = (bytes(status.leased_bytes), bytes(status.budget_bytes));
+    let mut figures = vec![
+        format!("device {} {}: {leased} of {budget} leased", device.ordinal, device.model),
+        format!("{} in use", bytes(more.live_bytes)),
+        format!("{} available", bytes(status.available_bytes)),
+        format!("{:.0} % in pieces", more.external_fragmentation * 100.0),
+        format!("{} saved by stitching", bytes(more.rescued_bytes)),
+    ];
+    figures.extend((more.failures > 0).then(|| counted(more.failures, "failure")));
+    let state = show::device_state(status);
+    figures.extend((state != "ready").then(|| state.to_owned()));
+    let figures = filled(figures.iter().map(|figure| plain(figure)), view.columns);
+    let mut lines = vec![String::new()];
+    lines.extend(figures.iter().map(|line| view.cut(line)));
+    lines.push(map(status, &more, view));
+    lines
+}
+
+/// Figures one after the other, in as few lines as have room for them.
+fn filled(figures: impl Iterator<Item = String>, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for figure in figures {
+        match lines.last_mut() {
+            // A comma and a space before it, and perhaps a comma behind.
+            Some(line) if line.chars().count() + figure.chars().count() + 3 <= columns => {
+                line.push_str(&format!(", {figure}"));
+            }
+            Some(line) => {
+                line.push(',');
+                lines.push(format!("  {figure}"));
+            }
+            None => lines.push(figure),
+        }
     }
-    match show::device_state(status) {
-        "ready" => {}
-        state => text.push_str(&format!(", {state}")),
-    }
-    let (pieces, rescued) = (more.external_fragmentation * 100.0, bytes(more.rescued_bytes));
-    text.push_str(&format!(", {pieces:.0} % in pieces, {rescued} saved by stitching"));
-    vec![String::new(), view.cut(&plain(&text)), map(status, &more, view)]
+    lines
 }
 
 /// Chunks in the order of their numbers, then what others use, then what nobody has: over the width of the terminal.
@@ -464,6 +480,22 @@ mod tests {
 
     fn view(columns: usize, rows: usize) -> View {
         View { columns, rows, ..View::default() }
+    }
+
+    #[test]
+    fn the_figures_of_a_device_are_all_there_however_narrow_the_terminal_is() {
+        let mut live = live(vec![session(1, "a", 20)]);
+        live.devices[0].failures = 8;
+        for (columns, device_lines) in [(200, 1), (100, 2), (60, 3)] {
+            let lines = lines(&live, &view(columns, 24));
+            let from = lines.iter().position(|line| line.starts_with("device 0 pretended")).unwrap();
+            let until = from + lines[from..].iter().position(|line| line.starts_with('█')).unwrap();
+            let all = lines[from..until].join("\n");
+            assert_eq!(until - from, device_lines, "{columns}: {all}");
+            for figure in ["leased", "in use", "available", "% in pieces", "saved by stitching", "8 failures"] {
+                assert!(all.contains(figure), "{columns}: {figure}: {all}");
+            }
+        }
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl Daemon {
 
     fn work_out_live(&self) -> v1::LiveReply {
         let sessions = self.session_figures();
-        let totals = self.totals(&sessions);
+        let totals = self.totals();
         let mut runs = runs::of(self.steward.chunks());
         let device = |account: &crate::ledger::AccountView| {
             let free = Free::of(account, &sessions);

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`names`] | the list, with what each means |
 //! | [`devices`], [`sessions`], [`process`] | what is read for a scrape |
+//! | [`tally`] | what sessions have counted, also those that are over |
 //! | [`latencies`] | what is recorded as it happens |
 //! | [`open_metrics`] | the other text format, which Prometheus asks for first |
 
@@ -16,10 +17,12 @@ mod names;
 mod open_metrics;
 mod process;
 mod sessions;
+mod tally;
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use metrics::{Label, counter, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -39,31 +42,16 @@ pub(super) use latencies::{CallTimes, Latencies};
 use open_metrics::to_open_metrics;
 pub(super) use sessions::SessionFigures;
 use sessions::record_sessions;
+pub(super) use tally::Tally;
+use tally::by_device;
 
 /// What a session counts, of one device or of all.
 pub(super) type CounterSet = [u64; COUNTERS_MAX];
 /// What is counted, by device.
 pub(super) type ByDevice = BTreeMap<DeviceId, CounterSet>;
 
-/// What sessions that are over had counted: counters never go back.
-#[derive(Debug, Default)]
-pub(super) struct Ended {
-    counters: Mutex<ByDevice>,
-}
-
-impl Ended {
-    /// A session is over: what it counted stays counted, where it was.
-    pub(super) fn note(&self, counters: &ByDevice) {
-        let mut ended = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
-        for (device, more) in counters {
-            add(ended.entry(*device).or_insert([0; COUNTERS_MAX]), more);
-        }
-    }
-
-    fn get(&self) -> ByDevice {
-        self.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
+/// What the runtimes of a session count, each with its device where that is one of this node.
+type Sets = [(Option<DeviceId>, CounterSet); stats_page::SETS];
 
 /// How many sessions have begun and ended.
 #[derive(Debug, Default)]
@@ -158,26 +146,43 @@ impl Daemon {
 
     /// What a session's stats page says, by device; nothing where it cannot be read. What is of no device that there is counts for `home`.
     pub(super) fn counters_by_device(&self, entry: &Entry, home: DeviceId) -> ByDevice {
-        let mut by_device = BTreeMap::new();
-        let read = entry.page.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(stats_page::read);
-        let Some(Ok(sets)) = read else { return by_device };
-        for set in sets.iter().filter(|set| set.counters != [0; COUNTERS_MAX]) {
-            let said = set.device.map(DeviceId).filter(|said| self.devices.iter().any(|device| device.id == *said));
-            add(by_device.entry(said.unwrap_or(home)).or_insert([0; COUNTERS_MAX]), &set.counters);
-        }
-        by_device
+        self.sets_of(entry).map(|sets| by_device(&sets, home)).unwrap_or_default()
     }
 
-    /// The same of all devices together.
-    pub(super) fn counters_of(&self, entry: &Entry) -> CounterSet {
+    /// The same of all devices together, of one that holds so much of each.
+    pub(super) fn counters_of(&self, entry: &Entry, held: &[(DeviceId, Bytes)]) -> CounterSet {
+        let mut by_device = self.counters_by_device(entry, Daemon::home_of(held).unwrap_or_else(|| self.home()));
+        cap(&mut by_device, held);
         let mut sum = [0; COUNTERS_MAX];
-        self.counters_by_device(entry, self.home()).values().for_each(|counters| add(&mut sum, counters));
+        by_device.values().for_each(|counters| add(&mut sum, counters));
         sum
     }
 
     /// A session is over: what it counted stays counted.
     pub(super) fn keep_counters_of(&self, entry: &Entry) {
-        self.ended.note(&self.counters_by_device(entry, self.home()));
+        self.tally.end(entry.id, self.home(), self.sets_of(entry).as_ref());
+    }
+
+    /// A session's process counts on this page from now on.
+    pub(super) fn note_page_of(&self, entry: &Entry, brought: &OwnedFd) {
+        if let Some(brought) = self.sets_on(brought) {
+            self.tally.rebase(entry.id, self.home(), self.sets_of(entry).as_ref(), &brought);
+        }
+    }
+
+    fn sets_of(&self, entry: &Entry) -> Option<Sets> {
+        entry.page.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(|page| self.sets_on(page))
+    }
+
+    fn sets_on(&self, page: &OwnedFd) -> Option<Sets> {
+        let is_there = |said: &DeviceId| self.devices.iter().any(|device| device.id == *said);
+        let sets = stats_page::read(page).ok()?;
+        Some(sets.map(|set| (set.device.map(DeviceId).filter(is_there), set.counters)))
+    }
+
+    /// Where most is held.
+    fn home_of(held: &[(DeviceId, Bytes)]) -> Option<DeviceId> {
+        held.iter().max_by_key(|(_, held)| *held).map(|(device, _)| *device)
     }
 
     /// Where counts what is of no device that anybody knows.
@@ -199,24 +204,18 @@ impl Daemon {
                 record_device(device, version, unkept, &account, &sessions, &requests);
             }
         }
-        record_sessions(&self.devices, &sessions);
-        self.record_counters(&sessions);
+        record_sessions(&self.devices, &sessions, &self.tally.names());
+        self.record_counters();
         self.record_node(&sessions, &requests, open_fds);
     }
 
-    /// What sessions have counted, those that are over among them.
-    pub(super) fn totals(&self, sessions: &[SessionFigures]) -> ByDevice {
-        let mut sums = self.ended.get();
-        for session in sessions {
-            for (device, counters) in &session.counters {
-                add(sums.entry(*device).or_insert([0; COUNTERS_MAX]), counters);
-            }
-        }
-        sums
+    /// What sessions have counted since this daemon met them, up to when it last looked, those that are over among them.
+    pub(super) fn totals(&self) -> ByDevice {
+        self.tally.devices()
     }
 
-    fn record_counters(&self, sessions: &[SessionFigures]) {
-        let sums = self.totals(sessions);
+    fn record_counters(&self) {
+        let sums = self.totals();
         let returned = self.steward.returned();
         for device in &self.devices {
             let sum = sums.get(&device.id).copied().unwrap_or([0; COUNTERS_MAX]);
@@ -277,6 +276,17 @@ impl Daemon {
             counter!("stitchd_keeper_restarts_total").absolute(keeping.restarts());
             gauge!("stitchd_journal_bytes").set(self.steward.journal_len().unwrap_or(0) as f64);
         }
+    }
+}
+
+/// What a process says that it uses now is not more than what it holds, whoever writes on its page.
+fn cap(by_device: &mut ByDevice, held: &[(DeviceId, Bytes)]) {
+    for (device, counters) in by_device {
+        let held = held.iter().find(|(of, _)| of == device).map_or(0, |(_, held)| held.get());
+        Counter::OF_HELD.iter().for_each(|counter| {
+            let said = &mut counters[*counter as usize];
+            *said = held.min(*said);
+        });
     }
 }
 

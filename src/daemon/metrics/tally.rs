@@ -1,0 +1,252 @@
+//! What sessions have counted under this daemon: sums that only go up, by device and by the names that are listed.
+//!
+//! A session's page says all that its process has ever counted, under daemons before this one too, and is gone with the session. So each look at a page adds what is more than at the last one, and the
+//! first is of what was there when this daemon met it: Prometheus takes a sum that goes down for one that began anew, and would count all of it again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::sessions::Who;
+use super::{ByDevice, CounterSet, Sets, add};
+use crate::ids::{DeviceId, SessionId};
+use crate::limits::{self, COUNTERS_MAX};
+
+/// See above.
+#[derive(Debug, Default)]
+pub(in crate::daemon) struct Tally(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    sessions: HashMap<SessionId, Seen>,
+    devices: ByDevice,
+    /// Those of sessions that are listed, and of all others together.
+    names: BTreeMap<Who, Name>,
+}
+
+/// A session as it was at the last look.
+#[derive(Debug, Default)]
+struct Seen {
+    /// What each set of its page said, up to the last one that said something.
+    sets: Vec<CounterSet>,
+    /// By which name it is listed.
+    listed: Option<Who>,
+}
+
+#[derive(Debug, Default)]
+struct Name {
+    sums: ByDevice,
+    sessions: u64,
+}
+
+impl Tally {
+    /// Looks at a session: what its page says, if it can be read, and by which name it is listed, which is the one that it has while there is room. What is of no device that there is counts for
+    /// `home`. A session that `is_over` is none to look at.
+    pub(super) fn look(
+        &self,
+        session: SessionId,
+        who: Who,
+        home: DeviceId,
+        is_over: impl Fn() -> bool,
+        read: impl FnOnce() -> Option<Sets>,
+    ) -> Option<(Who, ByDevice)> {
+        let mut known = self.known();
+        // Whoever ends a session takes it out of the registry first, and its counts after that.
+        if is_over() {
+            return None;
+        }
+        let listed = known.list(session, who);
+        let sets = read();
+        sets.as_ref().into_iter().for_each(|sets| known.count(session, sets, home));
+        Some((listed, sets.map(|sets| by_device(&sets, home)).unwrap_or_default()))
+    }
+
+    /// A process counts on a page that it `brought`, from where that is now on.
+    pub(super) fn rebase(&self, session: SessionId, home: DeviceId, before: Option<&Sets>, brought: &Sets) {
+        let mut known = self.known();
+        if known.sessions.contains_key(&session) {
+            before.into_iter().for_each(|before| known.count(session, before, home));
+        }
+        known.sessions.entry(session).or_default().sets = said(brought);
+    }
+
+    /// A session is over, and its page says this.
+    pub(super) fn end(&self, session: SessionId, home: DeviceId, last: Option<&Sets>) {
+        let mut known = self.known();
+        last.into_iter().for_each(|last| known.count(session, last, home));
+        if let Some(seen) = known.sessions.remove(&session) {
+            known.strike(seen.listed);
+        }
+    }
+
+    /// The sums of each device.
+    pub(super) fn devices(&self) -> ByDevice {
+        self.known().devices.clone()
+    }
+
+    /// The sums of each name that is listed.
+    pub(super) fn names(&self) -> BTreeMap<Who, ByDevice> {
+        self.known().names.iter().map(|(who, name)| (who.clone(), name.sums.clone())).collect()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    /// The name by which a session is listed from now on.
+    fn list(&mut self, session: SessionId, who: Who) -> Who {
+        let listed = self.names.len() - usize::from(self.names.contains_key(&Who::others()));
+        let has_room = self.names.contains_key(&who) || listed < limits::SESSION_SERIES_MAX;
+        let who = if has_room { who } else { Who::others() };
+        let seen = self.sessions.entry(session).or_default();
+        if seen.listed.as_ref() != Some(&who) {
+            let before = seen.listed.replace(who.clone());
+            self.names.entry(who.clone()).or_default().sessions += 1;
+            self.strike(before);
+        }
+        who
+    }
+
+    /// One session less has this name: with the last of them its sums go.
+    fn strike(&mut self, who: Option<Who>) {
+        let Some(who) = who else { return };
+        if let Some(name) = self.names.get_mut(&who) {
+            name.sessions -= 1;
+            if name.sessions == 0 {
+                self.names.remove(&who);
+            }
+        }
+    }
+
+    /// Adds what is more than at the last look.
+    fn count(&mut self, session: SessionId, sets: &Sets, home: DeviceId) {
+        let seen = self.sessions.entry(session).or_default();
+        let mut name = seen.listed.as_ref().and_then(|who| self.names.get_mut(who));
+        let now = said(sets);
+        for (at, (set, (device, _))) in now.iter().zip(sets).enumerate() {
+            let last = seen.sets.get(at).copied().unwrap_or([0; COUNTERS_MAX]);
+            // What is less than it was begins anew.
+            let more = std::array::from_fn(|at| set[at].checked_sub(last[at]).unwrap_or(set[at]));
+            if more == [0; COUNTERS_MAX] {
+                continue;
+            }
+            let device = device.unwrap_or(home);
+            let sums = name.iter_mut().map(|name| &mut name.sums).chain([&mut self.devices]);
+            sums.for_each(|sums| add(sums.entry(device).or_insert([0; COUNTERS_MAX]), &more));
+        }
+        seen.sets = now;
+    }
+}
+
+/// Sets of counters, without those at the end that say nothing.
+fn said(sets: &Sets) -> Vec<CounterSet> {
+    let len = sets.iter().rposition(|(_, set)| *set != [0; COUNTERS_MAX]).map_or(0, |last| last + 1);
+    sets[..len].iter().map(|(_, set)| *set).collect()
+}
+
+/// Of each device what the sets say together.
+pub(super) fn by_device(sets: &Sets, home: DeviceId) -> ByDevice {
+    let mut by_device = ByDevice::new();
+    for (device, counters) in sets.iter().filter(|(_, counters)| *counters != [0; COUNTERS_MAX]) {
+        add(by_device.entry(device.unwrap_or(home)).or_insert([0; COUNTERS_MAX]), counters);
+    }
+    by_device
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Counter;
+    use crate::wire::stats_page::SETS;
+
+    const HOME: DeviceId = DeviceId(0);
+    const FAILURES: usize = Counter::Failures as usize;
+
+    /// A page on which one runtime has counted so many failures.
+    fn page(failures: u64) -> Sets {
+        let mut sets = [(None, [0; COUNTERS_MAX]); SETS];
+        (sets[1].0, sets[1].1[FAILURES]) = (Some(DeviceId(1)), failures);
+        sets
+    }
+
+    fn of(sums: &ByDevice) -> u64 {
+        sums.get(&DeviceId(1)).map_or(0, |sums| sums[FAILURES])
+    }
+
+    fn look(tally: &Tally, session: u64, name: &str, failures: u64) -> Who {
+        let read = || Some(page(failures));
+        let looked = tally.look(SessionId(session), Who::of_session(name), HOME, || false, read);
+        let (who, counters) = looked.unwrap();
+        assert_eq!(of(&counters), failures);
+        who
+    }
+
+    fn named(tally: &Tally, name: &str) -> Option<u64> {
+        tally.names().get(&Who::of_session(name)).map(of)
+    }
+
+    #[test]
+    fn what_was_counted_under_the_daemon_before_is_no_count_of_this_one() {
+        let tally = Tally::default();
+        tally.rebase(SessionId(1), HOME, None, &page(1_000));
+        look(&tally, 1, "old", 1_000);
+        assert_eq!((of(&tally.devices()), named(&tally, "old")), (0, Some(0)));
+        look(&tally, 1, "old", 1_007);
+        look(&tally, 2, "new", 5);
+        assert_eq!((of(&tally.devices()), named(&tally, "old"), named(&tally, "new")), (12, Some(7), Some(5)));
+        // It was away for a moment and has counted on, on the same page.
+        tally.rebase(SessionId(1), HOME, Some(&page(1_010)), &page(1_010));
+        look(&tally, 1, "old", 1_011);
+        assert_eq!(of(&tally.devices()), 16);
+    }
+
+    #[test]
+    fn the_sum_of_a_name_does_not_go_down_when_one_of_its_sessions_ends() {
+        let tally = Tally::default();
+        look(&tally, 1, "twin", 100);
+        look(&tally, 2, "twin", 1);
+        assert_eq!(named(&tally, "twin"), Some(101));
+        tally.end(SessionId(1), HOME, Some(&page(103)));
+        assert_eq!((named(&tally, "twin"), of(&tally.devices())), (Some(104), 104));
+        // Nobody looks at one that is over, and counts it again.
+        let looked = tally.look(SessionId(1), Who::of_session("twin"), HOME, || true, || Some(page(103)));
+        assert!(looked.is_none());
+        look(&tally, 2, "twin", 2);
+        assert_eq!(named(&tally, "twin"), Some(105));
+        tally.end(SessionId(2), HOME, None);
+        assert_eq!((named(&tally, "twin"), of(&tally.devices())), (None, 105));
+    }
+
+    #[test]
+    fn who_finds_no_room_is_one_with_the_others_until_there_is_some() {
+        let tally = Tally::default();
+        let max = limits::SESSION_SERIES_MAX as u64;
+        for session in 0..max {
+            look(&tally, session, &format!("s{session}"), 1);
+        }
+        assert_eq!(look(&tally, max, "late", 10), Who::others());
+        assert_eq!(look(&tally, max + 1, "later", 10), Who::others());
+        assert_eq!(look(&tally, max + 2, "s7", 10), Who::of_session("s7"), "that name is listed");
+        let others = |tally: &Tally| tally.names().get(&Who::others()).map(of);
+        assert_eq!((others(&tally), named(&tally, "s7")), (Some(20), Some(11)));
+        tally.end(SessionId(0), HOME, None);
+        // From here on it counts under its own name, and what the others have counted stays theirs.
+        assert_eq!(look(&tally, max, "late", 12), Who::of_session("late"));
+        assert_eq!((others(&tally), named(&tally, "late")), (Some(20), Some(2)));
+        assert_eq!(tally.names().len(), limits::SESSION_SERIES_MAX + 1);
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_for_once_is_not_counted_twice() {
+        let tally = Tally::default();
+        look(&tally, 1, "one", 40);
+        let looked = tally.look(SessionId(1), Who::of_session("one"), HOME, || false, || None);
+        assert_eq!(looked.unwrap().1, ByDevice::new());
+        look(&tally, 1, "one", 41);
+        assert_eq!(of(&tally.devices()), 41);
+        // Whoever begins to count anew has counted that.
+        look(&tally, 1, "one", 3);
+        assert_eq!(of(&tally.devices()), 44);
+    }
+}
