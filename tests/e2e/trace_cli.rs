@@ -185,14 +185,15 @@ fn a_problem_of_placement_is_answered_to_the_byte_with_an_offset_for_each_row() 
     let text = std::fs::read_to_string(&answer).unwrap();
     let mut lines = text.lines();
     assert_eq!(lines.next(), Some("id,lower,upper,size,offset"));
-    let rows: Vec<Vec<u64>> =
-        lines.map(|line| line.split(',').map(|number| number.parse().unwrap()).collect()).collect();
-    assert_eq!(rows.len(), 5);
+    let (names, rows): (Vec<&str>, Vec<&str>) = lines.map(|line| line.split_once(',').unwrap()).unzip();
+    assert_eq!(names, ["a", "b", "c", "d", "e"]);
+    let figures = |row: &str| row.split(',').map(|number| number.parse().unwrap()).collect();
+    let rows: Vec<Vec<u64>> = rows.into_iter().map(figures).collect();
     for (at, one) in rows.iter().enumerate() {
-        assert!(one[4] + one[3] <= 5);
+        assert!(one[3] + one[2] <= 5);
         for other in &rows[..at] {
-            let live_together = one[1] < other[2] && other[1] < one[2];
-            assert!(!live_together || one[4] + one[3] <= other[4] || other[4] + other[3] <= one[4], "{text}");
+            let live_together = one[0] < other[1] && other[0] < one[1];
+            assert!(!live_together || one[3] + one[2] <= other[3] || other[3] + other[2] <= one[3], "{text}");
         }
     }
     // The same work is the same answer; a plan has sizes as pools serve them.
@@ -286,10 +287,18 @@ fn the_answer_to_a_problem_has_every_row_where_it_is_also_those_of_no_bytes() {
     let rows: Vec<Vec<u64>> =
         text.lines().skip(1).map(|line| line.split(',').map(|field| field.parse().unwrap()).collect()).collect();
     let ids: Vec<u64> = rows.iter().map(|row| row[0]).collect();
-    assert_eq!(ids, [0, 1, 2, 3, 5], "{text}");
+    assert_eq!(ids, [0, 1, 5, 2, 3], "in the order of the file: {text}");
     let mut spans: Vec<(u64, u64)> =
         rows.iter().filter(|row| row[3] > 0).map(|row| (row[4], row[4] + row[3])).collect();
     spans.sort_unstable();
     assert!(spans.is_sorted_by(|one, next| one.1 <= next.0) && spans.last().unwrap().1 == 60, "{text}");
     assert!(rows.iter().filter(|row| row[3] == 0).all(|row| row[4] == 0), "{text}");
+    // Names are what they are, also those that are no numbers.
+    let rows = "id,lower,upper,size\nb,5,9,2\n\"a, 01\",0,4,1\n01,0,9,4\n1,0,9,8\n";
+    let place = Place::with(&[("names.csv", rows.as_bytes())]);
+    let out = place.path("answer.csv");
+    run_json(&["plan", &place.path("names.csv"), "--json", "-o", &out]);
+    let text = std::fs::read_to_string(out).unwrap();
+    let rows: Vec<&str> = text.lines().map(|line| line.rsplit_once(',').unwrap().0).collect();
+    assert_eq!(rows, ["id,lower,upper,size", "b,5,9,2", "\"a, 01\",0,4,1", "01,0,9,4", "1,0,9,8"], "{text}");
 }

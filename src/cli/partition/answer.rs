@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{FitName, PartitionArgs, ScheduleName, profile, range, usage, usage_of};
+use crate::cli::spinner::Spinner;
 use crate::cli::table::Table;
 use crate::cli::{DONE, Failure, Outcome, print_json, print_out};
 use crate::limits;
@@ -32,8 +33,12 @@ pub(super) fn recommend(args: &PartitionArgs, path: &Path, nodes: usize, gpus_pe
         None => profile,
     };
     let profile = profile::merged(profile, args.merge_to)?;
+    let spinner = Spinner::of(!args.json);
+    spinner.say(format!("predicting stages of {} layers", profile.layer_sizes().len()));
     let table = partition::Table::new(&profile, mesh).map_err(usage_of(path))?;
+    spinner.say(format!("looking for the lowest peak on {} GPUs", mesh.gpus()));
     let plan = table.recommend(mesh).map_err(|error| usage(&error))?;
+    drop(spinner);
     // Of merged layers as many are not as many of the model's.
     let is_even = profile.layer_sizes().windows(2).all(|pair| pair[0] == pair[1]);
     let uniform = if is_even { partition::uniform(&table, mesh) } else { None };

@@ -48,7 +48,7 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "UNITS")]
     work: Option<u64>,
     /// Where chance begins in a search: another number is another search
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..1 << 63))]
     seed: u64,
     /// Stop the search after so long with the best that there is, such as 60s; without --work as long as that takes
     #[arg(long, value_name = "TIME", value_parser = super::time)]

@@ -1,7 +1,6 @@
 //! Problems of placement: rows of lifetimes and sizes, answered with an offset each.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::path::Path;
 
 use serde_json::json;
@@ -40,8 +39,8 @@ pub(super) fn stack(args: &PlanArgs, file: &Path, imported: &Imported, solver: O
     let (bound, is_optimal) = (solution.lower_bound, solution.is_optimal());
     let gap = solution.peak.get() as f64 / bound.get().max(1) as f64 - 1.0;
     if let Some(out) = &args.out {
-        let rows = rows(trace, &solution.offsets);
-        whole_file::write(out, |mut file| std::io::Write::write_all(&mut file, rows.as_bytes()))?;
+        let places = places(trace, &solution.offsets);
+        whole_file::write(out, |file| write(file, &imported.rows, &places))?;
     }
     if args.json {
         print_json(&json!({
@@ -72,18 +71,34 @@ pub(super) fn stack(args: &PlanArgs, file: &Path, imported: &Imported, solver: O
     DONE
 }
 
-/// The problem with its answer, in the order of time. What has no bytes is nowhere, and stands at 0.
-fn rows(trace: &Trace, offsets: &[PlanOffset]) -> String {
-    let frees = trace.events.iter().filter(|event| event.kind == EventKind::Free);
-    let freed: HashMap<u64, u64> = frees.map(|event| (event.id, event.tick.0)).collect();
-    let allocs = trace.events.iter().filter(|event| event.kind == EventKind::Alloc);
+/// From when to when a buffer lives, how large it is, and where it lies.
+type Placed = [u64; 4];
+
+/// Those of all ids. What has no bytes is nowhere, and stands at 0.
+fn places(trace: &Trace, offsets: &[PlanOffset]) -> HashMap<u64, Placed> {
     let mut offsets = offsets.iter();
-    let mut text = "id,lower,upper,size,offset\n".to_owned();
-    for event in allocs {
-        let offset = if event.bytes.is_zero() { None } else { offsets.next() };
-        let offset = offset.map_or(0, |offset| offset.get());
-        let upper = freed.get(&event.id).copied().unwrap_or_default();
-        let _ = writeln!(text, "{},{},{upper},{},{}", event.id, event.tick.0, event.bytes.get(), offset);
+    let mut places = HashMap::new();
+    for event in &trace.events {
+        match event.kind {
+            EventKind::Alloc => {
+                let offset = if event.bytes.is_zero() { None } else { offsets.next() };
+                let offset = offset.map_or(0, |offset| offset.get());
+                places.insert(event.id, [event.tick.0, 0, event.bytes.get(), offset]);
+            }
+            EventKind::Free => places.entry(event.id).or_default()[1] = event.tick.0,
+            _ => {}
+        }
     }
-    text
+    places
+}
+
+/// The problem with its answer, row by row as it was.
+fn write(file: &std::fs::File, rows: &[(u64, String)], places: &HashMap<u64, Placed>) -> std::io::Result<()> {
+    let mut file = csv::Writer::from_writer(file);
+    file.write_record(["id", "lower", "upper", "size", "offset"])?;
+    for (id, name) in rows {
+        let place = places.get(id).copied().unwrap_or_default().map(|figure| figure.to_string());
+        file.write_record([name].into_iter().chain(&place))?;
+    }
+    file.flush()
 }

@@ -278,6 +278,7 @@ pub fn solve_in_with(problem: &Problem, solver: Solver, budget: &Budget) -> Resu
     let mut effort = Effort::of(u64::MAX, u64::MAX, budget);
     let found = place(problem, &parts(problem, |_| false), solver, &mut effort);
     let found = found.map_err(|_| PlanError::TooLarge)?;
+    effort.search.tell(found.peak.get());
     Ok(Solution { lower_bound: super::lower_bound(problem).max(Bytes::new(effort.low)), ..found })
 }
 

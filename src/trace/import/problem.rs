@@ -33,7 +33,7 @@ pub(super) fn is_header(columns: &[&[u8]]) -> bool {
 pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
     let mut table = Table::open(bytes, &LAYOUT)?;
     let has_offset = table.has(OFFSET);
-    let mut events = Vec::new();
+    let (mut events, mut rows) = (Vec::new(), Vec::new());
     let mut names = HashSet::default();
     let mut are_numbers = true;
     while let Some(row) = table.row()? {
@@ -43,7 +43,9 @@ pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
         if !names.insert(name) {
             return Err(row.order(ID, "it is there twice".into()));
         }
-        events.extend(buffer(&row, number.unwrap_or(0))?);
+        let number = number.unwrap_or(0);
+        events.extend(buffer(&row, number)?);
+        rows.push((number, String::from_utf8_lossy(row.field(ID)).into_owned()));
     }
     let mut notes = vec!["a problem has no streams, phases, modules and iterations".to_owned()];
     // "1" and "01" are two names and one number.
@@ -51,6 +53,9 @@ pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
     if !are_numbers || numbers.len() * 2 != events.len() {
         for (at, event) in events.iter_mut().enumerate() {
             event.id = at as u64 / 2;
+        }
+        for (at, row) in rows.iter_mut().enumerate() {
+            row.0 = at as u64;
         }
         notes.push(
             "the ids are not all numbers, or two are one number: buffers are numbered in the order of the file".into(),
@@ -66,6 +71,7 @@ pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
         notes,
         is_one_iteration: true,
         is_problem: true,
+        rows,
         ..Imported::default()
     })
 }
