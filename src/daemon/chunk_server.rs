@@ -303,8 +303,7 @@ async fn greet(
     match (daemon.registry.redeem(&token, peer, daemon.clock.now()), frame.what) {
         (Ok(Good::Link(session)), Some(client_frame::What::Hello(_))) => match daemon.registry.get(session) {
             Some(entry) => {
-                page.iter().for_each(|brought| daemon.note_page_of(&entry, brought));
-                entry.take_page(page).map_err(|error| ChannelError::Garbage(chain(&error)))?;
+                daemon.take_page_of(&entry, page).map_err(|error| ChannelError::Garbage(chain(&error)))?;
                 Served::new(daemon, connection, entry, word_every(patience_ms)).run().await
             }
             None => connection.refuse(0, ErrorKind::NotFound, format!("{session} is over")).await,

@@ -705,6 +705,11 @@ fn with_scrubbers(
 fn reaching(ladder: Ladder, devices: &[NodeDevice], store: &Store, kept_max: u64) -> Ladder {
     let of_each: Vec<_> = devices.iter().map(|device| (device.total, store.chunks_max(device.id))).collect();
     let smallest = suffices(&of_each, kept_max);
+    if kept_max < u64::MAX && ladder.steps().last().is_some_and(|largest| smallest > *largest) {
+        tracing::warn!(
+            "systemd has no room for as many chunks as the devices have, also in the largest: what it does not hold is lost with this daemon, but for what processes have mapped"
+        );
+    }
     // Where not even the largest would do that is said of each device.
     if smallest <= ladder.smallest() || ladder.steps().last().is_none_or(|largest| smallest > *largest) {
         return ladder;
@@ -725,9 +730,12 @@ fn reaching(ladder: Ladder, devices: &[NodeDevice], store: &Store, kept_max: u64
 
 /// Chunks of which so many as there may be of each device are all of it, where so many of all devices are kept.
 fn suffices(of_each: &[(Bytes, u64)], kept_max: u64) -> Bytes {
-    let kept_of_each = kept_max / of_each.len().max(1) as u64;
-    let least = |(total, chunks_max): &(Bytes, u64)| total.get().div_ceil(kept_of_each.min(*chunks_max).max(1));
-    Bytes::new(of_each.iter().map(least).max().unwrap_or(0).next_power_of_two())
+    let fits = |len: &u64| {
+        let chunks = |(total, _): &(Bytes, u64)| total.get().div_ceil(*len);
+        let all: u64 = of_each.iter().map(chunks).sum();
+        all <= kept_max && of_each.iter().all(|of| chunks(of) <= of.1)
+    };
+    Bytes::new((0..u64::BITS - 1).map(|power| 1 << power).find(fits).unwrap_or(1 << (u64::BITS - 1)))
 }
 
 /// Says so where not even the largest chunks could cover a device, as each takes descriptors, or where the smallest, which jobs without a plan take, cannot.
@@ -857,6 +865,7 @@ mod tests {
         assert_eq!(suffices(&[device], u64::MAX), Bytes::kib(256));
         assert_eq!(suffices(&[device], manager::CHUNKS_MAX), Bytes::mib(8));
         assert_eq!(suffices(&[device, device], manager::CHUNKS_MAX), Bytes::mib(16));
+        assert_eq!(suffices(&[device, (Bytes::gib(1), 500_000)], manager::CHUNKS_MAX), Bytes::mib(8));
         assert_eq!(suffices(&[(Bytes::gib(80), 1_000), (Bytes::gib(1), 1_000)], u64::MAX), Bytes::mib(128));
     }
 }

@@ -122,7 +122,8 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
     let searching = Searching::of(args.json);
     let known = if imported.is_problem { solve::patient() } else { solve::in_proportion(&problem) };
     let solution = Plan::solved(&problem, solver, &searching.budget(args, known, &problem))?;
-    imported.notes.extend(about_one_pass(trace, &problem, solution.lower_bound));
+    let until_cut = cut.filter(|cut| cut.iteration == iteration).map(|cut| trace.before(&cut));
+    imported.notes.extend(about_one_pass(until_cut.as_ref().unwrap_or(trace), &problem, solution.lower_bound));
     let improvements = searching.improvements();
     let is_optimal = solution.is_optimal();
     let mut plan = Plan::of_solved(trace, &problem, solution)?;

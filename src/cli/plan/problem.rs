@@ -92,12 +92,12 @@ fn places(trace: &Trace, offsets: &[PlanOffset]) -> HashMap<u64, Placed> {
     places
 }
 
-/// The problem with its answer, row by row as it was.
-fn write(file: &std::fs::File, rows: &[(u64, String)], places: &HashMap<u64, Placed>) -> std::io::Result<()> {
+/// The answer: a row for each of the problem, in its order and with its id.
+fn write(file: &std::fs::File, rows: &[(u64, Vec<u8>)], places: &HashMap<u64, Placed>) -> std::io::Result<()> {
     let mut file = csv::Writer::from_writer(file);
     file.write_record(["id", "lower", "upper", "size", "offset"])?;
     for (id, name) in rows {
-        let place = places.get(id).copied().unwrap_or_default().map(|figure| figure.to_string());
+        let place = places.get(id).copied().unwrap_or_default().map(|figure| figure.to_string().into_bytes());
         file.write_record([name].into_iter().chain(&place))?;
     }
     file.flush()

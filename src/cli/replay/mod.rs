@@ -333,7 +333,8 @@ fn about_plans(args: &ReplayArgs, pools: &[PoolName], plan: Option<&Plan>, profi
 }
 
 fn about_its_one_pass(profile: &Trace) -> Option<String> {
-    let problem = Problem::from_trace(profile, 0).ok()?;
+    let problem = Some(profile).filter(|profile| profile.iterations() == 1)?;
+    let problem = Problem::from_trace(problem, 0).ok()?;
     about_one_pass(profile, &problem, lower_bound(&problem))
 }
 

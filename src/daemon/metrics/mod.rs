@@ -35,7 +35,7 @@ use crate::ledger::{EndReason, RequestView};
 use crate::limits::{self, COUNTERS_MAX};
 use crate::runtime::Counter;
 use crate::units::Bytes;
-use crate::wire::stats_page;
+use crate::wire::stats_page::{self, StatsPageError};
 pub(super) use devices::Free;
 use devices::record_device;
 pub(super) use latencies::{CallTimes, Latencies};
@@ -152,7 +152,7 @@ impl Daemon {
     /// The same of all devices together, of one that holds so much of each.
     pub(super) fn counters_of(&self, entry: &Entry, held: &[(DeviceId, Bytes)]) -> CounterSet {
         let mut by_device = self.counters_by_device(entry, Daemon::home_of(held).unwrap_or_else(|| self.home()));
-        cap(&mut by_device, held);
+        cap_by_books(&mut by_device, held);
         let mut sum = [0; COUNTERS_MAX];
         by_device.values().for_each(|counters| add(&mut sum, counters));
         sum
@@ -160,23 +160,26 @@ impl Daemon {
 
     /// A session is over: what it counted stays counted.
     pub(super) fn keep_counters_of(&self, entry: &Entry) {
-        self.tally.end(entry.id, self.home(), self.sets_of(entry).as_ref());
+        self.tally.end(entry.id, self.home(), || self.sets_of(entry));
     }
 
-    /// A session's process counts on this page from now on.
-    pub(super) fn note_page_of(&self, entry: &Entry, brought: &OwnedFd) {
-        if let Some(brought) = self.sets_on(brought) {
-            self.tally.rebase(entry.id, self.home(), self.sets_of(entry).as_ref(), &brought);
-        }
+    /// A session's process counts on the page that it has brought from now on, or on one that is made for it.
+    pub(super) fn take_page_of(&self, entry: &Entry, brought: Option<OwnedFd>) -> Result<(), StatsPageError> {
+        self.tally.rebase(entry.id, self.home(), || {
+            // The end of one that is over counts what is on the page that it had.
+            if self.registry.get(entry.id).is_none() {
+                return Ok(None);
+            }
+            let before = self.sets_of(entry);
+            entry.take_page(brought)?;
+            Ok(Some([before, self.sets_of(entry)]))
+        })
     }
 
     fn sets_of(&self, entry: &Entry) -> Option<Sets> {
-        entry.page.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(|page| self.sets_on(page))
-    }
-
-    fn sets_on(&self, page: &OwnedFd) -> Option<Sets> {
         let is_there = |said: &DeviceId| self.devices.iter().any(|device| device.id == *said);
-        let sets = stats_page::read(page).ok()?;
+        let page = entry.page.lock().unwrap_or_else(PoisonError::into_inner);
+        let sets = page.as_ref().and_then(|page| stats_page::read(page).ok())?;
         Some(sets.map(|set| (set.device.map(DeviceId).filter(is_there), set.counters)))
     }
 
@@ -279,14 +282,11 @@ impl Daemon {
     }
 }
 
-/// What a process says that it uses now is not more than what it holds, whoever writes on its page.
-fn cap(by_device: &mut ByDevice, held: &[(DeviceId, Bytes)]) {
+/// What a process says that it uses now is not more than what it holds by the books, whoever writes on its page.
+fn cap_by_books(by_device: &mut ByDevice, held: &[(DeviceId, Bytes)]) {
     for (device, counters) in by_device {
         let held = held.iter().find(|(of, _)| of == device).map_or(0, |(_, held)| held.get());
-        Counter::OF_HELD.iter().for_each(|counter| {
-            let said = &mut counters[*counter as usize];
-            *said = held.min(*said);
-        });
+        tally::cap(counters, held);
     }
 }
 

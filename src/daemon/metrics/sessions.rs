@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use metrics::{Label, counter, gauge};
 
-use super::{ByDevice, DEVIATIONS, SERVED, cap, uuid_label};
+use super::{ByDevice, DEVIATIONS, SERVED, cap_by_books, uuid_label};
 use crate::daemon::pods::PodNames;
 use crate::daemon::{Daemon, NodeDevice};
 use crate::ids::DeviceId;
@@ -79,7 +79,7 @@ impl Daemon {
             let is_over = || self.registry.get(view.session).is_none();
             let looked = self.tally.look(view.session, who, home, is_over, || self.sets_of(&entry));
             let Some((who, mut counters)) = looked else { continue };
-            cap(&mut counters, &view.held);
+            cap_by_books(&mut counters, &view.held);
             figures.push(SessionFigures { who, view, counters });
         }
         figures

@@ -10,6 +10,7 @@ use super::sessions::Who;
 use super::{ByDevice, CounterSet, Sets, add};
 use crate::ids::{DeviceId, SessionId};
 use crate::limits::{self, COUNTERS_MAX};
+use crate::runtime::Counter;
 
 /// See above.
 #[derive(Debug, Default)]
@@ -60,19 +61,25 @@ impl Tally {
         Some((listed, sets.map(|sets| by_device(&sets, home)).unwrap_or_default()))
     }
 
-    /// A process counts on a page that it `brought`, from where that is now on.
-    pub(super) fn rebase(&self, session: SessionId, home: DeviceId, before: Option<&Sets>, brought: &Sets) {
+    /// A session counts on another page from now on, from where that is: `turn` makes it so, and says what the one before and the next one say. Nobody looks meanwhile. Nothing of one that is over.
+    pub(super) fn rebase<E>(
+        &self,
+        session: SessionId,
+        home: DeviceId,
+        turn: impl FnOnce() -> Result<Option<[Option<Sets>; 2]>, E>,
+    ) -> Result<(), E> {
         let mut known = self.known();
-        if known.sessions.contains_key(&session) {
-            before.into_iter().for_each(|before| known.count(session, before, home));
-        }
-        known.sessions.entry(session).or_default().sets = said(brought);
+        let Some([before, next]) = turn()? else { return Ok(()) };
+        // Of a session of the daemon before there is no page until its process brings it.
+        before.iter().for_each(|before| known.count(session, before, home));
+        known.sessions.entry(session).or_default().sets = next.as_ref().map(said).unwrap_or_default();
+        Ok(())
     }
 
-    /// A session is over, and its page says this.
-    pub(super) fn end(&self, session: SessionId, home: DeviceId, last: Option<&Sets>) {
+    /// A session is over: `read` says what its page does.
+    pub(super) fn end(&self, session: SessionId, home: DeviceId, read: impl FnOnce() -> Option<Sets>) {
         let mut known = self.known();
-        last.into_iter().for_each(|last| known.count(session, last, home));
+        read().iter().for_each(|last| known.count(session, last, home));
         if let Some(seen) = known.sessions.remove(&session) {
             known.strike(seen.listed);
         }
@@ -124,18 +131,18 @@ impl Known {
         let seen = self.sessions.entry(session).or_default();
         let mut name = seen.listed.as_ref().and_then(|who| self.names.get_mut(who));
         let now = said(sets);
-        for (at, (set, (device, _))) in now.iter().zip(sets).enumerate() {
-            let last = seen.sets.get(at).copied().unwrap_or([0; COUNTERS_MAX]);
-            // What is less than it was begins anew.
-            let more = std::array::from_fn(|at| set[at].checked_sub(last[at]).unwrap_or(set[at]));
+        seen.sets.resize(seen.sets.len().max(now.len()), [0; COUNTERS_MAX]);
+        for ((set, (device, _)), last) in now.iter().zip(sets).zip(&mut seen.sets) {
+            // On one page nothing goes down, whatever somebody writes there in turns.
+            let more = std::array::from_fn(|at| set[at].saturating_sub(last[at]));
             if more == [0; COUNTERS_MAX] {
                 continue;
             }
+            *last = std::array::from_fn(|at| set[at].max(last[at]));
             let device = device.unwrap_or(home);
             let sums = name.iter_mut().map(|name| &mut name.sums).chain([&mut self.devices]);
             sums.for_each(|sums| add(sums.entry(device).or_insert([0; COUNTERS_MAX]), &more));
         }
-        seen.sets = now;
     }
 }
 
@@ -145,19 +152,28 @@ fn said(sets: &Sets) -> Vec<CounterSet> {
     sets[..len].iter().map(|(_, set)| *set).collect()
 }
 
-/// Of each device what the sets say together.
+/// Of each device what the sets say together. What sleeps is held by nobody, and not in use.
 pub(super) fn by_device(sets: &Sets, home: DeviceId) -> ByDevice {
     let mut by_device = ByDevice::new();
     for (device, counters) in sets.iter().filter(|(_, counters)| *counters != [0; COUNTERS_MAX]) {
-        add(by_device.entry(device.unwrap_or(home)).or_insert([0; COUNTERS_MAX]), counters);
+        let (mut counters, held) = (*counters, counters[Counter::HeldBytes as usize]);
+        cap(&mut counters, held);
+        add(by_device.entry(device.unwrap_or(home)).or_insert([0; COUNTERS_MAX]), &counters);
     }
     by_device
+}
+
+/// What is said to be in use is not more than what is held.
+pub(super) fn cap(counters: &mut CounterSet, held: u64) {
+    for counter in Counter::OF_HELD {
+        let said = &mut counters[counter as usize];
+        *said = held.min(*said);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Counter;
     use crate::wire::stats_page::SETS;
 
     const HOME: DeviceId = DeviceId(0);
@@ -189,14 +205,17 @@ mod tests {
     #[test]
     fn what_was_counted_under_the_daemon_before_is_no_count_of_this_one() {
         let tally = Tally::default();
-        tally.rebase(SessionId(1), HOME, None, &page(1_000));
+        let rebase = |before: Option<Sets>, next: Sets| {
+            tally.rebase(SessionId(1), HOME, || Ok::<_, ()>(Some([before, Some(next)]))).unwrap();
+        };
+        rebase(None, page(1_000));
         look(&tally, 1, "old", 1_000);
         assert_eq!((of(&tally.devices()), named(&tally, "old")), (0, Some(0)));
         look(&tally, 1, "old", 1_007);
         look(&tally, 2, "new", 5);
         assert_eq!((of(&tally.devices()), named(&tally, "old"), named(&tally, "new")), (12, Some(7), Some(5)));
         // It was away for a moment and has counted on, on the same page.
-        tally.rebase(SessionId(1), HOME, Some(&page(1_010)), &page(1_010));
+        rebase(Some(page(1_010)), page(1_010));
         look(&tally, 1, "old", 1_011);
         assert_eq!(of(&tally.devices()), 16);
     }
@@ -207,14 +226,14 @@ mod tests {
         look(&tally, 1, "twin", 100);
         look(&tally, 2, "twin", 1);
         assert_eq!(named(&tally, "twin"), Some(101));
-        tally.end(SessionId(1), HOME, Some(&page(103)));
+        tally.end(SessionId(1), HOME, || Some(page(103)));
         assert_eq!((named(&tally, "twin"), of(&tally.devices())), (Some(104), 104));
         // Nobody looks at one that is over, and counts it again.
         let looked = tally.look(SessionId(1), Who::of_session("twin"), HOME, || true, || Some(page(103)));
         assert!(looked.is_none());
         look(&tally, 2, "twin", 2);
         assert_eq!(named(&tally, "twin"), Some(105));
-        tally.end(SessionId(2), HOME, None);
+        tally.end(SessionId(2), HOME, || None);
         assert_eq!((named(&tally, "twin"), of(&tally.devices())), (None, 105));
     }
 
@@ -230,7 +249,7 @@ mod tests {
         assert_eq!(look(&tally, max + 2, "s7", 10), Who::of_session("s7"), "that name is listed");
         let others = |tally: &Tally| tally.names().get(&Who::others()).map(of);
         assert_eq!((others(&tally), named(&tally, "s7")), (Some(20), Some(11)));
-        tally.end(SessionId(0), HOME, None);
+        tally.end(SessionId(0), HOME, || None);
         // From here on it counts under its own name, and what the others have counted stays theirs.
         assert_eq!(look(&tally, max, "late", 12), Who::of_session("late"));
         assert_eq!((others(&tally), named(&tally, "late")), (Some(20), Some(2)));
@@ -245,8 +264,10 @@ mod tests {
         assert_eq!(looked.unwrap().1, ByDevice::new());
         look(&tally, 1, "one", 41);
         assert_eq!(of(&tally.devices()), 41);
-        // Whoever begins to count anew has counted that.
-        look(&tally, 1, "one", 3);
-        assert_eq!(of(&tally.devices()), 44);
+        // Nor is one on which somebody writes now this and now that.
+        for failures in [3, 41, 0, 44, 41, 44] {
+            look(&tally, 1, "one", failures);
+        }
+        assert_eq!((of(&tally.devices()), named(&tally, "one")), (44, Some(44)));
     }
 }

@@ -34,7 +34,7 @@ pub struct Imported {
     /// The file is a problem of placement: its sizes are what they are, and nothing of it repeats.
     pub is_problem: bool,
     /// Of a problem, its rows in the order of the file: the id that the trace has for each, and what the file calls it.
-    pub rows: Vec<(u64, String)>,
+    pub rows: Vec<(u64, Vec<u8>)>,
     /// What the file says of its end.
     pub ending: Ending,
 }

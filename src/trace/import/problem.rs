@@ -45,7 +45,7 @@ pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
         }
         let number = number.unwrap_or(0);
         events.extend(buffer(&row, number)?);
-        rows.push((number, String::from_utf8_lossy(row.field(ID)).into_owned()));
+        rows.push((number, row.field(ID).to_vec()));
     }
     let mut notes = vec!["a problem has no streams, phases, modules and iterations".to_owned()];
     // "1" and "01" are two names and one number.
