@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{Buffer, Lane, Problem};
-use crate::units::{Bytes, Tick};
+use crate::units::{Bytes, Lifetime, Tick};
 
 /// The largest sum of live sizes at any tick, for each lane on its own, summed over the lanes: bytes are not shared between them.
 pub fn lower_bound(problem: &Problem) -> Bytes {
@@ -25,15 +25,13 @@ impl Changes {
 
     fn of_lens(problem: &Problem, len: impl Fn(&Buffer) -> Bytes) -> Changes {
         let len = |buffer: &Buffer| len(buffer).min(Bytes::MAX).get() as i64;
-        let (begins, begins_again) = (|of: &Buffer| Some(of.lifetime.start), |of: &Buffer| Some(of.again?.start));
-        let (ends, ends_again) = (|of: &Buffer| Some(of.lifetime.end), |of: &Buffer| Some(of.again?.end));
-        let sides: [(fn(&Buffer) -> Option<Tick>, i64); 4] =
-            [(begins, 1), (begins_again, 1), (ends, -1), (ends_again, -1)];
         let mut lanes: BTreeMap<Lane, Vec<(Tick, i64)>> = BTreeMap::new();
         // Buffers are in the order in which they begin, and a sort that knows what is in order already has half of its work done.
-        for (tick, sign) in sides {
+        for (is_end, is_again) in [(false, false), (false, true), (true, false), (true, true)] {
             for buffer in &problem.buffers {
-                lanes.entry(buffer.lane).or_default().extend(tick(buffer).map(|tick| (tick, sign * len(buffer))));
+                let lifetime = if is_again { buffer.again } else { Some(buffer.lifetime) };
+                let change = |life: Lifetime| if is_end { (life.end, -len(buffer)) } else { (life.start, len(buffer)) };
+                lanes.entry(buffer.lane).or_default().extend(lifetime.map(change));
             }
         }
         // At one tick whoever leaves goes first: lifetimes are half-open.
