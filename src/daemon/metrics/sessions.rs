@@ -107,7 +107,8 @@ fn sum_up(together: &mut Together, session: &SessionFigures, device: DeviceId, h
 }
 
 pub(super) fn record_sessions(devices: &[NodeDevice], sessions: &[SessionFigures], counted: &BTreeMap<Who, ByDevice>) {
-    let unlisted = sessions.iter().filter(|session| session.who == Who::others()).count();
+    let others = Who::others();
+    let unlisted = sessions.iter().filter(|session| session.who == others).count();
     let mut together: BTreeMap<(DeviceId, &Who), Together> = BTreeMap::new();
     for session in sessions {
         for device in devices {

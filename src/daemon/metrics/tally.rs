@@ -4,13 +4,16 @@
 //! first is of what was there when this daemon met it: Prometheus takes a sum that goes down for one that began anew, and would count all of it again.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::sessions::Who;
 use super::{ByDevice, CounterSet, Sets, add};
 use crate::ids::{DeviceId, SessionId};
 use crate::limits::{self, COUNTERS_MAX};
 use crate::runtime::Counter;
+
+/// Whoever is not listed.
+static OTHERS: LazyLock<Who> = LazyLock::new(Who::others);
 
 /// See above.
 #[derive(Debug, Default)]
@@ -103,10 +106,14 @@ impl Tally {
 impl Known {
     /// The name by which a session is listed from now on.
     fn list(&mut self, session: SessionId, who: Who) -> Who {
-        let listed = self.names.len() - usize::from(self.names.contains_key(&Who::others()));
-        let has_room = self.names.contains_key(&who) || listed < limits::SESSION_SERIES_MAX;
-        let who = if has_room { who } else { Who::others() };
         let seen = self.sessions.entry(session).or_default();
+        // As it was at the last look, mostly.
+        if seen.listed.as_ref() == Some(&who) {
+            return who;
+        }
+        let listed = self.names.len() - usize::from(self.names.contains_key(&*OTHERS));
+        let has_room = self.names.contains_key(&who) || listed < limits::SESSION_SERIES_MAX;
+        let who = if has_room { who } else { OTHERS.clone() };
         if seen.listed.as_ref() != Some(&who) {
             let before = seen.listed.replace(who.clone());
             self.names.entry(who.clone()).or_default().sessions += 1;
@@ -130,9 +137,12 @@ impl Known {
     fn count(&mut self, session: SessionId, sets: &Sets, home: DeviceId) {
         let seen = self.sessions.entry(session).or_default();
         let mut name = seen.listed.as_ref().and_then(|who| self.names.get_mut(who));
-        let now = said(sets);
-        seen.sets.resize(seen.sets.len().max(now.len()), [0; COUNTERS_MAX]);
-        for ((set, (device, _)), last) in now.iter().zip(sets).zip(&mut seen.sets) {
+        for (at, (device, set)) in sets.iter().enumerate() {
+            if *set == [0; COUNTERS_MAX] || seen.sets.get(at) == Some(set) {
+                continue;
+            }
+            seen.sets.resize(seen.sets.len().max(at + 1), [0; COUNTERS_MAX]);
+            let last = &mut seen.sets[at];
             // On one page nothing goes down, whatever somebody writes there in turns.
             let more = std::array::from_fn(|at| set[at].saturating_sub(last[at]));
             if more == [0; COUNTERS_MAX] {
