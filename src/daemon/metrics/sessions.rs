@@ -25,7 +25,7 @@ pub(in crate::daemon) struct SessionFigures {
 }
 
 /// The names of a session.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Who {
     tenant: String,
     namespace: String,

@@ -3,8 +3,10 @@
 //! A session's page says all that its process has ever counted, under daemons before this one too, and is gone with the session. So each look at a page adds what is more than at the last one, and the
 //! first is of what was there when this daemon met it: Prometheus takes a sum that goes down for one that began anew, and would count all of it again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use foldhash::HashMap;
 
 use super::sessions::Who;
 use super::{ByDevice, CounterSet, Sets, add};
@@ -24,7 +26,7 @@ struct Known {
     sessions: HashMap<SessionId, Seen>,
     devices: ByDevice,
     /// Those of sessions that are listed, and of all others together.
-    names: BTreeMap<Who, Name>,
+    names: HashMap<Who, Name>,
 }
 
 /// A session as it was at the last look.
@@ -136,9 +138,13 @@ impl Known {
     /// Adds what is more than at the last look.
     fn count(&mut self, session: SessionId, sets: &Sets, home: DeviceId) {
         let seen = self.sessions.entry(session).or_default();
+        let is_news = |seen: &Seen, at: usize| sets[at].1 != *seen.sets.get(at).unwrap_or(&[0; COUNTERS_MAX]);
+        if !(0..sets.len()).any(|at| is_news(seen, at)) {
+            return;
+        }
         let mut name = seen.listed.as_ref().and_then(|who| self.names.get_mut(who));
         for (at, (device, set)) in sets.iter().enumerate() {
-            if *set == [0; COUNTERS_MAX] || seen.sets.get(at) == Some(set) {
+            if !is_news(seen, at) {
                 continue;
             }
             seen.sets.resize(seen.sets.len().max(at + 1), [0; COUNTERS_MAX]);
