@@ -67,6 +67,8 @@ impl Bench<'_> {
         self.say("set_access_over_a_hole", self.set_access(whole));
         self.say("unmap_of_half_a_mapping", table.unmap(base, half));
         self.say("unmap_over_a_hole", table.unmap(base, whole));
+        // It may be unmapped by now.
+        let _ = table.map(base, granule, chunk);
         self.say("unreserve_of_what_is_mapped", table.unreserve(base, whole));
         // As far as it is mapped still: some of these may have been done.
         let _ = table.unmap(base, granule);

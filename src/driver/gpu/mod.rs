@@ -638,7 +638,13 @@ impl Driver for GpuDriver {
         let native = self.for_memory(device, self.vendor.names.import, |table| table.import(fd.as_fd(), by_pointer));
         let number = native.map_err(of_files).map_err(|cause| match cause {
             Cause::Library {
-                code: code::INVALID_VALUE | code::INVALID_DEVICE | code::OPERATING_SYSTEM | code::INVALID_HANDLE,
+                // Unknown is what a descriptor that is no chunk's is answered with (580.159, H200); a device that is gone was found to be that before.
+                code:
+                    code::INVALID_VALUE
+                    | code::INVALID_DEVICE
+                    | code::OPERATING_SYSTEM
+                    | code::INVALID_HANDLE
+                    | code::UNKNOWN,
                 ..
             } => fail(Cause::NotAChunk { expected: len, found: cause.to_string() }),
             cause => fail(cause),

@@ -72,6 +72,16 @@ impl Addresses {
         if at == end { Ok(covered) } else { Err(code::INVALID_VALUE) }
     }
 
+    /// The mappings that lie in a span, of which there is one and none is cut by it.
+    fn inside(&self, start: u64, len: u64) -> Called<Vec<u64>> {
+        let end = start.checked_add(len).ok_or(code::INVALID_VALUE)?;
+        let inside: Vec<u64> = self.mappings.range(start..end).map(|(begin, _)| *begin).collect();
+        let before = self.mappings.range(..start).next_back();
+        let is_cut = before.is_some_and(|(begin, mapping)| begin + mapping.len > start)
+            || inside.last().is_some_and(|last| last + self.mappings[last].len > end);
+        if inside.is_empty() || is_cut { Err(code::INVALID_VALUE) } else { Ok(inside) }
+    }
+
     /// Sizes from the first mapping of the reservation, added up, pass through `len`.
     fn sums_from_first(&self, start: u64, len: u64) -> bool {
         let Some((first, _)) = self.reservations.range(..=start).next_back() else { return false };
@@ -168,7 +178,7 @@ impl Process {
     /// Makes a whole chunk visible.
     pub fn map(&self, at: u64, len: u64, offset: u64, handle: u64, flags: u64) -> Called<()> {
         let mut state = self.begin_in_context("map")?;
-        let chunk = Arc::clone(state.chunk(handle)?);
+        let chunk = Arc::clone(self.chunk(&state, handle)?);
         self.check(chunk.home)?;
         if state.addresses.mappings.len() >= self.machine().conf.mappings {
             return Err(code::OUT_OF_MEMORY);
@@ -177,7 +187,10 @@ impl Process {
             return state.used(Err(code::ILLEGAL_ADDRESS));
         }
         let granularity = self.machine().conf.granularity_of(chunk.home);
+        // What CUDA's says of less than a chunk.
+        let is_part = self.has_contexts() && 0 < len && len < chunk.len;
         let mapped = match (offset, flags) {
+            (0, 0) if is_part => Err(code::NOT_SUPPORTED),
             (0, 0) => state.addresses.map(at, len, &chunk, granularity),
             _ => Err(code::INVALID_VALUE),
         };
@@ -188,7 +201,9 @@ impl Process {
     pub fn unmap(&self, start: u64, len: u64) -> Called<()> {
         let mut state = self.begin_in_context("unmap")?;
         let addresses = &mut state.addresses;
-        let covered = match addresses.covered(start, len) {
+        // CUDA's steps over holes.
+        let found = if self.has_contexts() { addresses.inside(start, len) } else { addresses.covered(start, len) };
+        let covered = match found {
             // Those versions follow a pointer that is not there.
             Err(_) if self.machine().has(Quirk::MapLies) => std::process::abort(),
             covered => covered?,

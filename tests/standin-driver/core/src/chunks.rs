@@ -52,17 +52,24 @@ impl Process {
         Ok(handle)
     }
 
+    /// The chunk behind a handle, or what the vendor says of one that is none.
+    pub(crate) fn chunk<'a>(&self, state: &'a State, handle: u64) -> Called<&'a Arc<Chunk>> {
+        let wrong = if self.has_contexts() { code::INVALID_VALUE } else { code::INVALID_HANDLE };
+        state.handles.get(&handle).ok_or(wrong)
+    }
+
     /// Lets go of a handle.
     pub fn release(&self, handle: u64) -> Called<()> {
         let mut state = self.begin("release", None)?;
-        self.check(state.chunk(handle)?.home)?;
-        state.handles.remove(&handle).map(drop).ok_or(code::INVALID_HANDLE)
+        self.check(self.chunk(&state, handle)?.home)?;
+        state.handles.remove(&handle);
+        Ok(())
     }
 
     /// A new descriptor.
     pub fn export(&self, handle: u64, kind: u32, flags: u64) -> Called<OwnedFd> {
         let state = self.begin("export", None)?;
-        let chunk = state.chunk(handle)?;
+        let chunk = self.chunk(&state, handle)?;
         self.check(chunk.home)?;
         if kind != 1 || flags != 0 {
             return Err(code::INVALID_VALUE);
@@ -76,7 +83,10 @@ impl Process {
         if kind != 1 {
             return Err(code::INVALID_VALUE);
         }
-        let home = self.machine().device_of(fd)?;
+        // What CUDA's says of a descriptor that is no chunk's.
+        let in_its_words =
+            |answer| if self.has_contexts() && answer == code::INVALID_VALUE { code::UNKNOWN } else { answer };
+        let home = self.machine().device_of(fd).map_err(in_its_words)?;
         self.check(home)?;
         if !self.sees(home) {
             return Err(code::INVALID_DEVICE);

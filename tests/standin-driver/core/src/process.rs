@@ -55,10 +55,6 @@ impl State {
         self.numbers
     }
 
-    pub(crate) fn chunk(&self, handle: u64) -> Called<&Arc<Chunk>> {
-        self.handles.get(&handle).ok_or(code::INVALID_HANDLE)
-    }
-
     /// Runs queued work as far as it goes.
     pub(crate) fn pump(&mut self) -> Called<()> {
         let State { addresses, streams, is_poisoned, .. } = self;
