@@ -1,7 +1,7 @@
 //! The small pool: everything below 2 MiB, in slabs of the stitching pool. Rounding to 512 bytes, best fit, coalescing: what PyTorch's caching
 //! allocator does for small requests, in constant time.
 //!
-//! A slab belongs to one stream. Its free extents hang in bins, one bin per length in units of 512 bytes, and a bitmap over the bins finds the smallest
+//! A slab is all of a block: where chunks are larger than it need be, it is as large as they are. It belongs to one stream. Its free extents hang in bins, one bin per length in units of 512 bytes, and a bitmap over the bins finds the smallest
 //! that is large enough. Extents know their neighbours, so a free merges with both at once.
 //!
 //! Not for: making or keeping slabs. The caller brings them ([`SmallPool::add_slab`]), and takes back those that are empty.
@@ -26,8 +26,10 @@ const SMALL_SLAB: Bytes = Bytes::mib(2);
 const MEDIUM_SLAB: Bytes = Bytes::mib(20);
 
 /// The small pool of one device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SmallPool {
+    /// Size of the chunks that slabs are made of.
+    granule: Bytes,
     arenas: BTreeMap<ArenaKey, Arena>,
     extents: Slab<Extent>,
     live: AddressMap<usize>,
@@ -161,9 +163,23 @@ impl SmallPool {
         bytes < limits::STITCH_LEN_MIN
     }
 
-    /// Bytes of the slab that a request for so many bytes needs when none has room.
-    pub fn slab_len(bytes: Bytes) -> Bytes {
-        if bytes <= SMALL_MAX { SMALL_SLAB } else { MEDIUM_SLAB }
+    /// An empty pool whose slabs will be of chunks of `granule` bytes.
+    pub fn new(granule: Bytes) -> SmallPool {
+        SmallPool {
+            granule,
+            arenas: BTreeMap::new(),
+            extents: Slab::new(),
+            live: AddressMap::default(),
+            slabs: AddressMap::default(),
+            held: Bytes::ZERO,
+            load: SmallLoad::default(),
+        }
+    }
+
+    /// Bytes of the slab that a request for so many bytes needs when none has room: whole chunks, as the rest of one would be nobody's.
+    pub fn slab_len(&self, bytes: Bytes) -> Bytes {
+        let least = if bytes <= SMALL_MAX { SMALL_SLAB } else { MEDIUM_SLAB };
+        least.round_up(self.granule).unwrap_or(least)
     }
 
     /// Serves a request from the slabs that are there.
@@ -198,7 +214,8 @@ impl SmallPool {
     pub fn add_slab(&mut self, span: AddressSpan, bytes: Bytes, stream: StreamId) {
         let arena = ArenaKey { stream, is_medium: bytes > SMALL_MAX };
         let units = units_of(span.len());
-        let bins = || Arena { bins: Bins::new(units_of(Self::slab_len(bytes)) as usize), empty_slabs: 0 };
+        let most = units_of(self.slab_len(bytes)) as usize;
+        let bins = || Arena { bins: Bins::new(most), empty_slabs: 0 };
         self.arenas.entry(arena).or_insert_with(bins).empty_slabs += 1;
         let extent = Extent {
             arena,
@@ -455,13 +472,14 @@ mod tests {
     const STREAM: StreamId = StreamId(0);
 
     fn pool_with_slab(bytes: Bytes) -> SmallPool {
-        let mut pool = SmallPool::default();
+        let mut pool = SmallPool::new(limits::CHUNK_LEN_MIN);
         pool.add_slab(slab(1, bytes), bytes, STREAM);
         pool
     }
 
     fn slab(number: u64, bytes: Bytes) -> AddressSpan {
-        Span::new(DeviceAddress::new(number << 30), SmallPool::slab_len(bytes)).unwrap()
+        let len = SmallPool::new(limits::CHUNK_LEN_MIN).slab_len(bytes);
+        Span::new(DeviceAddress::new(number << 30), len).unwrap()
     }
 
     fn checked(pool: &SmallPool) {

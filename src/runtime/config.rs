@@ -48,6 +48,9 @@ impl Default for RuntimeConfig {
 const PACKED_SHARE: u64 = 1024;
 const PACKED_GRANULE: Bytes = Bytes::mib(32);
 
+/// What is smaller than so many chunks is packed where a block would leave much over, also where chunks are larger than [`StitchConfig::packed_below`] is made for.
+const PACKED_GRANULES: u64 = 4;
+
 impl RuntimeConfig {
     /// The same for a runtime that goes by `plan` from the beginning: what that does not serve is packed, whole chunks matter at the edges alone, and each takes calls and a descriptor. Where no more of
     /// the large ones can be had, what is stitched goes on with small ones.
@@ -76,7 +79,8 @@ impl RuntimeConfig {
     /// How the stitching pool is set on a device. Where chunks cannot leave their addresses, or those of the packed pool are of another size, the two could take nothing from each other, and nothing is packed without a plan.
     pub(super) fn stitching_on(&self, device: &Device) -> StitchConfig {
         let may_move = !device.capabilities().memory_stays_with_addresses && self.packed() == self.granule;
-        let packed_below = if may_move { self.stitch.packed_below } else { Bytes::ZERO };
+        let most = self.stitch.packed_below.max(self.granule.checked_mul(PACKED_GRANULES).unwrap_or(Bytes::MAX));
+        let packed_below = if may_move && !self.stitch.packed_below.is_zero() { most } else { Bytes::ZERO };
         StitchConfig { packed_below, ..self.stitch }
     }
 

@@ -117,12 +117,15 @@ impl Runtime {
     }
 
     fn serve_small(&self, request: &Request) -> Result<DeviceAddress, AllocError> {
-        // Another thread may have been faster.
-        if let Some(address) = self.alloc_small(&mut self.lock(), request) {
-            return Ok(address);
-        }
+        let slab_len = {
+            let mut pools = self.lock();
+            // Another thread may have been faster.
+            if let Some(address) = self.alloc_small(&mut pools, request) {
+                return Ok(address);
+            }
+            pools.small.slab_len(request.bytes)
+        };
         for _ in 0..ROUNDS_MAX {
-            let slab_len = SmallPool::slab_len(request.bytes);
             let served = self.block(slab_len, request.stream, |pools, slab| {
                 let span = Span::new(slab.address, slab_len).expect("the block is at least that long");
                 pools.stitching.lend(slab.address);

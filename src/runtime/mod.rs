@@ -214,7 +214,12 @@ impl AllocError {
 
     /// Memory has run out, or there is not as much in the world: a smaller request may be served.
     pub fn is_lack(&self) -> bool {
-        matches!(self, AllocError::TooLarge { .. }) || self.kind().is_lack()
+        match self {
+            AllocError::TooLarge { .. } => true,
+            // Everybody who has memory waits for more, on a device that one process has for itself, too: there is no memory.
+            AllocError::OutOfMemory { source, .. } if source.kind == ErrorKind::Conflict => true,
+            _ => self.kind().is_lack(),
+        }
     }
 
     /// The same error of a request for `bytes`.
@@ -341,7 +346,7 @@ impl Runtime {
             offered: None,
             packed: PackedPool::new(Arc::clone(&device), config.packed()),
             stitching: StitchingPool::new(Arc::clone(&device), config.granule, stitch),
-            small: SmallPool::default(),
+            small: SmallPool::new(config.granule),
             private: PrivatePools::default(),
             has_streams: false,
             recorded: AddressMap::default(),

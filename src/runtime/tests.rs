@@ -220,7 +220,9 @@ fn nothing_is_packed_without_a_plan_where_the_pools_could_take_nothing_from_each
 
 #[test]
 fn borders_are_where_chunks_meet_whatever_the_addresses_of_a_range_are() {
-    let bench = Bench::new(256, RuntimeConfig { granule: Bytes::mib(8), ..RuntimeConfig::default() });
+    // Nothing is packed, so that each has a range of its own.
+    let stitch = StitchConfig { packed_below: Bytes::ZERO, ..StitchConfig::default() };
+    let bench = Bench::new(256, RuntimeConfig { granule: Bytes::mib(8), stitch, ..RuntimeConfig::default() });
     // Ranges are aligned to the device's granularity, so most do not begin at a multiple of 8 MiB: a few of them, to be sure.
     for mib in [20, 9, 33, 8] {
         let address = bench.runtime.alloc(&Request::of(Bytes::mib(mib))).unwrap();
@@ -770,4 +772,40 @@ fn where_no_large_chunks_are_left_nobody_is_asked_for_one_with_each_request() {
         acquires.push(bench.acquires() - before);
     }
     assert!(acquires[0] <= 10 && acquires[1..] == [0, 0], "{acquires:?}");
+}
+
+#[test]
+fn where_everybody_waits_for_everybody_there_is_no_memory_and_where_the_daemon_is_away_that_is_not_why() {
+    let error = |kind| AllocError::OutOfMemory {
+        requested: Bytes::mib(700),
+        held: Bytes::gib(138),
+        live: Bytes::gib(137),
+        stitchable: Bytes::mib(16),
+        parked: Bytes::mib(16),
+        contiguous: Bytes::mib(16),
+        of_plan: None,
+        source: SourceError { kind, message: String::new() },
+    };
+    let lacks = |kind| error(kind).is_lack();
+    assert!(lacks(ErrorKind::Conflict) && lacks(ErrorKind::Exhausted) && lacks(ErrorKind::OverLimit));
+    assert!(!lacks(ErrorKind::Unavailable) && !lacks(ErrorKind::Broken));
+}
+
+#[test]
+fn where_chunks_are_large_what_is_small_lies_beside_others_and_fills_them() {
+    // Where open files are few the smallest chunk is one of these.
+    let granule = Bytes::mib(32);
+    let bench = Bench::new(1024, RuntimeConfig { granule, ..RuntimeConfig::default() });
+    let mut live = Bytes::ZERO;
+    // To 1 MiB, to 2, and what is stitched where chunks are small: nothing of it fills a chunk.
+    for (count, kib) in [(300, 100), (100, 1000), (40, 1800), (30, 2500), (6, 20_000), (2, 70_000)] {
+        for _ in 0..count {
+            bench.alloc(Bytes::kib(kib)).unwrap();
+            live += Bytes::kib(kib);
+        }
+    }
+    bench.runtime.invariants().unwrap();
+    let held = bench.runtime.stats().held;
+    // One chunk for each of the two small arenas and for the packed pool may be begun.
+    assert!(held <= live.round_up(granule).unwrap() + granule + granule, "{held} for {live}");
 }

@@ -259,7 +259,7 @@ fn what_cannot_be_done_is_refused_and_no_file_is_written_over_its_own_input() {
         (&["replay", file, "--repeat", "4000000000"], "--repeat 4000000000 makes "),
         (&["replay", file, "--plan-from-iteration", "0", "--perturb", "1"], "--repeat adds some"),
         (&["replay", file, "--min-capacity", "--capacity", "1GiB"], "cannot be used with"),
-        (&["replay", file, "--set", "stitchd.granule=3MiB"], "chunks are of 2.0 MiB, 32.0 MiB"),
+        (&["replay", file, "--set", "stitchd.granule=3MiB"], "chunk size 3.0 MiB is not a power of two"),
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

@@ -15,7 +15,6 @@ const MIB: u64 = 1 << 20;
 const SEEDS: [u64; 4] = [11, 12, 13, 14];
 
 /// The pool and the reference.
-#[derive(Default)]
 pub(crate) struct Bench {
     pub(crate) pool: SmallPool,
     slabs: BTreeMap<u64, Slab>,
@@ -23,6 +22,13 @@ pub(crate) struct Bench {
     /// Where each live allocation is, in the order in which they were made: the slab and the address.
     pub(crate) live: Vec<(u64, u64)>,
     served: u64,
+}
+
+impl Default for Bench {
+    fn default() -> Bench {
+        let pool = SmallPool::new(Bytes::mib(2));
+        Bench { pool, slabs: BTreeMap::new(), next_slab: 0, live: Vec::new(), served: 0 }
+    }
 }
 
 struct Slab {
@@ -72,7 +78,7 @@ impl Bench {
     pub(crate) fn add_slab(&mut self, bytes: u64, stream: StreamId) {
         // Slabs may lie side by side: they are no neighbours all the same.
         let len = if bytes > MIB { 20 * MIB } else { 2 * MIB };
-        assert_eq!(SmallPool::slab_len(Bytes::new(bytes)).get(), len);
+        assert_eq!(self.pool.slab_len(Bytes::new(bytes)).get(), len);
         let at = (1 << 40) + self.next_slab;
         self.next_slab += len;
         self.pool.add_slab(span(at, len), Bytes::new(bytes), stream);

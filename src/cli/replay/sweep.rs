@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::super::table::Table;
 use super::super::{Failure, Outcome, print_json, print_out};
 use super::{ReplayArgs, all, show};
+use crate::ladder::Ladder;
 use crate::replay::models::gmlake::GmlakeRules;
 use crate::replay::{Job, PoolName, Setup};
 use crate::units::Bytes;
@@ -25,7 +26,7 @@ const KEYS: [(&str, &str); 12] = [
     ("gmlake.stitches_max", "stitched blocks of GMLake before idle ones go (10000)"),
     (
         "stitchd.granule",
-        "bytes; the size of chunk that the pools grow by (2MiB; beside a plan of 32 GiB and more 32MiB), one of the ladder's",
+        "bytes; the size of chunk that the pools grow by (2MiB; beside a plan of 32 GiB and more 32MiB), a power of two",
     ),
     ("stitchd.soft_budget", "bytes; up to which the pools rather ask for more than stitch (0)"),
     ("stitchd.slack_per_mille", "above it they still do while at most so many thousandths are idle (20)"),
@@ -89,10 +90,12 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
         "gmlake.stitched_max" => setup.gmlake.stitched_max = bytes()?,
         "gmlake.stitches_max" => setup.gmlake.stitches_max = number()?,
         "stitchd.granule" => {
-            let (granule, steps) = (bytes()?, setup.ladder.steps());
-            if !steps.contains(&granule) {
-                let steps: Vec<String> = steps.iter().map(Bytes::to_string).collect();
-                return Err(wrong(format!("chunks are of {}", steps.join(", "))));
+            let granule = bytes()?;
+            if !setup.ladder.steps().contains(&granule) {
+                // As on a daemon that is told so.
+                let larger = setup.ladder.steps().iter().copied().filter(|step| *step > granule);
+                let steps = [granule].into_iter().chain(larger).collect();
+                setup.ladder = Ladder::new(steps).map_err(|error| wrong(error.to_string()))?;
             }
             (setup.runtime.granule, setup.runtime.packed_granule) = (granule, Some(granule));
         }
