@@ -651,8 +651,8 @@ impl LibraryPlace {
     }
 }
 
-/// Opens the driver `name` with the devices `totals`, where the driver's devices are pretended. `Auto` is the host driver:
-/// no other has been run on hardware.
+/// Opens the driver `name` with the devices `totals`, where the driver's devices are pretended. `Auto` is NVIDIA's where this machine has it and a device, and the host driver where there is none. AMD's is
+/// taken by its name alone: it has not been run on hardware.
 pub fn open(name: DriverName, totals: &[Bytes], library: &LibraryPlace) -> Result<Arc<dyn Driver>, OpenError> {
     match open_shared(name, totals, library)? {
         Some(driver) => Ok(driver),
@@ -677,10 +677,17 @@ pub fn open_shared(
     totals: &[Bytes],
     library: &LibraryPlace,
 ) -> Result<Option<Arc<dyn Driver>>, OpenError> {
+    let pretended = || host::HostDriver::new(host::HostOptions::with_devices(totals));
     Ok(Some(match name {
         DriverName::Cuda => Arc::new(library.open(gpu::GpuKind::Cuda)?),
         DriverName::Hip => Arc::new(library.open(gpu::GpuKind::Hip)?),
-        DriverName::Auto | DriverName::Host => Arc::new(host::HostDriver::new(host::HostOptions::with_devices(totals))),
+        DriverName::Auto => match library.open(gpu::GpuKind::Cuda) {
+            Ok(driver) => Arc::new(driver),
+            // One that is there and does not work is no reason to serve other memory.
+            Err(error) if error.is_no_gpu() => Arc::new(pretended()),
+            Err(error) => return Err(error),
+        },
+        DriverName::Host => Arc::new(pretended()),
         DriverName::Sim => return Ok(None),
     }))
 }

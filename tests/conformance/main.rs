@@ -22,7 +22,7 @@ use stitchd::driver::layers::faulty::Faults;
 use stitchd::driver::layers::limited::{Limiter, Limits};
 use stitchd::driver::layers::metered::Meter;
 use stitchd::driver::sim::{SimDriver, SimOptions};
-use stitchd::driver::{Access, Driver, DriverError};
+use stitchd::driver::{self, Access, Driver, DriverError, DriverName, LibraryPlace};
 use stitchd::ids::{DeviceId, StreamId};
 use stitchd::units::{Bytes, Place as _, Span};
 
@@ -206,6 +206,19 @@ fn whatever_library_call_fails_once_nothing_is_lost_and_the_next_try_works() {
         }
         assert!((20..40).contains(&failures), "{failures} calls of {kind:?} failed");
     }
+}
+
+#[test]
+fn auto_is_the_gpus_driver_where_there_is_one_and_memory_of_the_machine_where_there_is_none() {
+    let totals = [Bytes::mib(64)];
+    let auto = |library: &Path| driver::open(DriverName::Auto, &totals, &LibraryPlace::at(library));
+    let machine = Machine::new(GpuKind::Cuda, "devices = 268435456");
+    assert_eq!(auto(machine.library()).unwrap().name(), "cuda");
+    let none = auto(Path::new("/nowhere/libcuda.so.1")).unwrap();
+    assert_eq!((none.name(), none.devices()[0].total), ("host", totals[0]));
+    // A driver that is there and cannot be used: its memory is what was meant.
+    let old = Machine::new(GpuKind::Cuda, "version = 10020");
+    assert!(matches!(auto(old.library()), Err(OpenError::TooOld { .. })));
 }
 
 #[test]

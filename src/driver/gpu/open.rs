@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::answer::{is_lost_at_open, meaning};
 use super::nvml::Nvml;
-use super::table::{Called, LoadError, Table};
+use super::table::{Called, LoadError, Table, code};
 use super::{Books, DeviceDescription, DeviceId, Gpu, GpuDriver, GpuKind, MAPPINGS_MAX, State, Vendor};
 use crate::limits;
 
@@ -65,6 +65,17 @@ pub enum OpenError {
         /// Why.
         reason: String,
     },
+}
+
+impl OpenError {
+    /// There is nothing that could be opened, rather than something that cannot be: no library, or one that has no device, as in a container without any and where only a toolkit's empty library is.
+    pub fn is_no_gpu(&self) -> bool {
+        match self {
+            OpenError::Missing { .. } => true,
+            OpenError::Start { code, .. } => [code::NO_DEVICE, code::STUB_LIBRARY].contains(code),
+            OpenError::TooOld { .. } | OpenError::Overdue { .. } | OpenError::Unopened { .. } => false,
+        }
+    }
 }
 
 /// Adds a device, unless another has its uuid, by which processes tell devices apart: a chunk of one would be taken for one of the other. Boards without a number of their own
