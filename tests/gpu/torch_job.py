@@ -82,6 +82,7 @@ def arguments():
     parser.add_argument("--experts", type=int, default=4)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--accumulate", type=int, default=2)
+    parser.add_argument("--limit-gib", type=float, help="so much of the device's memory, and no more")
     parser.add_argument("--out", help="write the JSON here and not to standard output")
     return parser.parse_args()
 
@@ -90,7 +91,13 @@ def main():
     args = arguments()
     has_gpu = args.device == "cuda"
     torch.manual_seed(7)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not with warnings alone: the attention that is fast is deterministic only where everything must be. Memory that nobody has written stays so, as in any job.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    if has_gpu:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        if args.limit_gib:
+            torch.cuda.set_per_process_memory_fraction(args.limit_gib * 2**30 / torch.cuda.get_device_properties(0).total_memory)
     model = Model(args).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     source = torch.Generator().manual_seed(11)

@@ -1,4 +1,4 @@
-"""Runs scripts with a real PyTorch on a pretended device: `STITCHD_TEST_RUNTIME` names what stands for CUDA's runtime there (tests/standin-driver/runtime). Every allocation, stream, event and copy is made; kernels do nothing."""
+"""Runs scripts with a real PyTorch on a device. `STITCHD_TEST_RUNTIME` names what stands for CUDA's runtime on a pretended one (tests/standin-driver/runtime), where every allocation, stream, event and copy is made and kernels do nothing; or it is `device`, where there is a GPU."""
 
 import os
 import subprocess
@@ -23,7 +23,9 @@ def run(script, *arguments, **environment):
     kept = {name: value for name, value in os.environ.items() if name != "STITCHD_TORCH"}
     # The package is found as an installed one is: by its entry point.
     paths = [str(PACKAGE / "stitchd" / "boot"), str(PACKAGE)]
-    kept.update({"PYTHONPATH": os.pathsep.join(paths), "LD_PRELOAD": str(RUNTIME), "STITCHD_TORCH": "1", "HF_HUB_OFFLINE": "1", **environment})
+    kept.update({"PYTHONPATH": os.pathsep.join(paths), "STITCHD_TORCH": "1", "HF_HUB_OFFLINE": "1", **environment})
+    if RUNTIME != "device":
+        kept["LD_PRELOAD"] = str(RUNTIME)
     command = [sys.executable, "-W", "ignore", "-c", script, *arguments] if "\n" in script else [sys.executable, "-W", "ignore", script, *arguments]
     return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=300)
 
