@@ -361,8 +361,8 @@ pub fn check_offsets(buffers: &[Buffer], offsets: &[PlanOffset]) -> Result<(), W
     check_apart(lives)
 }
 
-/// Of each its number, when it is live, and from where to where it lies.
-fn check_apart(lives: impl Iterator<Item = (usize, Lifetime, u64, u64)>) -> Result<(), Wrong> {
+/// Says the first two that are live together and share a byte. Of each its number, when it is live, and from where to where it lies.
+pub fn check_apart(lives: impl Iterator<Item = (usize, Lifetime, u64, u64)>) -> Result<(), Wrong> {
     let lives: Vec<(usize, Lifetime, u64, u64)> = lives.collect();
     let all = || lives.iter().zip(0_u32..);
     let begins = all().map(|((_, lifetime, ..), at)| (lifetime.start, true, at));

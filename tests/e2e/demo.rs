@@ -22,7 +22,10 @@ fn the_demo_checks_every_byte_and_gets_all_of_them_back() {
     assert!(result["peak_leased_bytes"].as_u64() <= result["device_budget_bytes"].as_u64());
     assert!(result["resident_bytes"].as_u64().unwrap() < 4 << 30);
     for process in processes.iter().filter(|process| process["killed"] == false) {
-        assert!(process["patterns_checked"].as_u64() > process["allocations"].as_u64(), "{process}");
+        // Two and more of an allocation; on a GPU one of 32 is looked at.
+        let (checked, all) = (&process["patterns_checked"], &process["allocations"]);
+        let [checked, all] = [checked, all].map(|count| count.as_u64().unwrap());
+        assert!(checked * if machine.is_some() { 32 } else { 1 } > all, "{process}");
         assert!(process["served"]["planned"].as_u64().unwrap() > 0, "{process}");
         assert!(process["peak_live_bytes"].as_u64().unwrap() > 10 << 30, "{process}");
         // A regular job settles: the last iteration makes no driver call.

@@ -204,6 +204,57 @@ fn a_problem_of_placement_is_answered_to_the_byte_with_an_offset_for_each_row() 
     assert_eq!(plan["static_pool_bytes"].as_u64().unwrap() % 512, 0, "{plan}");
 }
 
+fn stdout(output: &std::process::Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn an_answer_of_whatever_solver_is_checked_against_its_problem() {
+    let rows = "a,0,3,2\nb,3,5,3\nc,2,5,2\n\"d, 2\",0,2,3\ne,2,3,1\nnone,1,2,0\n";
+    let place = Place::with(&[("pinwheel.csv", format!("id,lower,upper,size\n{rows}").as_bytes())]);
+    let (problem, answer) = (place.path("pinwheel.csv"), place.path("answer.csv"));
+    run_json(&["plan", &problem, "-o", &answer, "--json"]);
+    let found = run_json(&["plan", "check", &answer, &problem, "--json"]);
+    assert_eq!(
+        json_of(&found, ["valid", "peak_bytes", "lower_bound_bytes", "gap"]),
+        serde_json::json!([true, 5, 5, 0.0])
+    );
+    let output = run(&["plan", "check", &answer, &problem]);
+    assert!(stdout(&output).contains("the answer is right: 6 buffers in 5 B (5 bytes)"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("gap 0.000 %: optimal"), "{}", stdout(&output));
+    // Another solver's: columns in another order, others beside them; it ends higher than it must.
+    let other = "offset,note,id\n0,x,a\n2,,b\n5,,c\n2,,\"d, 2\"\n2,,e\n9,,none\n";
+    let said = |text: &str| {
+        std::fs::write(place.path("other.csv"), text).unwrap();
+        let output = run(&["plan", "check", &place.path("other.csv"), &problem]);
+        (output.status.code(), stdout(&output) + &stderr(&output))
+    };
+    let (code, text) = said(other);
+    assert!(code == Some(0) && text.contains("in 9 B") && text.contains("gap 80.000 %"), "{text}");
+    let is = |text: &str, from: &str, to: &str, wanted: Option<i32>, what: &str| {
+        assert!(text.contains(from), "{from}");
+        let (code, said) = said(&text.replace(from, to));
+        assert!(code == wanted && said.contains(what), "{code:?}: {said}");
+    };
+    is(other, "2,,e", "1,,e", Some(1), "a and e are both live at 2 and share the byte 1");
+    is(other, "5,,c", "4,,c", Some(1), "b and c are both live at 3 and share the byte 4");
+    is(other, "2,,b\n", "", Some(1), "b: the answer has no place for it");
+    is(other, "0,x,a\n", "0,x,a\n7,,z\n", Some(1), "the answer has 1 buffer that the problem does not know");
+    is(other, "5,,c", "18446744073709551615,,c", Some(1), "c: it would end behind 2^64");
+    is(other, "2,,e", "2,,a", Some(2), "line 6: a second row of 'a'");
+    is(other, "2,,e", "-2,,e", Some(2), "line 6: '-2' is no number");
+    is(other, "offset", "place", Some(2), "a column `id` and one `offset`");
+    let whole = std::fs::read_to_string(&answer).unwrap();
+    is(&whole, "c,2,5,2", "c,2,4,2", Some(1), "c: the answer has 4 for its upper, the problem 5");
+    let trace = real("resnet50-olla");
+    let output = run(&["plan", "check", &answer, &trace]);
+    assert!(
+        output.status.code() == Some(2) && stderr(&output).contains("not a problem of placement"),
+        "{}",
+        stderr(&output)
+    );
+}
+
 fn json_of(made: &Value, names: [&str; 4]) -> Value {
     names.iter().map(|name| made[*name].clone()).collect()
 }

@@ -129,6 +129,11 @@ impl Node {
         &self.http
     }
 
+    /// One allocation of so many is marked and checked. Bytes of a GPU are read and written by copies, some 8 µs each on an H200, and all trainers' one after the other: of all three million the demo would be minutes.
+    fn mark_every(&self) -> u32 {
+        if self.driver.is_pretended() { 1 } else { 32 }
+    }
+
     /// What the demo runs on, in a sentence.
     pub(super) fn introduce(&self) -> anyhow::Result<String> {
         let device = self.device()?;
@@ -139,7 +144,10 @@ impl Node {
                 "A pretended device of {budget} in host memory. Memory is sparse: only pages that carry patterns are really there."
             )
         } else {
-            format!("{model}, of which the daemon may take {budget}; others hold {} of that.", self.foreign)
+            let (foreign, every) = (self.foreign, self.mark_every());
+            format!(
+                "{model}, of which the daemon may take {budget}; others hold {foreign} of that. One allocation of {every} is marked and checked."
+            )
         })
     }
 
@@ -235,6 +243,7 @@ impl Node {
             .arg(format!("--repeat={repeat}"))
             .arg(format!("--wait={}", if act.role.is_late { PATIENCE.as_secs() } else { 5 }))
             .arg(format!("--tag={}", number + 1))
+            .arg(format!("--mark-every={}", self.mark_every()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)

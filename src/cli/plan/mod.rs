@@ -1,5 +1,6 @@
 //! `stitchd plan`: makes a plan from a trace; `check` and `show` look at one.
 
+mod answer;
 mod look;
 mod problem;
 mod search;
@@ -67,11 +68,13 @@ pub(super) struct PlanArgs {
 #[derive(Debug, Subcommand)]
 enum PlanCommand {
     /// Checks that a plan is right in itself and made for the job of a trace: exit code 0, or what is wrong
-    #[command(after_help = "Example:\n  stitchd plan check job.plan trace.csv.zst && stitchd reserve --plan job.plan")]
+    #[command(
+        after_help = "Examples:\n  stitchd plan check job.plan trace.csv.zst && stitchd reserve --plan job.plan\n  stitchd plan check answer.csv problem.csv    # offsets of whatever solver: apart, and how far from the bound"
+    )]
     Check {
-        /// A plan file
+        /// A plan file; or the answer to a problem of placement, in CSV with `id` and `offset`
         plan: PathBuf,
-        /// The trace
+        /// The trace; or the problem
         file: PathBuf,
         /// Which device of a job that uses several
         #[arg(long, value_name = "ORDINAL")]
@@ -89,6 +92,9 @@ enum PlanCommand {
 
 pub(super) fn run(args: &PlanArgs) -> Outcome {
     match (&args.command, &args.file) {
+        (Some(PlanCommand::Check { plan, file, .. }), _) if problem::is_csv(plan) => {
+            answer::check(plan, file, args.json)
+        }
         (Some(PlanCommand::Check { plan, file, device }), _) => look::check(plan, file, *device, args.json),
         (Some(PlanCommand::Show { plan }), _) => look::show(plan, args.json),
         (None, Some(file)) => make(args, file),

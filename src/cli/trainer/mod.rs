@@ -6,6 +6,7 @@ mod pattern;
 
 use std::collections::HashMap;
 use std::io::Write as _;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,6 +59,9 @@ pub(super) struct TrainerArgs {
     /// End when nobody reads what this one says: whoever started it is gone
     #[arg(long, hide = true)]
     until_unheard: bool,
+    /// Mark and check one allocation of so many
+    #[arg(long, default_value = "1")]
+    mark_every: NonZeroU64,
     /// Tells this trainer's bytes from others'
     #[arg(long, default_value_t = 1)]
     tag: u16,
@@ -127,6 +131,7 @@ struct Trainer {
     driver: Arc<dyn Driver>,
     clock: SystemClock,
     patterns: Patterns,
+    mark_every: NonZeroU64,
     live: Vec<Option<Marked>>,
     allocations: u64,
     /// Memory calls of each iteration that has ended.
@@ -167,6 +172,7 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
         runtime,
         clock: SystemClock::new(),
         patterns: Patterns::new(args.tag),
+        mark_every: args.mark_every,
         live: vec![None; job.slots],
         allocations: 0,
         calls: Vec::new(),
@@ -235,7 +241,11 @@ impl Trainer {
         }
         let address = self.runtime.alloc(request)?;
         self.allocations += 1;
-        let marked = Marked::new(address, request.bytes, self.allocations, &self.runtime.borders(address));
+        let marked = if self.allocations.is_multiple_of(self.mark_every.get()) {
+            Marked::new(address, request.bytes, self.allocations, &self.runtime.borders(address))
+        } else {
+            Marked::nowhere(address, self.allocations)
+        };
         self.patterns.write(&*self.driver, &marked)?;
         self.live[slot as usize] = Some(marked);
         Ok(())

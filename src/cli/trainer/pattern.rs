@@ -76,6 +76,11 @@ impl Marked {
         }
         Marked { address, number, stretches }
     }
+
+    /// An allocation without a pattern.
+    pub(super) fn nowhere(address: DeviceAddress, number: u64) -> Marked {
+        Marked { address, number, stretches: Vec::new() }
+    }
 }
 
 impl Patterns {

@@ -1,0 +1,154 @@
+//! `stitchd plan check ANSWER.csv PROBLEM.csv`: whether an answer, of whatever solver, is one.
+//!
+//! Not for: plans, which are checked against a trace ([`super::look`]).
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde_json::json;
+
+use super::{Failure, Outcome, print_json, trace};
+use crate::plan::validate::{self, Wrong};
+use crate::plan::{Problem, lower_bound};
+use crate::trace::EventKind;
+use crate::trace::import::Imported;
+use crate::units::{Bytes, Lifetime, Tick, counted};
+
+/// Lines that are shown of what is wrong.
+const SHOWN: usize = 20;
+
+/// What a row says beside its id.
+#[derive(Default)]
+struct Row {
+    /// `lower`, `upper` and `size`, as far as there are such columns.
+    problem: [Option<u64>; 3],
+    offset: u64,
+}
+
+const COLUMNS: [&str; 3] = ["lower", "upper", "size"];
+
+pub(super) fn check(answer_file: &Path, problem_file: &Path, json: bool) -> Outcome {
+    let (imported, _) = trace::read_job(problem_file, None)?;
+    if !imported.is_problem {
+        return Err(Failure::Usage(format!(
+            "{}: not a problem of placement, which an answer in CSV would be for; a plan file is checked against a trace",
+            problem_file.display()
+        )));
+    }
+    let rows = read(answer_file)?;
+    let (peak, wrong) = differences(&rows, &imported)?;
+    let mut problem = Problem::from_trace(&imported.trace, 0)?;
+    for buffer in &mut problem.buffers {
+        (buffer.len, buffer.again) = (buffer.bytes, None);
+    }
+    let bound = lower_bound(&problem);
+    let gap = peak.get() as f64 / bound.get().max(1) as f64 - 1.0;
+    if json {
+        print_json(&json!({
+            "valid": wrong.is_empty(),
+            "wrong": wrong,
+            "buffers": imported.rows.len(),
+            "peak_bytes": peak.get(),
+            "lower_bound_bytes": bound.get(),
+            "gap": gap,
+        }));
+    } else if wrong.is_empty() {
+        let is_optimal = if peak == bound { ": optimal" } else { "" };
+        outln!(
+            "the answer is right: {} in {peak} ({} bytes)",
+            counted(imported.rows.len() as u64, "buffer"),
+            peak.get()
+        );
+        outln!("  bound      {bound}, gap {:.3} %{is_optimal}", gap * 100.0);
+    } else {
+        wrong.iter().for_each(|line| outln!("{line}"));
+    }
+    Ok(u8::from(!wrong.is_empty()))
+}
+
+/// The rows by their ids.
+fn read(path: &Path) -> Result<HashMap<Vec<u8>, Row>, Failure> {
+    let wrong = |what: String| Failure::Usage(format!("{}: {what}", path.display()));
+    let mut file =
+        csv::ReaderBuilder::new().trim(csv::Trim::All).from_path(path).map_err(|error| wrong(error.to_string()))?;
+    let headers = file.byte_headers().map_err(|error| wrong(error.to_string()))?.clone();
+    let column = |name: &str| headers.iter().position(|header| header == name.as_bytes());
+    let (Some(id), Some(offset)) = (column("id"), column("offset")) else {
+        return Err(wrong("an answer has a column `id` and one `offset`, in the first line".into()));
+    };
+    let others = COLUMNS.map(column);
+    let mut rows = HashMap::new();
+    let mut record = csv::ByteRecord::new();
+    while file.read_byte_record(&mut record).map_err(|error| wrong(error.to_string()))? {
+        let line = record.position().map_or(0, csv::Position::line);
+        let number = |at: usize| {
+            let text = String::from_utf8_lossy(&record[at]);
+            text.parse::<u64>()
+                .map_err(|_| wrong(format!("line {line}: '{}' is no number from 0 to 2^64", text.escape_debug())))
+        };
+        let mut row = Row { problem: [None; 3], offset: number(offset)? };
+        for (at, figure) in others.iter().zip(&mut row.problem) {
+            *figure = at.map(number).transpose()?;
+        }
+        if rows.insert(record[id].to_vec(), row).is_some() {
+            return Err(wrong(format!("line {line}: a second row of '{}'", name_of(&record[id]))));
+        }
+    }
+    Ok(rows)
+}
+
+/// As it can be shown.
+fn name_of(id: &[u8]) -> String {
+    String::from_utf8_lossy(id).escape_debug().to_string()
+}
+
+/// The answer's peak, and what keeps it from being one. At most a screen of it.
+fn differences(answer: &HashMap<Vec<u8>, Row>, imported: &Imported) -> Result<(Bytes, Vec<String>), Failure> {
+    let mut asked: HashMap<u64, [u64; 3]> = HashMap::new();
+    for event in &imported.trace.events {
+        match event.kind {
+            EventKind::Alloc => drop(asked.insert(event.id, [event.tick.0, 0, event.bytes.get()])),
+            EventKind::Free => asked.entry(event.id).or_default()[1] = event.tick.0,
+            _ => {}
+        }
+    }
+    let (mut wrong, mut peak) = (Vec::new(), Bytes::ZERO);
+    let mut places: Vec<(&[u8], [u64; 3], u64)> = Vec::new();
+    for (id, name) in &imported.rows {
+        let figures = asked.get(id).copied().unwrap_or_default();
+        let shown = name_of(name);
+        let Some(row) = answer.get(name) else {
+            wrong.push(format!("{shown}: the answer has no place for it"));
+            continue;
+        };
+        for ((column, said), asked) in COLUMNS.iter().zip(row.problem).zip(figures) {
+            if let Some(said) = said.filter(|said| *said != asked) {
+                wrong.push(format!("{shown}: the answer has {said} for its {column}, the problem {asked}"));
+            }
+        }
+        match row.offset.checked_add(figures[2]) {
+            Some(end) => peak = peak.max(Bytes::new(end)),
+            None => wrong.push(format!("{shown}: it would end behind 2^64")),
+        }
+        places.push((name, figures, row.offset));
+    }
+    if let Some(more) = answer.len().checked_sub(imported.rows.len()).filter(|more| *more > 0 && wrong.is_empty()) {
+        wrong.push(format!("the answer has {} that the problem does not know", counted(more as u64, "buffer")));
+    }
+    let lives =
+        places.iter().enumerate().filter(|(_, (_, [.., len], _))| *len > 0).map(|(number, (_, figures, offset))| {
+            let [lower, upper, len] = *figures;
+            (number, Lifetime { start: Tick(lower), end: Tick(upper) }, *offset, offset.saturating_add(len))
+        });
+    if wrong.is_empty()
+        && let Err(Wrong::Overlap { first, second, tick, offset }) = validate::check_apart(lives)
+    {
+        let [first, second] = [first.min(second), first.max(second)].map(|number| name_of(places[number].0));
+        wrong.push(format!("{first} and {second} are both live at {tick} and share the byte {offset}"));
+    }
+    if wrong.len() > SHOWN {
+        wrong.truncate(SHOWN);
+        wrong.push("and more".into());
+    }
+    Ok((peak, wrong))
+}
