@@ -25,6 +25,11 @@ const SMALL_MAX: Bytes = Bytes::mib(1);
 const SMALL_SLAB: Bytes = Bytes::mib(2);
 const MEDIUM_SLAB: Bytes = Bytes::mib(20);
 
+/// Bytes of a slab where chunks are no larger than it need be.
+fn least_slab_len(bytes: Bytes) -> Bytes {
+    if bytes <= SMALL_MAX { SMALL_SLAB } else { MEDIUM_SLAB }
+}
+
 /// The small pool of one device.
 #[derive(Debug)]
 pub struct SmallPool {
@@ -86,7 +91,7 @@ struct Extent {
     bin_after: Option<usize>,
 }
 
-/// Free extents by length.
+/// Free extents by length. What is longer than any request shares the last bin.
 #[derive(Debug)]
 struct Bins {
     heads: Box<[Option<usize>]>,
@@ -114,6 +119,11 @@ impl Bins {
         }
         let next = next_set(&self.summary, word + 1)?;
         Some(next * 64 + self.words[next].trailing_zeros() as usize)
+    }
+
+    /// The bin of an extent of so many units.
+    fn of(&self, units: u32) -> usize {
+        (units as usize).min(self.heads.len() - 1)
     }
 
     fn set(&mut self, units: usize, head: Option<usize>) {
@@ -178,7 +188,7 @@ impl SmallPool {
 
     /// Bytes of the slab that a request for so many bytes needs when none has room: whole chunks, as the rest of one would be nobody's.
     pub fn slab_len(&self, bytes: Bytes) -> Bytes {
-        let least = if bytes <= SMALL_MAX { SMALL_SLAB } else { MEDIUM_SLAB };
+        let least = least_slab_len(bytes);
         least.round_up(self.granule).unwrap_or(least)
     }
 
@@ -214,8 +224,7 @@ impl SmallPool {
     pub fn add_slab(&mut self, span: AddressSpan, bytes: Bytes, stream: StreamId) {
         let arena = ArenaKey { stream, is_medium: bytes > SMALL_MAX };
         let units = units_of(span.len());
-        let most = units_of(self.slab_len(bytes)) as usize;
-        let bins = || Arena { bins: Bins::new(most), empty_slabs: 0 };
+        let bins = || Arena { bins: Bins::new(units_of(least_slab_len(bytes)) as usize), empty_slabs: 0 };
         self.arenas.entry(arena).or_insert_with(bins).empty_slabs += 1;
         let extent = Extent {
             arena,
@@ -332,8 +341,9 @@ impl SmallPool {
     fn bin(&mut self, id: usize) {
         let Extent { arena, units, .. } = self.extents[id];
         let bins = &mut self.arenas.get_mut(&arena).expect("an extent has its arena").bins;
-        let head = bins.heads[units as usize];
-        bins.set(units as usize, Some(id));
+        let bin = bins.of(units);
+        let head = bins.heads[bin];
+        bins.set(bin, Some(id));
         self.extents[id].bin_before = None;
         self.extents[id].bin_after = head;
         if let Some(head) = head {
@@ -348,7 +358,7 @@ impl SmallPool {
             Some(before) => self.extents[before].bin_after = bin_after,
             None => {
                 let bins = &mut self.arenas.get_mut(&arena).expect("an extent has its arena").bins;
-                bins.set(units as usize, bin_after);
+                bins.set(bins.of(units), bin_after);
             }
         }
         if let Some(after) = bin_after {
@@ -439,7 +449,7 @@ impl SmallPool {
                 let mut at = *head;
                 while let Some(id) = at {
                     let extent = &self.extents[id];
-                    if extent.is_live || extent.units as usize != units || extent.arena != *key {
+                    if extent.is_live || arena.bins.of(extent.units) != units || extent.arena != *key {
                         return Err(format!("extent {id} hangs in the wrong bin"));
                     }
                     binned += 1;

@@ -48,9 +48,6 @@ impl Default for RuntimeConfig {
 const PACKED_SHARE: u64 = 1024;
 const PACKED_GRANULE: Bytes = Bytes::mib(32);
 
-/// What is smaller than so many chunks is packed where a block would leave much over, also where chunks are larger than [`StitchConfig::packed_below`] is made for.
-const PACKED_GRANULES: u64 = 4;
-
 impl RuntimeConfig {
     /// The same for a runtime that goes by `plan` from the beginning: what that does not serve is packed, whole chunks matter at the edges alone, and each takes calls and a descriptor. Where no more of
     /// the large ones can be had, what is stitched goes on with small ones.
@@ -65,7 +62,7 @@ impl RuntimeConfig {
     /// The same for a runtime whose plan is made while the job runs: what would leave much of a block over is packed whatever its size. What that moves and stitches ends with the plan, and what lives for good stays where it is.
     #[must_use]
     pub fn planning(self) -> RuntimeConfig {
-        RuntimeConfig { stitch: StitchConfig { packed_below: Bytes::MAX, ..self.stitch }, ..self }
+        RuntimeConfig { stitch: StitchConfig { packed_below: Some(Bytes::MAX), ..self.stitch }, ..self }
     }
 
     /// The same with sizes of chunks that there are.
@@ -79,8 +76,7 @@ impl RuntimeConfig {
     /// How the stitching pool is set on a device. Where chunks cannot leave their addresses, or those of the packed pool are of another size, the two could take nothing from each other, and nothing is packed without a plan.
     pub(super) fn stitching_on(&self, device: &Device) -> StitchConfig {
         let may_move = !device.capabilities().memory_stays_with_addresses && self.packed() == self.granule;
-        let most = self.stitch.packed_below.max(self.granule.checked_mul(PACKED_GRANULES).unwrap_or(Bytes::MAX));
-        let packed_below = if may_move && !self.stitch.packed_below.is_zero() { most } else { Bytes::ZERO };
+        let packed_below = if may_move { self.stitch.packed_below } else { Some(Bytes::ZERO) };
         StitchConfig { packed_below, ..self.stitch }
     }
 

@@ -27,10 +27,10 @@ fn reason_of(error: &AllocError) -> Option<Counter> {
             Some(Counter::FailuresFragmented)
         }
         AllocError::OutOfMemory { source, .. } => match source.kind {
-            // Everybody waits for everybody: there is no memory, whoever was refused for it.
-            ErrorKind::Exhausted | ErrorKind::Conflict => None,
+            ErrorKind::Exhausted => None,
             ErrorKind::OverLimit => Some(Counter::FailuresLimit),
-            ErrorKind::Unavailable => Some(Counter::FailuresUnavailable),
+            // A session that is being attached anew, say.
+            ErrorKind::Unavailable | ErrorKind::Conflict => Some(Counter::FailuresUnavailable),
             _ => Some(Counter::FailuresDriver),
         },
         AllocError::Asleep { .. } => Some(Counter::FailuresUnavailable),

@@ -214,12 +214,7 @@ impl AllocError {
 
     /// Memory has run out, or there is not as much in the world: a smaller request may be served.
     pub fn is_lack(&self) -> bool {
-        match self {
-            AllocError::TooLarge { .. } => true,
-            // Everybody who has memory waits for more, on a device that one process has for itself, too: there is no memory.
-            AllocError::OutOfMemory { source, .. } if source.kind == ErrorKind::Conflict => true,
-            _ => self.kind().is_lack(),
-        }
+        matches!(self, AllocError::TooLarge { .. }) || self.kind().is_lack()
     }
 
     /// The same error of a request for `bytes`.

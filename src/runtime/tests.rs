@@ -221,7 +221,7 @@ fn nothing_is_packed_without_a_plan_where_the_pools_could_take_nothing_from_each
 #[test]
 fn borders_are_where_chunks_meet_whatever_the_addresses_of_a_range_are() {
     // Nothing is packed, so that each has a range of its own.
-    let stitch = StitchConfig { packed_below: Bytes::ZERO, ..StitchConfig::default() };
+    let stitch = StitchConfig { packed_below: Some(Bytes::ZERO), ..StitchConfig::default() };
     let bench = Bench::new(256, RuntimeConfig { granule: Bytes::mib(8), stitch, ..RuntimeConfig::default() });
     // Ranges are aligned to the device's granularity, so most do not begin at a multiple of 8 MiB: a few of them, to be sure.
     for mib in [20, 9, 33, 8] {
@@ -772,23 +772,6 @@ fn where_no_large_chunks_are_left_nobody_is_asked_for_one_with_each_request() {
         acquires.push(bench.acquires() - before);
     }
     assert!(acquires[0] <= 10 && acquires[1..] == [0, 0], "{acquires:?}");
-}
-
-#[test]
-fn where_everybody_waits_for_everybody_there_is_no_memory_and_where_the_daemon_is_away_that_is_not_why() {
-    let error = |kind| AllocError::OutOfMemory {
-        requested: Bytes::mib(700),
-        held: Bytes::gib(138),
-        live: Bytes::gib(137),
-        stitchable: Bytes::mib(16),
-        parked: Bytes::mib(16),
-        contiguous: Bytes::mib(16),
-        of_plan: None,
-        source: SourceError { kind, message: String::new() },
-    };
-    let lacks = |kind| error(kind).is_lack();
-    assert!(lacks(ErrorKind::Conflict) && lacks(ErrorKind::Exhausted) && lacks(ErrorKind::OverLimit));
-    assert!(!lacks(ErrorKind::Unavailable) && !lacks(ErrorKind::Broken));
 }
 
 #[test]

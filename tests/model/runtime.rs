@@ -163,7 +163,7 @@ const SETUP: Setup = Setup {
         wait: Duration::ZERO,
         stitch: StitchConfig {
             fragmentation_limit: Bytes::mib(8),
-            packed_below: Bytes::mib(8),
+            packed_below: Some(Bytes::mib(8)),
             stitch_limit: Bytes::gib(2),
             remembered_max: 4096,
             is_on: true,

@@ -39,7 +39,7 @@ pub(crate) const SETUP: Setup = Setup {
     alias: true,
     config: StitchConfig {
         fragmentation_limit: Bytes::mib(2),
-        packed_below: Bytes::ZERO,
+        packed_below: Some(Bytes::ZERO),
         stitch_limit: Bytes::gib(1),
         remembered_max: 4096,
         is_on: true,
@@ -450,7 +450,7 @@ fn little_is_remembered_and_stitched_addresses_are_scarce_and_nothing_is_shared(
     for seed in crate::times(SEEDS) {
         let config = StitchConfig {
             fragmentation_limit: Bytes::mib(2 * seed),
-            packed_below: Bytes::ZERO,
+            packed_below: Some(Bytes::ZERO),
             stitch_limit: Bytes::mib(4 * seed),
             remembered_max: seed as usize,
             is_on: true,

@@ -32,7 +32,7 @@ const KEYS: [(&str, &str); 12] = [
     ("stitchd.slack_per_mille", "above it they still do while at most so many thousandths are idle (20)"),
     (
         "stitchd.packed_below",
-        "bytes; without a plan smaller requests that would leave a sixteenth of their block over lie side by side (8MiB; with --auto all)",
+        "bytes; without a plan smaller requests that would leave a sixteenth of their block over lie side by side (four chunks, 8MiB where they are of 2MiB; with --auto all)",
     ),
     ("stitchd.fragmentation_limit", "bytes; smaller blocks are not stitched, unless memory runs out (8MiB)"),
     ("stitchd.stitch_limit", "bytes of addresses that stitched blocks may take (1TiB)"),
@@ -101,7 +101,7 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
         }
         "stitchd.soft_budget" => setup.runtime.soft_budget = bytes()?,
         "stitchd.slack_per_mille" => setup.runtime.slack_per_mille = number()? as u64,
-        "stitchd.packed_below" => setup.runtime.stitch.packed_below = bytes()?,
+        "stitchd.packed_below" => setup.runtime.stitch.packed_below = Some(bytes()?),
         "stitchd.fragmentation_limit" => setup.runtime.stitch.fragmentation_limit = bytes()?,
         "stitchd.stitch_limit" => setup.runtime.stitch.stitch_limit = bytes()?,
         key => {

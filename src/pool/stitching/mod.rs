@@ -60,6 +60,9 @@ use crate::units::{Bytes, DeviceAddress, Place as _, Span};
 /// Of a block that is not stitched so much may be left over, as a part of what is asked for. Without that bound, or with an eighth, gpt2-small takes as much and qwen-moe 0.1 and 0.5 % more.
 const WASTE_PART: u64 = 16;
 
+/// What is smaller than so many chunks is left to the packed pool, if nobody says otherwise.
+const PACKED_GRANULES: u64 = 4;
+
 /// How much a stitching pool may do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StitchConfig {
@@ -67,8 +70,8 @@ pub struct StitchConfig {
     /// it would cost more calls than it saves memory.
     pub fragmentation_limit: Bytes,
     /// A smaller request is left to the packed pool, where its block would leave more than a sixteenth of its size over. The larger the requests that are, the more memory goes to and fro between the pools before a job
-    /// has settled.
-    pub packed_below: Bytes,
+    /// has settled. Four chunks if nobody says: 8 MiB where they are of 2.
+    pub packed_below: Option<Bytes>,
     /// Addresses that idle and live stitched blocks may take together; above it the least recently used idle ones go.
     pub stitch_limit: Bytes,
     /// SBlocks that cost nothing (in place) to remember.
@@ -81,7 +84,7 @@ impl Default for StitchConfig {
     fn default() -> StitchConfig {
         StitchConfig {
             fragmentation_limit: Bytes::mib(8),
-            packed_below: Bytes::mib(8),
+            packed_below: None,
             stitch_limit: Bytes::gib(1024),
             remembered_max: 4096,
             is_on: true,
@@ -141,6 +144,7 @@ pub struct StitchingPool {
     granule_shift: u32,
     config: StitchConfig,
     /// The configured limit, or what half of the process's mappings reach.
+    packed_below: Bytes,
     stitch_limit: Bytes,
     /// Nothing is unmapped to serve a request.
     keeps_mapped: bool,
@@ -211,7 +215,7 @@ impl StitchingPool {
     pub fn leaves_to_packing(&self, bytes: Bytes, stream: StreamId) -> bool {
         self.config.is_on
             && stream == StreamId::DEFAULT
-            && bytes < self.config.packed_below
+            && bytes < self.packed_below
             && self.block_len(bytes).is_some_and(|len| (len - bytes).get() > bytes.get() / WASTE_PART)
     }
 
@@ -225,6 +229,7 @@ impl StitchingPool {
             granule_shift: granule.get().trailing_zeros(),
             config,
             stitch_limit: config.stitch_limit.min(reachable),
+            packed_below: config.packed_below.or(granule.checked_mul(PACKED_GRANULES)).unwrap_or(Bytes::MAX),
             keeps_mapped: false,
             ranges: Slab::new(),
             cells: Cells::default(),

@@ -12,7 +12,7 @@ const OTHER: StreamId = StreamId(9);
 /// Everything may be stitched.
 const CONFIG: StitchConfig = StitchConfig {
     fragmentation_limit: Bytes::mib(2),
-    packed_below: Bytes::ZERO,
+    packed_below: Some(Bytes::ZERO),
     stitch_limit: Bytes::gib(1),
     remembered_max: 4096,
     is_on: true,
