@@ -138,6 +138,7 @@ async fn serve(config: Config, sockets: Sockets, args: &ServeArgs, clock: System
     let limit = config.driver_deadline * OPENING_CALLS;
     let opening = clock.now();
     let driver = opening::in_time(name.as_str(), limit, move || crate::driver::open(name, &totals, &library))?;
+    let name = name.opened_as(&*driver);
     // A driver may take seconds for that, and nobody here can do anything about it: it is told apart.
     let driver_ms = (clock.now() - opening).as_secs_f64() * 1e3;
     let http = listeners.http_address();

@@ -29,6 +29,7 @@ mod streams;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 #[cfg(feature = "testing")]
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -605,7 +606,13 @@ impl DriverName {
         names.join(", ")
     }
 
-    /// Its devices are as large as somebody says.
+    /// What `auto` has come to, or the same.
+    #[must_use]
+    pub fn opened_as(self, driver: &dyn Driver) -> DriverName {
+        driver.name().parse().unwrap_or(self)
+    }
+
+    /// Its devices are as large as somebody says. Of `auto` nobody knows before it is opened ([`DriverName::opened_as`]).
     pub fn is_pretended(self) -> bool {
         !matches!(self, DriverName::Cuda | DriverName::Hip)
     }
@@ -640,6 +647,15 @@ impl LibraryPlace {
     #[cfg(feature = "testing")]
     pub fn at(path: impl Into<PathBuf>) -> LibraryPlace {
         LibraryPlace { path: Some(path.into()) }
+    }
+
+    /// NVIDIA's kernel module has made its devices' files, or Windows that of its subsystem for Linux, whatever became of the library.
+    fn machine_has_a_device(&self) -> bool {
+        #[cfg(feature = "testing")]
+        if self.path.is_some() {
+            return false;
+        }
+        ["/dev/nvidiactl", "/dev/dxg"].iter().any(|file| Path::new(file).exists())
     }
 
     fn open(&self, kind: gpu::GpuKind) -> Result<gpu::GpuDriver, OpenError> {
@@ -684,7 +700,10 @@ pub fn open_shared(
         DriverName::Auto => match library.open(gpu::GpuKind::Cuda) {
             Ok(driver) => Arc::new(driver),
             // One that is there and does not work is no reason to serve other memory.
-            Err(error) if error.is_no_gpu() => Arc::new(pretended()),
+            Err(error) if error.is_no_gpu() && !library.machine_has_a_device() => {
+                tracing::info!(%error, "no GPU: memory of this machine pretends to be devices");
+                Arc::new(pretended())
+            }
             Err(error) => return Err(error),
         },
         DriverName::Host => Arc::new(pretended()),

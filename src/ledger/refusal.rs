@@ -152,10 +152,11 @@ impl Refusal {
             Refusal::OverBudget { .. }
             | Refusal::Exhausted { .. }
             | Refusal::Chunks { .. }
-            | Refusal::Guarantee { .. } => ErrorKind::Exhausted,
+            | Refusal::Guarantee { .. }
+            // Everybody who has memory waits for more, on a device that one has for itself, too: there is none.
+            | Refusal::Deadlock { .. } => ErrorKind::Exhausted,
             Refusal::Lost { .. } => ErrorKind::Unavailable,
             Refusal::Draining { .. } | Refusal::Evicted => ErrorKind::OverLimit,
-            Refusal::Deadlock { .. } => ErrorKind::Conflict,
             Refusal::Driver { .. } => ErrorKind::Broken,
             Refusal::Cancelled | Refusal::Closed => ErrorKind::Unavailable,
         }

@@ -56,15 +56,17 @@ struct Result {
 
 pub(super) fn run(args: &DemoArgs) -> Outcome {
     // Before anything is started: a driver that is not there is said as everywhere else.
-    if driver::open_shared(args.driver, &[], &Environment::read().library)?.is_none() {
+    let Some(opened) = driver::open_shared(args.driver, &[], &Environment::read().library)? else {
         return Err(Failure::Usage(format!(
             "processes cannot share the memory of the {} driver; --help says which the demo takes",
             args.driver.as_str()
         )));
-    }
+    };
+    let driver = args.driver.opened_as(&*opened);
+    drop(opened);
     let clock = SystemClock::new();
     let show = Show::new(args.json);
-    let result = perform(args, &show, &clock).map_err(Failure::Other)?;
+    let result = perform(args, driver, &show, &clock).map_err(Failure::Other)?;
     if args.json {
         print_json(&to_json(&result));
     } else {
@@ -73,8 +75,8 @@ pub(super) fn run(args: &DemoArgs) -> Outcome {
     Ok(u8::from(!result.is_good()))
 }
 
-fn perform(args: &DemoArgs, show: &Show, clock: &SystemClock) -> anyhow::Result<Result> {
-    let mut node = Node::start(args.driver, &args.http, args.keep, show)?;
+fn perform(args: &DemoArgs, driver: DriverName, show: &Show, clock: &SystemClock) -> anyhow::Result<Result> {
+    let mut node = Node::start(driver, &args.http, args.keep, show)?;
     show.say(&node.introduce()?);
     show.say(&format!("daemon    pid {} in {}", node.daemon_pid(), node.directory().display()));
     show.say(&format!("look      http://{}/ or stitchd top --socket {}", node.http(), node.socket().display()));

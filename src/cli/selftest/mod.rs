@@ -209,7 +209,8 @@ fn show(
     let mut questions = Vec::new();
     if args.questions || args.all {
         let beside = Beside { of_all_devices: is_first, taking: args.all };
-        questions = questions::ask_all(args.driver, Arc::clone(driver) as Arc<dyn Driver>, &device, beside, &say);
+        let name = args.driver.opened_as(&**driver);
+        questions = questions::ask_all(name, Arc::clone(driver) as Arc<dyn Driver>, &device, beside, &say);
     }
     Ok(Shown { device, checks, costs, questions })
 }
