@@ -230,7 +230,7 @@ fn an_answer_of_whatever_solver_is_checked_against_its_problem() {
         (output.status.code(), stdout(&output) + &stderr(&output))
     };
     let (code, text) = said(other);
-    assert!(code == Some(0) && text.contains("in 9 B") && text.contains("gap 80.000 %"), "{text}");
+    assert!(code == Some(0) && text.contains("in 7 B") && text.contains("gap 40.000 %"), "{text}");
     let is = |text: &str, from: &str, to: &str, wanted: Option<i32>, what: &str| {
         assert!(text.contains(from), "{from}");
         let (code, said) = said(&text.replace(from, to));

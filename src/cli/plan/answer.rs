@@ -28,6 +28,9 @@ struct Row {
 const COLUMNS: [&str; 3] = ["lower", "upper", "size"];
 
 pub(super) fn check(answer_file: &Path, problem_file: &Path, json: bool) -> Outcome {
+    if super::problem::is_compressed(answer_file) {
+        return Err(Failure::Usage(format!("{}: an answer is read as it is, not compressed", answer_file.display())));
+    }
     let (imported, _) = trace::read_job(problem_file, None)?;
     if !imported.is_problem {
         return Err(Failure::Usage(format!(
@@ -42,17 +45,19 @@ pub(super) fn check(answer_file: &Path, problem_file: &Path, json: bool) -> Outc
         (buffer.len, buffer.again) = (buffer.bytes, None);
     }
     let bound = lower_bound(&problem);
-    let gap = peak.get() as f64 / bound.get().max(1) as f64 - 1.0;
+    // Of what is no answer there is none.
+    let peak = Some(peak).filter(|_| wrong.is_empty());
+    let gap = peak.map(|peak| peak.get() as f64 / bound.get().max(1) as f64 - 1.0);
     if json {
         print_json(&json!({
             "valid": wrong.is_empty(),
             "wrong": wrong,
             "buffers": imported.rows.len(),
-            "peak_bytes": peak.get(),
+            "peak_bytes": peak.map(Bytes::get),
             "lower_bound_bytes": bound.get(),
             "gap": gap,
         }));
-    } else if wrong.is_empty() {
+    } else if let (Some(peak), Some(gap)) = (peak, gap) {
         let is_optimal = if peak == bound { ": optimal" } else { "" };
         outln!(
             "the answer is right: {} in {peak} ({} bytes)",
@@ -127,7 +132,8 @@ fn differences(answer: &HashMap<Vec<u8>, Row>, imported: &Imported) -> Result<(B
             }
         }
         match row.offset.checked_add(figures[2]) {
-            Some(end) => peak = peak.max(Bytes::new(end)),
+            // What has no bytes is nowhere.
+            Some(end) => peak = peak.max(if figures[2] > 0 { Bytes::new(end) } else { Bytes::ZERO }),
             None => wrong.push(format!("{shown}: it would end behind 2^64")),
         }
         places.push((name, figures, row.offset));

@@ -92,7 +92,10 @@ enum PlanCommand {
 
 pub(super) fn run(args: &PlanArgs) -> Outcome {
     match (&args.command, &args.file) {
-        (Some(PlanCommand::Check { plan, file, .. }), _) if problem::is_csv(plan) => {
+        // Where the second is a plan the two are in the wrong order, and are told so.
+        (Some(PlanCommand::Check { plan, file, .. }), _)
+            if (problem::is_csv(plan) || problem::is_compressed(plan)) && read_plan(file).is_err() =>
+        {
             answer::check(plan, file, args.json)
         }
         (Some(PlanCommand::Check { plan, file, device }), _) => look::check(plan, file, *device, args.json),
