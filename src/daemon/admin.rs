@@ -69,7 +69,7 @@ impl Act for v1::EvictRequest {
 impl Act for v1::DrainRequest {
     fn words(&self) -> String {
         let device = device_of(&self.device_uuid);
-        if self.undo { format!("drain {device} no more") } else { format!("drain {device}") }
+        if self.undo { format!("undo the drain of {device}") } else { format!("drain {device}") }
     }
 }
 

@@ -63,13 +63,13 @@ pub enum DaemonError {
     Keeper(#[source] KeeperError),
     /// It is somewhere else.
     #[error(
-        "the keeper (pid {pid}) of a daemon before is in {runtime_dir}, and processes that are there need what it holds ({processes}): start without --state-dir {state_dir} as long as they run, or end them before"
+        "the keeper (pid {pid}) of a daemon before is in {there}, and processes that are there need what it holds ({processes}): start with --state-dir {there}, and not {state_dir}, as long as they run, or end them before"
     )]
     Elsewhere {
         /// Of the keeper.
         pid: u32,
         /// Where it is.
-        runtime_dir: PathBuf,
+        there: PathBuf,
         /// Where it is looked for.
         state_dir: PathBuf,
         /// Whose sessions it knows.

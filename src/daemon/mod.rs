@@ -6,7 +6,7 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`config`] | flags and file to one typed configuration |
-//! | [`keeping`], [`takeover`], [`reattach`] | who holds what outlives this process; what is taken over from the daemon before; its sessions, when they are there again |
+//! | [`keeping`], [`takeover`], [`elsewhere`], [`reattach`] | who holds what outlives this process; what is taken over from the daemon before, and what it has left in another place; its sessions, when they are there again |
 //! | [`listener`] | the lock on the runtime directory, the sockets, who connected |
 //! | [`connections`] | what a process may have of connections, sessions, and descriptors that it has not read |
 //! | [`registry`] | sessions, their secrets and tickets, and what becomes of them when their process goes |
@@ -27,6 +27,7 @@ mod chunk_server;
 pub mod config;
 mod connections;
 mod deadline;
+mod elsewhere;
 mod error;
 mod gate;
 mod http;
@@ -558,7 +559,7 @@ struct Resumed {
 
 /// Finds or starts the keeper, and what was left with it.
 fn leave(config: &Config) -> Result<(Arc<Keeping>, Left), DaemonError> {
-    check_elsewhere(config)?;
+    elsewhere::check(config)?;
     if config.keeper == KeeperIs::Manager && config.manager.socket.is_none() {
         return Err(DaemonError::NoManager);
     }
@@ -568,24 +569,6 @@ fn leave(config: &Config) -> Result<(Arc<Keeping>, Left), DaemonError> {
     let (keeping, held) = begun.map_err(DaemonError::Keeper)?;
     let left = Left::find(config.state_dir(), held)?;
     Ok((keeping, left))
-}
-
-/// A daemon before that had no state directory of its own has left what it holds in the runtime directory, where nobody would look for it.
-fn check_elsewhere(config: &Config) -> Result<(), DaemonError> {
-    if config.state_dir() == config.runtime_dir {
-        return Ok(());
-    }
-    let Some((link, held, processes)) = kept_in(&config.runtime_dir)? else { return Ok(()) };
-    if processes > 0 {
-        let (pid, state_dir) = (link.pid(), config.state_dir().to_owned());
-        return Err(DaemonError::Elsewhere { pid, runtime_dir: config.runtime_dir.clone(), state_dir, processes });
-    }
-    tracing::warn!(
-        pid = link.pid(),
-        descriptors = held,
-        "a keeper in the runtime directory holds what a daemon without this state directory had, for no process any more: it ends"
-    );
-    link.end().map_err(DaemonError::Keeper)
 }
 
 /// A driver whose memory is for one process follows nobody.

@@ -798,6 +798,41 @@ fn a_state_directory_that_is_new_is_refused_while_the_keeper_of_before_is_needed
 }
 
 #[test]
+fn a_state_directory_is_not_changed_while_the_keeper_in_the_one_of_before_is_needed() {
+    if needs_host("another process is to be the daemon") {
+        return;
+    }
+    let state = tempfile::tempdir().unwrap();
+    let of = |name: &str| format!("--state-dir={}", state.path().join(name).display());
+    let daemon = TestDaemon::with(&[DEVICE, &of("one")]);
+    let session = daemon.session("stays");
+    let runtime = session.runtime(0, RuntimeConfig::default()).unwrap();
+    let first = keeper(&daemon);
+    let mut dir = daemon.kill();
+    // Another one, or none of its own.
+    for flags in [&[DEVICE, &of("two")][..], &[DEVICE]] {
+        let mut command = stitchd();
+        command.args(["serve", "--driver", "host", "--runtime-dir"]).arg(dir.path()).args(flags);
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("that it is refused", || child.try_wait().unwrap());
+        let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+        let wanted = format!("start with --state-dir {}", state.path().join("one").display());
+        assert!(said.contains(&format!("the keeper (pid {first})")) && said.contains(&wanted), "{said}");
+    }
+    let daemon = TestDaemon::in_dir(dir, &[DEVICE, &of("one")]);
+    assert_eq!(keeper(&daemon), first);
+    eventually("that the session is there again", || session.is_attached().then_some(()));
+    drop((runtime, session));
+    daemon.wait_for_device("leased_bytes", 0);
+    eventually("that the session is over", || (daemon.cli_json(&["status"])["sessions"] == 0).then_some(()));
+    dir = daemon.kill();
+    // Nobody needs it any more.
+    let mut daemon = TestDaemon::in_dir(dir, &[DEVICE, &of("two")]);
+    daemon.expect_complaint("holds what a daemon before had, for no process any more");
+    assert_ne!(keeper(&daemon), first);
+}
+
+#[test]
 fn a_daemon_that_is_to_outlive_its_terminal_does() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = Command::new("nohup");
