@@ -94,7 +94,7 @@ fn run_all(args: &StatusArgs) -> Outcome {
                         Bytes::new(device.available_bytes).to_string(),
                         Bytes::new(device.foreign_bytes).to_string(),
                         status.sessions.len().to_string(),
-                        show::device_state(device).to_owned(),
+                        if status.is_draining { "shutting down".into() } else { show::device_state(device).to_owned() },
                     ]);
                 }
             }
@@ -192,7 +192,7 @@ pub(super) fn run(args: &StatusArgs) -> Outcome {
     let unkept: u64 = status.devices.iter().map(|device| device.unkept_bytes).sum();
     if unkept > 0 {
         outln!(
-            "{} are with those alone who have them mapped, as no keeper and no journal has told this daemon of them: they cannot be shared or handed on, and go back to the driver as their jobs end",
+            "{} are with those alone who have them mapped, as neither keeper nor journal could tell this daemon whose they are (there is none, or the journal is damaged): they cannot be shared or handed on, and go back to the driver as their jobs end",
             Bytes::new(unkept)
         );
     }

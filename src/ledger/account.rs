@@ -91,6 +91,8 @@ pub struct AccountView {
     pub is_lost: bool,
     /// Nothing more of it is promised.
     pub is_draining: bool,
+    /// Nothing more of any device is promised: the daemon is shutting down.
+    pub is_closed: bool,
     /// Bytes that sessions are guaranteed.
     pub guaranteed: Bytes,
     /// Sessions that were asked for idle memory and have yet to answer, and are waited for.
@@ -105,7 +107,7 @@ impl AccountView {
 
     /// The same of bytes alone, in however many chunks.
     pub(super) fn unpromised(&self) -> Bytes {
-        if self.is_lost || self.is_draining {
+        if self.is_lost || self.is_draining || self.is_closed {
             return Bytes::ZERO;
         }
         let stays = self.bytes.promised() - self.bytes.idle - self.bytes.destroying;
@@ -420,6 +422,7 @@ impl Account {
             chunk_len_max: limits::CHUNK_LEN_MAX,
             is_lost: self.is_lost,
             is_draining: self.is_draining,
+            is_closed: false,
             guaranteed: Bytes::ZERO,
             asked: 0,
         }

@@ -461,7 +461,7 @@ impl Ledger {
         let guaranteed = self.guaranteed_on(device).map(|(_, place)| place.guarantee).sum();
         let asked = self.questions.open().filter(|(of, _)| *of == device).count();
         let chunk_len_max = self.chunk_len_max.unwrap_or(limits::CHUNK_LEN_MAX);
-        Some(AccountView { guaranteed, asked, chunk_len_max, ..account.view(device) })
+        Some(AccountView { guaranteed, asked, chunk_len_max, is_closed: self.is_closed, ..account.view(device) })
     }
 
     /// What a session could get on a device beside what it holds: what nobody has, or lies idle with the daemon, less what is kept for others, within its limit and as many chunks as there may be.

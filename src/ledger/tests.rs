@@ -447,6 +447,7 @@ fn a_ledger_that_is_closed_refuses_who_waits_and_who_asks_and_takes_back_what_is
     let is_closed = |answer: &(RequestId, Answer)| answer.1 == Answer::Refused(Refusal::Closed);
     assert!(answers.len() == 2 && answers.iter().all(is_closed), "{answers:?}");
     assert!(is_closed(&desk.acquire(two, 1, 1000)[0]), "although there is room");
+    assert_eq!(desk.ledger.device(DEVICE).unwrap().available(), Bytes::ZERO);
     assert_eq!(desk.step(Command::Release { session: one, chunks: held }), []);
     assert_eq!(desk.leased(), 0);
 }

@@ -12,7 +12,7 @@ use stitchd::units::Bytes;
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::raw::Grpc;
-use crate::support::{TestDaemon, config_file, eventually, hear, python};
+use crate::support::{TestDaemon, config_file, eventually, hear, python, stitchd};
 
 /// The value of the one series whose line begins so.
 fn value(text: &str, series: &str) -> f64 {
@@ -269,7 +269,15 @@ fn a_daemon_that_waits_for_its_sessions_to_end_is_alive_and_not_ready_whoever_as
     assert_eq!(services.map(|service| grpc.health(service)), [ServingStatus::NotServing; 5]);
     assert_eq!(grpc.health("stitchd.v1.Admin"), ServingStatus::Serving);
     assert_eq!(daemon.cli(&["health"]).status.code(), Some(1));
-    assert!(scrape(&daemon).contains("stitchd_ready 0"));
+    let text = scrape(&daemon);
+    assert!(text.contains("stitchd_ready 0"));
+    // Nobody could have any more of it.
+    let uuid = daemon.uuid();
+    assert_eq!(value(&text, &format!("stitchd_available_bytes{{gpu=\"0\",UUID=\"{uuid}\"}}")), 0.0);
+    let all = stitchd().args(["status", "--all"]).env("STITCHD_RUNTIME_DIR", daemon.path()).output().unwrap();
+    let all = String::from_utf8(all.stdout).unwrap();
+    let row = all.lines().find(|line| line.starts_with(daemon.path().to_str().unwrap())).unwrap_or(&all);
+    assert!(row.ends_with("shutting down"), "{row}");
     grpc.close(&session).unwrap();
     assert!(daemon.terminate().success());
 }
