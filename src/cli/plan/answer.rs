@@ -7,10 +7,10 @@ use std::path::Path;
 
 use serde_json::json;
 
+use super::problem::{as_it_is, is_compressed, places};
 use super::{Failure, Outcome, print_json, trace};
+use crate::plan::lower_bound;
 use crate::plan::validate::{self, Wrong};
-use crate::plan::{Problem, lower_bound};
-use crate::trace::EventKind;
 use crate::trace::import::Imported;
 use crate::units::{Bytes, Lifetime, Tick, counted};
 
@@ -28,7 +28,7 @@ struct Row {
 const COLUMNS: [&str; 3] = ["lower", "upper", "size"];
 
 pub(super) fn check(answer_file: &Path, problem_file: &Path, json: bool) -> Outcome {
-    if super::problem::is_compressed(answer_file) {
+    if is_compressed(answer_file) {
         return Err(Failure::Usage(format!("{}: an answer is read as it is, not compressed", answer_file.display())));
     }
     let (imported, _) = trace::read_job(problem_file, None)?;
@@ -39,12 +39,8 @@ pub(super) fn check(answer_file: &Path, problem_file: &Path, json: bool) -> Outc
         )));
     }
     let rows = read(answer_file)?;
-    let (peak, wrong) = differences(&rows, &imported)?;
-    let mut problem = Problem::from_trace(&imported.trace, 0)?;
-    for buffer in &mut problem.buffers {
-        (buffer.len, buffer.again) = (buffer.bytes, None);
-    }
-    let bound = lower_bound(&problem);
+    let (peak, wrong) = differences(&rows, &imported);
+    let bound = lower_bound(&as_it_is(&imported.trace)?);
     // Of what is no answer there is none.
     let peak = Some(peak).filter(|_| wrong.is_empty());
     let gap = peak.map(|peak| peak.get() as f64 / bound.get().max(1) as f64 - 1.0);
@@ -108,19 +104,13 @@ fn name_of(id: &[u8]) -> String {
 }
 
 /// The answer's peak, and what keeps it from being one. At most a screen of it.
-fn differences(answer: &HashMap<Vec<u8>, Row>, imported: &Imported) -> Result<(Bytes, Vec<String>), Failure> {
-    let mut asked: HashMap<u64, [u64; 3]> = HashMap::new();
-    for event in &imported.trace.events {
-        match event.kind {
-            EventKind::Alloc => drop(asked.insert(event.id, [event.tick.0, 0, event.bytes.get()])),
-            EventKind::Free => asked.entry(event.id).or_default()[1] = event.tick.0,
-            _ => {}
-        }
-    }
+fn differences(answer: &HashMap<Vec<u8>, Row>, imported: &Imported) -> (Bytes, Vec<String>) {
+    let asked = places(&imported.trace, &[]);
     let (mut wrong, mut peak) = (Vec::new(), Bytes::ZERO);
-    let mut places: Vec<(&[u8], [u64; 3], u64)> = Vec::new();
+    let mut placed: Vec<(&[u8], [u64; 3], u64)> = Vec::new();
     for (id, name) in &imported.rows {
-        let figures = asked.get(id).copied().unwrap_or_default();
+        let [lower, upper, len, _] = asked.get(id).copied().unwrap_or_default();
+        let figures = [lower, upper, len];
         let shown = name_of(name);
         let Some(row) = answer.get(name) else {
             wrong.push(format!("{shown}: the answer has no place for it"));
@@ -131,30 +121,30 @@ fn differences(answer: &HashMap<Vec<u8>, Row>, imported: &Imported) -> Result<(B
                 wrong.push(format!("{shown}: the answer has {said} for its {column}, the problem {asked}"));
             }
         }
-        match row.offset.checked_add(figures[2]) {
+        match row.offset.checked_add(len) {
             // What has no bytes is nowhere.
-            Some(end) => peak = peak.max(if figures[2] > 0 { Bytes::new(end) } else { Bytes::ZERO }),
+            Some(end) => peak = peak.max(if len > 0 { Bytes::new(end) } else { Bytes::ZERO }),
             None => wrong.push(format!("{shown}: it would end behind 2^64")),
         }
-        places.push((name, figures, row.offset));
+        placed.push((name, figures, row.offset));
     }
     if let Some(more) = answer.len().checked_sub(imported.rows.len()).filter(|more| *more > 0 && wrong.is_empty()) {
         wrong.push(format!("the answer has {} that the problem does not know", counted(more as u64, "buffer")));
     }
     let lives =
-        places.iter().enumerate().filter(|(_, (_, [.., len], _))| *len > 0).map(|(number, (_, figures, offset))| {
+        placed.iter().enumerate().filter(|(_, (_, [.., len], _))| *len > 0).map(|(number, (_, figures, offset))| {
             let [lower, upper, len] = *figures;
             (number, Lifetime { start: Tick(lower), end: Tick(upper) }, *offset, offset.saturating_add(len))
         });
     if wrong.is_empty()
         && let Err(Wrong::Overlap { first, second, tick, offset }) = validate::check_apart(lives)
     {
-        let [first, second] = [first.min(second), first.max(second)].map(|number| name_of(places[number].0));
+        let [first, second] = [first.min(second), first.max(second)].map(|number| name_of(placed[number].0));
         wrong.push(format!("{first} and {second} are both live at {tick} and share the byte {offset}"));
     }
     if wrong.len() > SHOWN {
         wrong.truncate(SHOWN);
         wrong.push("and more".into());
     }
-    Ok((peak, wrong))
+    (peak, wrong)
 }

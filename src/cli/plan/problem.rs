@@ -27,10 +27,7 @@ pub(super) fn stack(args: &PlanArgs, file: &Path, imported: &Imported, solver: O
     let (trace, notes) = (&imported.trace, &imported.notes);
     let (clock, searching) = (SystemClock::new(), Searching::of(args.json));
     let started = clock.now();
-    let mut problem = Problem::from_trace(trace, 0)?;
-    for buffer in &mut problem.buffers {
-        (buffer.len, buffer.again) = (buffer.bytes, None);
-    }
+    let problem = as_it_is(trace)?;
     let solution = Plan::solved(&problem, solver, &searching.budget(args, solve::patient(), &problem))?;
     let improvements = searching.improvements();
     let seconds = (clock.now() - started).as_secs_f64();
@@ -71,11 +68,20 @@ pub(super) fn stack(args: &PlanArgs, file: &Path, imported: &Imported, solver: O
     DONE
 }
 
+/// The problem, with sizes to the byte and nothing that repeats.
+pub(super) fn as_it_is(trace: &Trace) -> Result<Problem, PlanError> {
+    let mut problem = Problem::from_trace(trace, 0)?;
+    for buffer in &mut problem.buffers {
+        (buffer.len, buffer.again) = (buffer.bytes, None);
+    }
+    Ok(problem)
+}
+
 /// From when to when a buffer lives, how large it is, and where it lies.
 type Placed = [u64; 4];
 
-/// Those of all ids. What has no bytes is nowhere, and stands at 0.
-fn places(trace: &Trace, offsets: &[PlanOffset]) -> HashMap<u64, Placed> {
+/// Those of all ids. What has no bytes is nowhere, and stands at 0, as does all without offsets.
+pub(super) fn places(trace: &Trace, offsets: &[PlanOffset]) -> HashMap<u64, Placed> {
     let mut offsets = offsets.iter();
     let mut places = HashMap::new();
     for event in &trace.events {
