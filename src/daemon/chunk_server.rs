@@ -88,7 +88,7 @@ async fn run(daemon: Arc<Daemon>, listener: AsyncFd<OwnedFd>) {
                     daemon.refusals.count(Refused::Connections);
                 }
             }
-            Err(error) => failures.note("the chunk socket", &error).await,
+            Err(error) => failures.note("the chunk socket", &listener, &error).await,
         }
     }
 }
@@ -657,7 +657,7 @@ impl<'a> Served<'a> {
                 let _ = send.send(answer);
             })
             .map_err(|error| (request, error.kind(), error.to_string()))?;
-        daemon.stirred.notify_one();
+        daemon.stirrer.stir();
         let word_due = self.word_every.map(|every| tokio::time::Instant::now() + every);
         self.asked = Some(Asked { request, ledger, answer, since, word_due });
         Ok(())

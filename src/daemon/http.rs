@@ -55,7 +55,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, listener: TcpListener) {
                 }
                 by_age.push_back(connections.spawn(serve(stream, router.clone())));
             }
-            Err(error) => failures.note("the HTTP port", &error).await,
+            Err(error) => failures.note("the HTTP port", &listener, &error).await,
         }
     }
 }

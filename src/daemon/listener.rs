@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -434,12 +435,14 @@ async fn listen_for_http(address: SocketAddr) -> Result<TcpListener, ListenError
 pub(super) struct AcceptFailures(u64);
 
 impl AcceptFailures {
-    /// One more failed on `socket`: waits a moment before the next. Said at once, and then at 2, 4, 8, … of them.
-    pub(super) async fn note(&mut self, socket: &str, error: &std::io::Error) {
+    /// One more failed on `socket`: waits a moment before the next. Said at once, and then at 2, 4, 8, … of them; nothing is said where nobody was kept out.
+    pub(super) async fn note(&mut self, socket: &str, listener: &impl AsFd, error: &std::io::Error) {
         const PAUSE: Duration = Duration::from_millis(50);
-        self.0 += 1;
-        if self.0.is_power_of_two() {
-            tracing::warn!(%error, failures = self.0, "cannot accept a connection on {socket}");
+        if is_anybody_there(listener) {
+            self.0 += 1;
+            if self.0.is_power_of_two() {
+                tracing::warn!(%error, failures = self.0, "cannot accept a connection on {socket}");
+            }
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -448,6 +451,12 @@ impl AcceptFailures {
     pub(super) fn reset(&mut self) {
         self.0 = 0;
     }
+}
+
+/// Somebody waits to be accepted. accept(2) has no descriptor to give before it looks for one, and fails for want of it where nobody came, too.
+fn is_anybody_there(listener: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(listener, PollFlags::IN)];
+    !matches!(poll(&mut fds, Some(&Timespec::default())), Ok(0))
 }
 
 /// A gRPC connection that knows who is at the other end.
@@ -496,5 +505,23 @@ impl AsyncWrite for PeerStream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_accept_that_fails_where_nobody_came_is_no_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (mut failures, error) = (AcceptFailures::default(), std::io::Error::from(Errno::MFILE));
+        failures.note("a socket", &listener, &error).await;
+        assert_eq!(failures.0, 0);
+        let _comes = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        failures.note("a socket", &listener, &error).await;
+        assert_eq!(failures.0, 1);
     }
 }

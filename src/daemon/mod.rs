@@ -20,6 +20,7 @@
 //! | [`deadline`] | driver calls that end in time |
 //! | [`scrubber`] | the process that clears new memory, where the driver does not |
 //! | [`plans`] | stored plans |
+//! | [`tick`] | time that moves on |
 //! | [`metrics`], [`http`] | what people watch |
 
 mod admin;
@@ -47,6 +48,7 @@ pub mod scrubber;
 mod service;
 pub mod takeover;
 mod tenants;
+mod tick;
 mod watched;
 
 use std::collections::BTreeMap;
@@ -83,7 +85,6 @@ use connections::Connections;
 use deadline::Deadline;
 pub use error::DaemonError;
 use keeping::Keeping;
-use listener::RuntimeLock;
 pub use listener::{ListenError, Listeners, Ousted};
 use live::Live;
 use metrics::{CallTimes, Latencies, SessionCounts, Tally};
@@ -94,6 +95,7 @@ use registry::Registry;
 use revocations::Revocations;
 use scrubber::Scrubber;
 use takeover::{Begun, Following, Left};
+use tick::Stirrer;
 
 /// A daemon, ready to serve.
 pub struct Daemon {
@@ -126,8 +128,7 @@ pub struct Daemon {
     lost: watch::Sender<Vec<DeviceUuid>>,
     /// What people look at that is nowhere else.
     live: Live,
-    /// Somebody may wait: time moves on in small steps.
-    stirred: tokio::sync::Notify,
+    stirrer: Stirrer,
 }
 
 /// A device as the daemon shows it.
@@ -280,7 +281,7 @@ impl Daemon {
             ending: watch::Sender::new(false),
             lost: watch::Sender::new(Vec::new()),
             live: Live::default(),
-            stirred: tokio::sync::Notify::new(),
+            stirrer: Stirrer::default(),
         };
         let daemon = Arc::new(daemon);
         daemon.steward.set_overstay(daemon.config.borrowed);
@@ -342,10 +343,11 @@ impl Daemon {
 
     /// Serves until [`Daemon::end`], then lets sessions finish for as long as the configuration says.
     pub async fn serve(self: Arc<Daemon>, listeners: Listeners) -> Result<(), DaemonError> {
-        let Listeners { mut lock, mut state_lock, grpc, chunks, http } = listeners;
+        let Listeners { lock, state_lock, grpc, chunks, http } = listeners;
         let mut parts = tokio::task::JoinSet::new();
         let chunks = chunk_server::start(Arc::clone(&self), chunks).map_err(DaemonError::Thread)?;
-        parts.spawn(tick(Arc::clone(&self)));
+        let locks = std::iter::once(lock).chain(state_lock).collect();
+        let (ticking, ousted) = tick::start(Arc::clone(&self), locks).map_err(DaemonError::Thread)?;
         if let Some(http) = http {
             parts.spawn(http::run(Arc::clone(&self), http));
         }
@@ -362,26 +364,13 @@ impl Daemon {
             Arc::clone(&self).ended().await;
             tokio::time::sleep(GRACE).await;
         };
-        // So long another daemon could come in where somebody removes the lock.
-        const LOOK: Duration = Duration::from_secs(1);
-        const CONTESTED_LOOK: Duration = Duration::from_millis(100);
-        let until_ousted = async {
-            loop {
-                let locks = || std::iter::once(&lock).chain(&state_lock);
-                let is_contested = locks().any(RuntimeLock::is_contested);
-                tokio::time::sleep(if is_contested { CONTESTED_LOOK } else { LOOK }).await;
-                let mut all = std::iter::once(&mut lock).chain(&mut state_lock);
-                if let Err(ousted) = all.try_for_each(RuntimeLock::look) {
-                    return ousted;
-                }
-            }
-        };
         let served = tokio::select! {
             served = service::run(Arc::clone(&self), grpc) => served,
             () = is_over => Ok(()),
-            ousted = until_ousted => Err(DaemonError::Ousted(ousted)),
+            Ok(ousted) = ousted => Err(DaemonError::Ousted(ousted)),
         };
         parts.shutdown().await;
+        let locks = ticking.stop();
         drop(chunks);
         match (&served, &self.keeping) {
             (Err(DaemonError::Ousted(Ousted::Another(_))), Some(keeping)) => {
@@ -391,7 +380,7 @@ impl Daemon {
             _ => self.leave_or_end(),
         }
         // Dropped last: until here a second daemon is kept away.
-        drop((lock, state_lock));
+        drop(locks);
         served
     }
 
@@ -470,7 +459,7 @@ impl Daemon {
 
     /// Sees to it that the chunks by which sessions grow lie there before they are asked for. `failures` is what it remembers of creates that failed, by device: after one it
     /// lets the device be for a while, for nobody waits for these.
-    fn keep_warm(&self, accounts: &[AccountView], failures: &mut BTreeMap<DeviceId, (u64, Duration)>) {
+    fn keep_warm(&self, accounts: &[AccountView], failures: &mut WarmFailures) {
         const PAUSE: Duration = Duration::from_secs(5);
         let len = self.ladder.smallest();
         let part = Part { len, count: self.config.warm.get() / len.get() };
@@ -550,6 +539,9 @@ impl Daemon {
         Daemon::open_fds_max().saturating_sub(kept)
     }
 }
+
+/// Creates that failed by device, and until when none is tried ahead of need.
+type WarmFailures = BTreeMap<DeviceId, (u64, Duration)>;
 
 /// What a daemon has taken over beside its ledger.
 struct Resumed {
@@ -755,87 +747,6 @@ fn warn_of_too_much(device: &NodeDevice, config: &Config) {
     for tenant in config.tenants.iter().filter(|tenant| tenant.guarantee > total) {
         tracing::warn!(device = number, tenant = %tenant.name, guarantee = %tenant.guarantee, %total, "a tenant's guarantee is more than the device lends: it is never given there");
     }
-}
-
-/// Moves time on: requests time out, tickets expire, drivers are asked what others hold.
-async fn tick(daemon: Arc<Daemon>) {
-    /// Where somebody waits.
-    const TICK: Duration = Duration::from_millis(20);
-    /// Where nobody does, until somebody may.
-    const IDLE_TICK: Duration = Duration::from_millis(500);
-    const MEND_EVERY: Duration = Duration::from_millis(100);
-    /// How often drivers are asked where nobody waits: at each idle tick.
-    const LOOK_EVERY: Duration = Duration::from_millis(400);
-    /// Where nobody scrapes what was recorded would pile up.
-    const SORT_EVERY: Duration = Duration::from_secs(5);
-    let mut failures = BTreeMap::new();
-    // Beside the rest: a keeper that does not answer holds nobody up.
-    let mut mending: Option<tokio::task::JoinHandle<()>> = None;
-    let (mut mended, mut sorted, mut looked) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
-    // Twice in that time is what sd_watchdog_enabled(3) advises; a third leaves room for one that is late.
-    let watched = daemon.config.manager.watchdog.map(|every| every / 3);
-    let idle_tick = watched.map_or(IDLE_TICK, |every| IDLE_TICK.min(every / 2));
-    let mut said_alive = Duration::ZERO;
-    let mut is_idle = false;
-    loop {
-        let next = tokio::time::Instant::now() + TICK;
-        if is_idle {
-            // Somebody may wait, or nothing has happened for so long.
-            is_idle = tokio::time::timeout(idle_tick, daemon.stirred.notified()).await.is_err();
-        }
-        if !is_idle {
-            tokio::time::sleep_until(next).await;
-        }
-        let now = daemon.clock.now();
-        if now.saturating_sub(sorted) >= SORT_EVERY {
-            sorted = now;
-            daemon.latencies.sort();
-        }
-        daemon.sample();
-        if let Some(keeping) = &daemon.keeping
-            && now.saturating_sub(mended) >= MEND_EVERY
-            && mending.as_ref().is_none_or(tokio::task::JoinHandle::is_finished)
-            && !daemon.is_draining()
-            && keeping.is_to_be_mended()
-        {
-            mended = now;
-            let keeping = Arc::clone(keeping);
-            mending = Some(tokio::task::spawn_blocking(move || keeping.mend()));
-        }
-        if is_idle && now.saturating_sub(looked) < LOOK_EVERY {
-            daemon.steward.pass_time();
-        } else {
-            looked = now;
-            daemon.steward.tick();
-        }
-        let accounts = daemon.steward.devices();
-        daemon.note_lost(&accounts);
-        daemon.keep_warm(&accounts, &mut failures);
-        for account in accounts.iter().filter(|account| account.waiting > 0) {
-            daemon.look_for_parked(account.device);
-        }
-        for expired in daemon.registry.expired_claims(daemon.clock.now()) {
-            chunk_server::take_back(&daemon, &expired);
-        }
-        is_idle = accounts.iter().all(is_idle_device);
-        // Behind the rest: whoever cannot take the ledger's lock any more is not well.
-        if watched.is_some_and(|every| now.saturating_sub(said_alive) >= every) {
-            said_alive = now;
-            let passed = daemon.config.manager.clone();
-            tokio::task::spawn_blocking(move || {
-                if let Err(error) = manager::say_alive(&passed) {
-                    tracing::warn!(error = %chain(&error), "the service manager cannot be told that this daemon is well");
-                }
-            });
-        }
-    }
-}
-
-/// Nobody waits for anything of it, and nothing is on its way.
-fn is_idle_device(account: &AccountView) -> bool {
-    let bytes = &account.bytes;
-    let moving = bytes.creating + bytes.claimed + bytes.destroying;
-    account.waiting == 0 && account.asked == 0 && moving.is_zero()
 }
 
 #[cfg(test)]

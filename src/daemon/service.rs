@@ -123,7 +123,7 @@ fn accept(daemon: Arc<Daemon>, listener: UnixListener) -> impl Stream<Item = Res
                             return;
                         }
                     }
-                    Err(error) => failures.note("the gRPC socket", &error).await,
+                    Err(error) => failures.note("the gRPC socket", &listener, &error).await,
                 }
             }
         }
@@ -285,7 +285,7 @@ impl Service {
             }
         }))
         .map_err(|error| from_ledger(&error))?;
-        daemon.stirred.notify_one();
+        daemon.stirrer.stir();
         let mut asked = Asked { daemon, request, session, receive };
         let answer = (&mut asked.receive).await.unwrap_or(Answer::Refused(Refusal::Cancelled));
         drop(asked);
