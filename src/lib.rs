@@ -21,7 +21,7 @@
 //!
 //! | module | what it is for |
 //! |---|---|
-//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`], [`mod@sync`], `extents`, [`mortal`], [`work`] | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes, where threads meet, free stretches, moments at which a test kills, work that is counted |
+//! | [`units`], [`ids`], [`limits`], [`clock`], [`error`], [`rng`], [`ladder`], [`mod@sync`], `extents`, `lifetimes`, [`mortal`], [`work`] | the base: sizes and spans, names, every maximum, time, kinds of errors, seeded randomness, chunk sizes, where threads meet, free stretches, who comes and goes in time, moments at which a test kills, work that is counted |
 //! | [`driver`] | what hardware can do: chunks, addresses, mappings, streams. The `host` and `sim` drivers, those of the GPU vendors over libraries that are found at run time, and decorators over any |
 //! | [`memory`] | who owns what of it: `Chunk`, `Reservation`, `Mapping`, whole or not at all |
 //! | [`store`] | every chunk of a daemon, its handle and its one exported descriptor |
@@ -150,6 +150,7 @@ pub mod journal;
 pub mod keeper;
 pub mod ladder;
 pub mod ledger;
+mod lifetimes;
 pub mod limits;
 pub mod memory;
 pub mod mortal;

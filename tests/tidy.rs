@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Everybody may use these; among themselves they go from left to right.
-const BASE: [&str; 11] =
-    ["units", "limits", "ids", "clock", "error", "rng", "ladder", "sync", "extents", "mortal", "work"];
+const BASE: [&str; 12] =
+    ["units", "limits", "ids", "clock", "error", "rng", "ladder", "sync", "extents", "lifetimes", "mortal", "work"];
 
 /// Module by module, what it may use beside the base. Nothing else, and a module that is not here does not exist.
 const MAY_USE: [(&str, &[&str]); 23] = [

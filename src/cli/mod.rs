@@ -16,6 +16,7 @@ mod demo;
 mod drain;
 mod evict;
 mod health;
+mod interrupt;
 mod keep;
 mod limit;
 mod order;
@@ -328,7 +329,6 @@ fn file_error(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Failure 
     move |source| Failure::File { path, source }
 }
 
-/// Reads a plan file.
 /// A time as people write it: `2s`, `500ms`, and a number alone is of seconds.
 fn time(text: &str) -> Result<Duration, String> {
     match text.trim().parse() {
@@ -343,6 +343,7 @@ fn stop_after(limit: Duration) -> crate::work::Stop {
     std::sync::Arc::new(move || clock.now() >= limit)
 }
 
+/// Reads a plan file.
 fn read_plan(path: &std::path::Path) -> Result<crate::plan::Plan, Failure> {
     let bytes = std::fs::read(path).map_err(file_error(path))?;
     crate::plan::format::read(&bytes).map_err(|source| Failure::PlanFile { path: path.to_owned(), source })

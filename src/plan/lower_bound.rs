@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{Buffer, Lane, Problem};
-use crate::units::{Bytes, Lifetime, Tick};
+use crate::lifetimes::{Change, changes};
+use crate::units::{Bytes, Lifetime};
 
 /// The largest sum of live sizes at any tick, for each lane on its own, summed over the lanes: bytes are not shared between them.
 pub fn lower_bound(problem: &Problem) -> Bytes {
@@ -16,7 +17,7 @@ pub fn lower_bound_as_asked(problem: &Problem) -> Bytes {
 }
 
 /// Bytes that come and go, in the order of time, lane by lane.
-pub(super) struct Changes(BTreeMap<Lane, Vec<(Tick, i64)>>);
+pub(super) struct Changes(BTreeMap<Lane, Vec<i64>>);
 
 impl Changes {
     pub(super) fn of(problem: &Problem) -> Changes {
@@ -25,26 +26,30 @@ impl Changes {
 
     fn of_lens(problem: &Problem, len: impl Fn(&Buffer) -> Bytes) -> Changes {
         let len = |buffer: &Buffer| len(buffer).min(Bytes::MAX).get() as i64;
-        let mut lanes: BTreeMap<Lane, Vec<(Tick, i64)>> = BTreeMap::new();
-        // Buffers are in the order in which they begin, and a sort that knows what is in order already has half of its work done.
-        for (is_end, is_again) in [(false, false), (false, true), (true, false), (true, true)] {
-            for buffer in &problem.buffers {
-                let lifetime = if is_again { buffer.again } else { Some(buffer.lifetime) };
-                let change = |life: Lifetime| if is_end { (life.end, -len(buffer)) } else { (life.start, len(buffer)) };
-                lanes.entry(buffer.lane).or_default().extend(lifetime.map(change));
+        let mut lanes: BTreeMap<Lane, (Vec<Lifetime>, Vec<i64>)> = BTreeMap::new();
+        for of_lane in problem.buffers.chunk_by(|one, next| one.lane == next.lane) {
+            let (lifetimes, lens) = lanes.entry(of_lane[0].lane).or_default();
+            for buffer in of_lane {
+                lifetimes.extend(buffer.lifetimes());
+                lens.resize(lifetimes.len(), len(buffer));
             }
         }
-        // At one tick whoever leaves goes first: lifetimes are half-open.
-        lanes.values_mut().for_each(|changes| changes.sort());
-        Changes(lanes)
+        let in_order = |(lifetimes, lens): (Vec<Lifetime>, Vec<i64>)| {
+            let change = |change: Change| {
+                let len = lens[change.of as usize];
+                if change.comes { len } else { -len }
+            };
+            changes(&lifetimes).into_iter().map(change).collect()
+        };
+        Changes(lanes.into_iter().map(|(lane, of)| (lane, in_order(of))).collect())
     }
 
     /// The bound for the buffers of some lengths.
     pub(super) fn bound(&self, is_one: impl Fn(Bytes) -> bool) -> Bytes {
         let is_one = |change: i64| is_one(Bytes::new(change.unsigned_abs()));
-        let peak = |changes: &Vec<(Tick, i64)>| {
+        let peak = |changes: &Vec<i64>| {
             let mut live = 0_i128;
-            changes.iter().filter(|(_, change)| is_one(*change)).fold(0, |peak, (_, change)| {
+            changes.iter().filter(|change| is_one(**change)).fold(0, |peak, change| {
                 live += i128::from(*change);
                 live.max(peak)
             })

@@ -133,6 +133,16 @@ pub enum PlanError {
     /// The requests together are larger than any machine.
     #[error("the requests together are larger than any machine")]
     TooLarge,
+    /// A solver that searches was to find an answer alone, and did not.
+    #[error(
+        "the {solver} solver found no answer in {work_units} units of work: --work searches longer, and without --solver others find one first"
+    )]
+    NotFound {
+        /// Which solver.
+        solver: &'static str,
+        /// What it did until then.
+        work_units: u64,
+    },
     /// The solver's answer did not pass the validator: a bug here, and the plan is not used.
     #[error("the {solver} solver gave a plan that is wrong")]
     Wrong {

@@ -24,7 +24,9 @@ use super::phases::{PhasePair, Phases};
 use super::vary::{self, Asked};
 use super::{DynamicEntry, Entry, Lane, Plan, PlanError, race};
 use crate::ids::StreamId;
+use crate::lifetimes::Change;
 use crate::limits;
+use crate::trace::import::Rows;
 use crate::trace::{Context, ContextKey, Cut, Event, EventKind, Phase, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
 
@@ -112,6 +114,36 @@ impl Problem {
     /// The requests of the first iteration and of one that is cut, as far as it goes. What lives at the cut, and nobody knows how long it would have, lives on.
     pub fn from_cut(trace: &Trace, cut: Cut) -> Result<Problem, PlanError> {
         Problem::of(&trace.before(&cut), cut.iteration, Some(cut))
+    }
+
+    /// A problem of placement as it is: sizes to the byte, and nothing that repeats. Of each buffer the row that it is, as what has no bytes is none.
+    pub fn from_rows(rows: &Rows) -> Result<(Problem, Vec<u32>), PlanError> {
+        let all = rows.buffers();
+        let asked = all.iter().try_fold(0_u64, |sum, row| sum.checked_add(row.bytes.get()));
+        asked.ok_or(PlanError::TooLarge)?;
+        let changes = rows.changes();
+        let mut ends = vec![0; all.len()];
+        changes
+            .iter()
+            .zip(0..)
+            .filter(|(change, _)| !change.comes)
+            .for_each(|(change, at)| ends[change.of as usize] = at);
+        let is_placed = |change: &Change| change.comes && !all[change.of as usize].bytes.is_zero();
+        let (buffers, rows): (Vec<Buffer>, Vec<u32>) = changes
+            .iter()
+            .zip(0..)
+            .filter(|(change, _)| is_placed(change))
+            .map(|(Change { of, .. }, at)| {
+                let (bytes, lifetime) = (all[*of as usize].bytes, Lifetime::new(at, ends[*of as usize]));
+                let (lane, context) = (Lane::on(StreamId(0)), ContextKey::UNKNOWN);
+                (Buffer { bytes, len: bytes, lane, context, lifetime, again: None, phases: PhasePair::default() }, *of)
+            })
+            .unzip();
+        match buffers.len() {
+            0 => Err(PlanError::NothingStatic),
+            count if count > limits::PLAN_ENTRIES_MAX => Err(PlanError::TooManyRequests(count)),
+            _ => Ok((Problem { buffers, pass_end: Tick(changes.len() as u64), ..Problem::default() }, rows)),
+        }
     }
 
     fn of(trace: &Trace, iteration: u32, cut: Option<Cut>) -> Result<Problem, PlanError> {

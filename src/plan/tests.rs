@@ -7,6 +7,7 @@ use super::validate::{Wrong, check, check_placements};
 use super::*;
 use crate::ids::StreamId;
 use crate::rng::Rng;
+use crate::trace::import::{self, Contents};
 use crate::trace::{Context, Ending, Event, EventKind, Phase};
 use crate::units::Tick;
 
@@ -560,4 +561,41 @@ fn one_request_more_beside_another_stream_costs_what_it_takes() {
     (0..).zip(&mut trace.events).for_each(|(tick, event)| event.tick = Tick(tick));
     let plan = Plan::from_trace(&trace, 2).unwrap();
     assert_eq!((plan.lanes().len(), plan.pool_len), (2, Bytes::new((101 << 20) + 512)));
+}
+
+#[test]
+fn the_rows_of_a_problem_are_what_a_job_that_asks_for_them_would_have() {
+    for seed in 0..200 {
+        let mut rng = Rng::new(seed);
+        let row = |id: u64| {
+            let lower = 7 + rng.below(30);
+            format!("{id},{lower},{},{}\n", lower + 1 + rng.below(9), rng.below(4) * 300)
+        };
+        // One at least asks for something.
+        let rows: String = (0..1 + seed % 40).map(row).chain(["1000,3,9,5\n".to_owned()]).collect();
+        let text = format!("id,lower,upper,size\n{rows}");
+        let Contents::Problem(rows) = import::read_contents(text.as_bytes()).unwrap() else { panic!("seed {seed}") };
+        let (problem, of_rows) = Problem::from_rows(&rows).unwrap();
+        let mut job = Problem::from_trace(&import::read(text.as_bytes()).unwrap().trace, 0).unwrap();
+        for buffer in &mut job.buffers {
+            (buffer.len, buffer.again) = (buffer.bytes, None);
+            buffer.context = ContextKey::UNKNOWN;
+            buffer.phases = PhasePair::default();
+        }
+        assert_eq!(problem, job, "seed {seed}: {text}");
+        for (buffer, row) in problem.buffers.iter().zip(&of_rows) {
+            assert_eq!(buffer.bytes, rows.buffers()[*row as usize].bytes, "seed {seed}");
+        }
+        assert!(of_rows.iter().collect::<BTreeSet<_>>().len() == of_rows.len());
+    }
+}
+
+#[test]
+fn a_solver_that_is_alone_and_finds_nothing_in_its_time_says_so() {
+    let problem = random_problem(&mut Rng::new(1), 100);
+    for solver in [Solver::Dive, Solver::Search] {
+        let found = solve::solve_in_with(&problem, solver, &Budget::of(1));
+        assert!(matches!(found, Err(PlanError::NotFound { .. })), "{found:?}");
+        assert!(solve::solve_in_with(&problem, solver, &solve::patient()).is_ok());
+    }
 }

@@ -364,15 +364,19 @@ pub fn check_offsets(buffers: &[Buffer], offsets: &[PlanOffset]) -> Result<(), W
 /// Says the first two that are live together and share a byte. Of each its number, when it is live, and from where to where it lies.
 pub fn check_apart(lives: impl Iterator<Item = (usize, Lifetime, u64, u64)>) -> Result<(), Wrong> {
     let lives: Vec<(usize, Lifetime, u64, u64)> = lives.collect();
-    let all = || lives.iter().zip(0_u32..);
-    let begins = all().map(|((_, lifetime, ..), at)| (lifetime.start, true, at));
-    let ends = all().map(|((_, lifetime, ..), at)| (lifetime.end, false, at));
-    let mut changes: Vec<(Tick, bool, u32)> = begins.chain(ends).collect();
-    // At one tick whoever leaves goes first: lifetimes are half-open.
-    changes.sort();
+    // At one tick whoever leaves goes first: lifetimes are half-open. Each change in one number, which sorts in half the time.
+    let change = |tick: Tick, comes: bool, at: usize| {
+        u128::from(tick.0) << u64::BITS | u128::from(comes) << (u64::BITS - 1) | at as u128
+    };
+    let both = |(at, (_, lifetime, ..)): (usize, &(usize, Lifetime, u64, u64))| {
+        [change(lifetime.start, true, at), change(lifetime.end, false, at)]
+    };
+    let mut changes: Vec<u128> = lives.iter().enumerate().flat_map(both).collect();
+    changes.sort_unstable();
     let mut live: BTreeMap<u64, (u64, usize)> = BTreeMap::new();
-    for (tick, comes, at) in changes {
-        let (number, _, start, end) = lives[at as usize];
+    for change in changes {
+        let (tick, comes) = (Tick((change >> u64::BITS) as u64), change >> (u64::BITS - 1) & 1 == 1);
+        let (number, _, start, end) = lives[(change as u64 & u64::MAX >> 1) as usize];
         if !comes {
             live.remove(&start);
             continue;

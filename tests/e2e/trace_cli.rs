@@ -204,6 +204,44 @@ fn a_problem_of_placement_is_answered_to_the_byte_with_an_offset_for_each_row() 
     assert_eq!(plan["static_pool_bytes"].as_u64().unwrap() % 512, 0, "{plan}");
 }
 
+#[test]
+fn a_search_that_is_interrupted_gives_the_best_until_then() {
+    // So many that have nothing in common have no answer at the bound that anybody finds.
+    let mut rng = Rng::new(1);
+    let row = |id: u64| {
+        let lower = rng.below(1000);
+        format!("{id},{lower},{},{}\n", lower + 1 + rng.below(100), 1 + rng.below(1_000_000))
+    };
+    let rows: String = (0..2_000).map(row).collect();
+    let place = Place::with(&[("random.csv", format!("id,lower,upper,size\n{rows}").as_bytes())]);
+    let (problem, answer) = (place.path("random.csv"), place.path("answer.csv"));
+    let search = std::process::Command::new(env!("CARGO_BIN_EXE_stitchd"))
+        .args(["plan", &problem, "-o", &answer, "--work", "1000000000000", "--json"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Before it searches it ends, as everybody does.
+    let is_heard = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", search.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        u64::from_str_radix(caught.trim(), 16).unwrap() & 1 << (libc::SIGINT - 1) != 0
+    };
+    while !is_heard() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&search), rustix::process::Signal::INT).unwrap();
+    let output = search.wait_with_output().unwrap();
+    assert!(output.status.success(), "{:?}", output.status);
+    let made: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(made["interrupted"], true, "{made}");
+    assert_eq!(made["notes"], serde_json::json!(["interrupted: the best that was found until then"]));
+    let found = run_json(&["plan", "check", &answer, &problem, "--json"]);
+    assert_eq!((&found["valid"], &found["peak_bytes"]), (&Value::Bool(true), &made["peak_bytes"]), "{found}");
+    // Whoever is not interrupted says so.
+    let made = run_json(&["plan", &problem, "--work", "1000", "--json"]);
+    assert_eq!((&made["interrupted"], &made["notes"]), (&Value::Bool(false), &serde_json::json!([])));
+}
+
 fn stdout(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::interrupt::{self, Interrupt};
 use super::spinner::Spinner;
 use super::table::Table;
 use super::{DONE, Failure, Outcome, file_error, print_json, whole_file};
@@ -61,7 +62,7 @@ pub(super) struct OrderArgs {
     /// Search for so many units of work, some twenty million a second: the same answer on every machine
     #[arg(long, value_name = "UNITS", default_value_t = WORK)]
     work: u64,
-    /// Stop after so long with the best that there is, such as 60s
+    /// Stop after so long with the best that there is, such as 60s; Ctrl-C does, too
     #[arg(long, value_name = "TIME", value_parser = super::time)]
     time_limit: Option<Duration>,
     /// Ask HiGHS for the order, too, with OLLA's integer program: for some tens of operators, a minute at most
@@ -84,6 +85,7 @@ struct Answer {
     /// What it reserves for this one.
     caching_in_order: Bytes,
     seconds: f64,
+    is_interrupted: bool,
 }
 
 pub(super) fn run(args: &OrderArgs) -> Outcome {
@@ -149,7 +151,8 @@ fn dimension(text: &str) -> Result<(String, u64), Failure> {
 fn answer(args: &OrderArgs, graph: &Graph) -> Result<Answer, Failure> {
     let clock = SystemClock::new();
     let started = clock.now();
-    let stop = args.time_limit.map(super::stop_after);
+    let interrupt = Interrupt::listen();
+    let stop = Some(interrupt.or_after(args.time_limit));
     let spinner = Spinner::of(!args.json);
     spinner.say("looking");
     let budget = Budget { stop: stop.clone(), ..Budget::of(args.work) };
@@ -180,7 +183,8 @@ fn answer(args: &OrderArgs, graph: &Graph) -> Result<Answer, Failure> {
         replay(&Script::of(&trace, 0), &mut caching, Watch::default(), &clock, &|_| ()).peak_reserved
     });
     let seconds = (clock.now() - started).as_secs_f64();
-    Ok(Answer { ordered, before, after, placed, caching, caching_in_order, seconds })
+    let is_interrupted = interrupt.is_said();
+    Ok(Answer { ordered, before, after, placed, caching, caching_in_order, seconds, is_interrupted })
 }
 
 /// How much less one is than another, from 0 to 1.
@@ -189,7 +193,7 @@ fn less(now: u64, before: u64) -> f64 {
 }
 
 fn object(graph: &Graph, answer: &Answer) -> Value {
-    let Answer { ordered, after, placed, caching, caching_in_order, seconds, .. } = answer;
+    let Answer { ordered, after, placed, caching, caching_in_order, seconds, is_interrupted, .. } = answer;
     let place = |(life, offset): (&Life, &u64)| {
         json!({
             "name": name(graph, life.of),
@@ -209,6 +213,7 @@ fn object(graph: &Graph, answer: &Answer) -> Value {
         "reduction": less(ordered.peak, ordered.initial_peak),
         "work_units": ordered.work_units,
         "seconds": seconds,
+        "interrupted": is_interrupted,
         "is_given_ordered": graph.is_given_ordered,
         "caching_allocator_bytes": caching.get(),
         "caching_allocator_in_order_bytes": caching_in_order.get(),
@@ -260,6 +265,9 @@ fn show(args: &OrderArgs, graph: &Graph, answer: &Answer) {
         100.0 * less(placed.peak, caching.get())
     );
     outln!("{seconds:.2} s, {} units of work", ordered.work_units);
+    if answer.is_interrupted {
+        outln!("{}", interrupt::NOTE);
+    }
     outln!("");
     outln!("{}", picture::lines(answer, graph.len()));
     for (what, path) in [("graph with its order", &args.out), ("picture", &args.html), ("trace", &args.trace)] {

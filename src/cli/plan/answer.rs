@@ -7,11 +7,11 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::problem::{as_it_is, is_compressed, places};
+use super::problem::is_compressed;
 use super::{Failure, Outcome, print_json, trace};
-use crate::plan::lower_bound;
 use crate::plan::validate::{self, Wrong};
-use crate::trace::import::Imported;
+use crate::plan::{Problem, lower_bound};
+use crate::trace::import::{Contents, Rows};
 use crate::units::{Bytes, Lifetime, Tick, counted};
 
 /// Lines that are shown of what is wrong.
@@ -31,16 +31,15 @@ pub(super) fn check(answer_file: &Path, problem_file: &Path, json: bool) -> Outc
     if is_compressed(answer_file) {
         return Err(Failure::Usage(format!("{}: an answer is read as it is, not compressed", answer_file.display())));
     }
-    let (imported, _) = trace::read_job(problem_file, None)?;
-    if !imported.is_problem {
+    let Contents::Problem(problem) = trace::read_contents(problem_file)? else {
         return Err(Failure::Usage(format!(
             "{}: not a problem of placement, which an answer in CSV would be for; a plan file is checked against a trace",
             problem_file.display()
         )));
-    }
+    };
     let rows = read(answer_file)?;
-    let (peak, wrong) = differences(&rows, &imported);
-    let bound = lower_bound(&as_it_is(&imported.trace)?);
+    let (peak, wrong) = differences(&rows, &problem);
+    let bound = lower_bound(&Problem::from_rows(&problem)?.0);
     // Of what is no answer there is none.
     let peak = Some(peak).filter(|_| wrong.is_empty());
     let gap = peak.map(|peak| peak.get() as f64 / bound.get().max(1) as f64 - 1.0);
@@ -48,7 +47,7 @@ pub(super) fn check(answer_file: &Path, problem_file: &Path, json: bool) -> Outc
         print_json(&json!({
             "valid": wrong.is_empty(),
             "wrong": wrong,
-            "buffers": imported.rows.len(),
+            "buffers": problem.buffers().len(),
             "peak_bytes": peak.map(Bytes::get),
             "lower_bound_bytes": bound.get(),
             "gap": gap,
@@ -57,7 +56,7 @@ pub(super) fn check(answer_file: &Path, problem_file: &Path, json: bool) -> Outc
         let is_optimal = if peak == bound { ": optimal" } else { "" };
         outln!(
             "the answer is right: {} in {peak} ({} bytes)",
-            counted(imported.rows.len() as u64, "buffer"),
+            counted(problem.buffers().len() as u64, "buffer"),
             peak.get()
         );
         outln!("  bound      {bound}, gap {:.3} %{is_optimal}", gap * 100.0);
@@ -104,12 +103,11 @@ fn name_of(id: &[u8]) -> String {
 }
 
 /// The answer's peak, and what keeps it from being one. At most a screen of it.
-fn differences(answer: &HashMap<Vec<u8>, Row>, imported: &Imported) -> (Bytes, Vec<String>) {
-    let asked = places(&imported.trace, &[]);
+fn differences(answer: &HashMap<Vec<u8>, Row>, problem: &Rows) -> (Bytes, Vec<String>) {
     let (mut wrong, mut peak) = (Vec::new(), Bytes::ZERO);
     let mut placed: Vec<(&[u8], [u64; 3], u64)> = Vec::new();
-    for (id, name) in &imported.rows {
-        let [lower, upper, len, _] = asked.get(id).copied().unwrap_or_default();
+    for (name, asked) in problem.ids().zip(problem.buffers()) {
+        let (Tick(lower), Tick(upper), len) = (asked.lifetime.start, asked.lifetime.end, asked.bytes.get());
         let figures = [lower, upper, len];
         let shown = name_of(name);
         let Some(row) = answer.get(name) else {
@@ -128,7 +126,7 @@ fn differences(answer: &HashMap<Vec<u8>, Row>, imported: &Imported) -> (Bytes, V
         }
         placed.push((name, figures, row.offset));
     }
-    if let Some(more) = answer.len().checked_sub(imported.rows.len()).filter(|more| *more > 0 && wrong.is_empty()) {
+    if let Some(more) = answer.len().checked_sub(problem.buffers().len()).filter(|more| *more > 0 && wrong.is_empty()) {
         wrong.push(format!("the answer has {} that the problem does not know", counted(more as u64, "buffer")));
     }
     let lives =

@@ -11,11 +11,12 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::{DONE, Failure, Outcome, print_json, print_out, read_plan, trace, whole_file};
+use super::{DONE, Failure, Outcome, interrupt, print_json, print_out, read_plan, trace, whole_file};
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
 use crate::plan::solve;
 use crate::plan::{Job, Plan, PlanError, Position, Problem, format, lower_bound_as_asked};
+use crate::trace::import::Contents;
 use crate::trace::{Cut, Trace};
 use crate::units::{Bytes, counted};
 
@@ -51,7 +52,7 @@ pub(super) struct PlanArgs {
     /// Where chance begins in a search: another number is another search
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..1 << 63))]
     seed: u64,
-    /// Stop the search after so long with the best that there is, such as 60s; without --work as long as that takes
+    /// Stop the search after so long with the best that there is, such as 60s; without --work as long as that takes. Ctrl-C stops it, too
     #[arg(long, value_name = "TIME", value_parser = super::time)]
     time_limit: Option<Duration>,
     /// The plan is for this process of a job of several, counted from 0
@@ -112,7 +113,17 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
     }
     let position = position(args.rank, args.world_size)?;
     let solver = args.solver.as_deref().map(solver).transpose()?;
-    let (mut imported, _) = trace::read_job(file, args.device)?;
+    let contents = trace::read_contents(file)?;
+    if let Contents::Problem(rows) = &contents
+        && args.out.as_deref().is_none_or(problem::is_csv)
+    {
+        return match args.device.filter(|device| *device > 0) {
+            Some(device) => Err(trace::nothing_on(device, file)),
+            None => problem::stack(args, file, rows, solver),
+        };
+    }
+    let imported = contents.into_imported().map_err(|source| Failure::Trace { path: file.to_owned(), source })?;
+    let (mut imported, _) = trace::job_of(imported, file, args.device)?;
     let cut = imported.cut();
     let trace = &imported.trace;
     // What is whole is better than what is not, and nothing later is looked at.
@@ -124,16 +135,14 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
         let out = out.display();
         return Err(Failure::Usage(format!("--out {out}: the answer to a problem is written as .csv, as it is")));
     }
-    if imported.is_problem && args.out.as_deref().is_none_or(problem::is_csv) {
-        return problem::stack(args, file, &imported, solver);
-    }
     let problem = problem_of(trace, iteration, cut)?;
     let searching = Searching::of(args.json);
     let known = if imported.is_problem { solve::patient() } else { solve::in_proportion(&problem) };
     let solution = Plan::solved(&problem, solver, &searching.budget(args, known, &problem))?;
     let until_cut = cut.filter(|cut| cut.iteration == iteration).map(|cut| trace.before(&cut));
     imported.notes.extend(about_one_pass(until_cut.as_ref().unwrap_or(trace), &problem, solution.lower_bound));
-    let improvements = searching.improvements();
+    let (improvements, interrupted) = searching.improvements();
+    imported.notes.extend(interrupted.then(|| interrupt::NOTE.to_owned()));
     let is_optimal = solution.is_optimal();
     let mut plan = Plan::of_solved(trace, &problem, solution)?;
     let seconds = (clock.now() - started).as_secs_f64();
@@ -159,6 +168,7 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
             "work_units": plan.provenance.work_units,
             "proven_optimal": is_optimal,
             "improvements": improvements,
+            "interrupted": interrupted,
             "static_requests": plan.entries.len(),
             "dynamic_requests": plan.provenance.dynamic_requests,
             "static_pool_bytes": plan.pool_len.get(),

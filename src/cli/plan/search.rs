@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::super::interrupt::Interrupt;
 use super::super::spinner::Spinner;
-use super::super::stop_after;
 use super::PlanArgs;
 use crate::clock::{Clock as _, SystemClock};
 use crate::plan::{Problem, lower_bound};
@@ -15,6 +15,7 @@ use crate::work::{Budget, Told};
 
 /// A search that somebody waits for.
 pub(super) struct Searching {
+    interrupt: Interrupt,
     spinner: Arc<Spinner>,
     found: Arc<Mutex<Vec<Better>>>,
 }
@@ -30,7 +31,7 @@ impl Searching {
     pub(super) fn of(is_json: bool) -> Searching {
         let spinner = Arc::new(Spinner::of(!is_json));
         spinner.say("looking");
-        Searching { spinner, found: Arc::default() }
+        Searching { interrupt: Interrupt::listen(), spinner, found: Arc::default() }
     }
 
     /// What is searched: as much as the arguments say, or as is `known` to be enough.
@@ -38,7 +39,12 @@ impl Searching {
         // Somewhat more than there is time for: how much there is decides what is tried for how long.
         let timed = |limit: Duration| (limit.as_secs_f64() * 2e7).min(1e15) as u64;
         let units = args.work.unwrap_or(args.time_limit.map_or(known.units, timed));
-        Budget { units, seed: args.seed, stop: args.time_limit.map(stop_after), told: Some(self.told(problem)) }
+        Budget {
+            units,
+            seed: args.seed,
+            stop: Some(self.interrupt.or_after(args.time_limit)),
+            told: Some(self.told(problem)),
+        }
     }
 
     fn told(&self, problem: &Problem) -> Told {
@@ -54,10 +60,10 @@ impl Searching {
         })
     }
 
-    /// It is over: what was found when, the first first.
-    pub(super) fn improvements(self) -> Value {
+    /// It is over: what was found when, the first first, and whether it was interrupted.
+    pub(super) fn improvements(self) -> (Value, bool) {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let one = |better: &Better| json!({ "seconds": better.seconds, "work_units": better.work_units, "peak_bytes": better.peak });
-        found.iter().map(one).collect()
+        (found.iter().map(one).collect(), self.interrupt.is_said())
     }
 }

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{DONE, Failure, Outcome, print_json};
 use crate::trace::EventKind;
 use crate::trace::import;
-use crate::trace::import::Imported;
+use crate::trace::import::{Contents, Imported};
 use crate::trace::period::Numbering;
 use crate::units::{Bytes, counted};
 use target::Target;
@@ -84,17 +84,22 @@ pub(super) fn run(args: &TraceArgs) -> Outcome {
     }
 }
 
-/// Reads a file with a bar, where somebody looks.
+/// Reads a file as a job, with a bar, where somebody looks.
 pub(super) fn read(path: &Path) -> Result<Imported, Failure> {
+    read_contents(path)?.into_imported().map_err(|source| Failure::Trace { path: path.to_owned(), source })
+}
+
+/// Reads a file with a bar, where somebody looks.
+pub(super) fn read_contents(path: &Path) -> Result<Contents, Failure> {
     let wrong = |source| Failure::Trace { path: path.to_owned(), source };
     let file = import::open(path).map_err(wrong)?;
     // A pipe has no length, and a bar without one only moves.
     let len = file.metadata().map_or(0, |metadata| metadata.len());
     let style = ProgressStyle::with_template("reading [{bar:32}] {percent:>3} %").expect("the template is right");
     let bar = ProgressBar::new(len).with_style(style.progress_chars("=> "));
-    let imported = import::read(bar.wrap_read(file));
+    let contents = import::read_contents(bar.wrap_read(file));
     bar.finish_and_clear();
-    imported.map_err(wrong)
+    contents.map_err(wrong)
 }
 
 /// Reads a file, and numbers its iterations if nobody did. A note says where the numbers are from.
@@ -112,11 +117,15 @@ fn number(imported: &mut Imported) -> Numbering {
 
 /// Reads a file as the job of one device, by default the first that it allocates on, with iterations. Says which device.
 pub(super) fn read_job(path: &Path, device: Option<u32>) -> Result<(Imported, u32), Failure> {
-    let mut imported = read(path)?;
+    job_of(read(path)?, path, device)
+}
+
+/// The same of what was read of it.
+pub(super) fn job_of(mut imported: Imported, path: &Path, device: Option<u32>) -> Result<(Imported, u32), Failure> {
     let device = device.unwrap_or_else(|| imported.first_device());
     let left_out = imported.keep_device(device);
     if !imported.trace.events.iter().any(|event| event.kind == EventKind::Alloc && event.device == device) {
-        return Err(Failure::Usage(format!("{}: nothing is allocated on device {device}", path.display())));
+        return Err(nothing_on(device, path));
     }
     number(&mut imported);
     if left_out > 0 {
@@ -125,6 +134,10 @@ pub(super) fn read_job(path: &Path, device: Option<u32>) -> Result<(Imported, u3
         imported.notes.push(note);
     }
     Ok((imported, device))
+}
+
+pub(super) fn nothing_on(device: u32, path: &Path) -> Failure {
+    Failure::Usage(format!("{}: nothing is allocated on device {device}", path.display()))
 }
 
 /// What the numbers of iterations are worth, where the file had none.

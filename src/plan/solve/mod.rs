@@ -277,7 +277,10 @@ pub fn solve_in(problem: &Problem, solver: Solver) -> Result<Solution, PlanError
 pub fn solve_in_with(problem: &Problem, solver: Solver, budget: &Budget) -> Result<Solution, PlanError> {
     let mut effort = Effort::of(u64::MAX, u64::MAX, budget);
     let found = place(problem, &parts(problem, |_| false), solver, &mut effort);
-    let found = found.map_err(|_| PlanError::TooLarge)?;
+    let found = found.map_err(|stopped| match stopped {
+        Stopped::TooLarge => PlanError::TooLarge,
+        Stopped::NoUse => PlanError::NotFound { solver: solver.name(), work_units: effort.units() },
+    })?;
     effort.search.tell(found.peak.get());
     Ok(Solution { lower_bound: super::lower_bound(problem).max(Bytes::new(effort.low)), ..found })
 }

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use crate::lifetimes::changes;
 use crate::rng::Rng;
 use crate::units::Lifetime;
 
@@ -16,6 +17,9 @@ pub(super) struct Repeats {
     /// Of each buffer, the one whose offset it has: itself, mostly.
     pub(super) like: Vec<u32>,
 }
+
+/// Counts for each moment that is looked at: few enough share one by chance.
+const SEEN_EACH: usize = 4;
 
 /// What happens from one moment to another, at both of which the same buffers are live: half-open, counted in births and deaths.
 struct Window {
@@ -70,18 +74,19 @@ struct Time {
 
 impl Time {
     fn of(lifetimes: &[Lifetime]) -> Time {
-        // At one tick whoever leaves goes first, and of two that leave the one that came first.
-        let all = || lifetimes.iter().zip(0..);
-        let births = all().map(|(lifetime, at)| (lifetime.start.0, true, 0, at));
-        let deaths = all().map(|(lifetime, at)| (lifetime.end.0, false, lifetime.start.0, at));
-        let mut changes: Vec<(u64, bool, u64, u32)> = births.chain(deaths).collect();
-        changes.sort();
-        let mut lives = vec![(0, 0); lifetimes.len()];
-        for ((_, is_born, _, one), at) in changes.iter().zip(0..) {
-            let of = &mut lives[*one as usize];
-            *(if *is_born { &mut of.0 } else { &mut of.1 }) = at;
+        let mut changes = changes(lifetimes);
+        // Of two that leave at one tick the one that came first goes first.
+        for leave in changes.chunk_by_mut(|one, next| (one.tick, one.comes) == (next.tick, next.comes)) {
+            if leave.len() > 1 && !leave[0].comes {
+                leave.sort_by_key(|change| lifetimes[change.of as usize].start);
+            }
         }
-        Time { changes: changes.into_iter().map(|(_, is_born, _, one)| (one, is_born)).collect(), lives }
+        let mut lives = vec![(0, 0); lifetimes.len()];
+        for (change, at) in changes.iter().zip(0..) {
+            let of = &mut lives[change.of as usize];
+            *(if change.comes { &mut of.0 } else { &mut of.1 }) = at;
+        }
+        Time { changes: changes.into_iter().map(|change| (change.of, change.comes)).collect(), lives }
     }
 
     /// Those that may be like others, the longest first.
@@ -93,6 +98,12 @@ impl Time {
             live ^= u128::from(mixed(u64::from(*one))) << 64 | u128::from(mixed(!u64::from(*one)));
             moments.push((live, at));
         }
+        // Most moments are like no other: those that may be are told by few bits, and sorted by all.
+        let mut seen = vec![0_u8; moments.len().next_power_of_two() * SEEN_EACH];
+        let last = seen.len() - 1;
+        let place = |live: u128| live as usize & last;
+        moments.iter().for_each(|(live, _)| seen[place(*live)] = seen[place(*live)].saturating_add(1));
+        moments.retain(|(live, _)| seen[place(*live)] > 2);
         moments.sort_unstable();
         // Two windows have three moments between them.
         let same = moments.chunk_by(|one, next| one.0 == next.0).filter(|same| same.len() > 2);

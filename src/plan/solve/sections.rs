@@ -3,40 +3,41 @@
 //! Between a birth and the next death only more buffers come, so two that are live together are so at the last birth before a death: a section of time begins at the first
 //! birth after a death, and nothing else needs to be told apart. That halves the number of sections at least.
 
-use crate::units::{Lifetime, Tick};
+use crate::lifetimes::changes;
+use crate::units::Lifetime;
 
 /// The sections of a set of lifetimes.
 pub(super) struct Sections {
-    /// Where each begins.
-    starts: Vec<Tick>,
+    count: u32,
+    /// Of each lifetime, the sections that it is live in, half-open.
+    stretches: Vec<(u32, u32)>,
 }
 
 impl Sections {
-    pub(super) fn of(lifetimes: impl Iterator<Item = Lifetime>) -> Sections {
-        let (mut births, mut deaths): (Vec<Tick>, Vec<Tick>) =
-            lifetimes.map(|lifetime| (lifetime.start, lifetime.end)).unzip();
-        births.sort();
-        deaths.sort();
-        let mut starts: Vec<Tick> = Vec::new();
-        let mut died = 0;
-        for birth in births {
-            // At one tick whoever leaves goes first: lifetimes are half-open.
-            let dead = died + deaths[died..].iter().take_while(|death| **death <= birth).count();
-            if dead > died || starts.is_empty() {
-                starts.push(birth);
+    pub(super) fn of(lifetimes: &[Lifetime]) -> Sections {
+        let mut stretches = vec![(0, 0); lifetimes.len()];
+        let (mut count, mut has_died) = (0, true);
+        for change in changes(lifetimes) {
+            let stretch = &mut stretches[change.of as usize];
+            if change.comes {
+                count += u32::from(has_died);
+                has_died = false;
+                stretch.0 = count - 1;
+            } else {
+                has_died = true;
+                stretch.1 = count;
             }
-            died = dead;
         }
-        Sections { starts }
+        Sections { count, stretches }
     }
 
     pub(super) fn count(&self) -> usize {
-        self.starts.len()
+        self.count as usize
     }
 
-    /// Those that a lifetime is live in, half-open.
-    pub(super) fn of_lifetime(&self, lifetime: Lifetime) -> (usize, usize) {
-        let begun = |tick: Tick| self.starts.partition_point(|start| *start <= tick);
-        (begun(lifetime.start) - 1, self.starts.partition_point(|start| *start < lifetime.end))
+    /// Those that a lifetime is live in, by its place among the lifetimes, half-open.
+    pub(super) fn of_lifetime(&self, at: usize) -> (usize, usize) {
+        let (from, to) = self.stretches[at];
+        (from as usize, to as usize)
     }
 }

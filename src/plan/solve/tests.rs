@@ -57,12 +57,12 @@ fn one_pass_has_every_pair_in_each_others_way_and_where_it_is_exact_no_other() {
 fn lifetimes_overlap_where_they_share_a_section() {
     for (seed, problem) in problems() {
         let lifetimes: Vec<Lifetime> = problem.buffers.iter().map(|buffer| buffer.lifetime).collect();
-        let sections = Sections::of(lifetimes.iter().copied());
-        for one in &lifetimes {
-            let (start, end) = sections.of_lifetime(*one);
+        let sections = Sections::of(&lifetimes);
+        for (at, one) in lifetimes.iter().enumerate() {
+            let (start, end) = sections.of_lifetime(at);
             assert!(start < end && end <= sections.count(), "seed {seed}");
-            for other in &lifetimes {
-                let (other_start, other_end) = sections.of_lifetime(*other);
+            for (other_at, other) in lifetimes.iter().enumerate() {
+                let (other_start, other_end) = sections.of_lifetime(other_at);
                 let share = start < other_end && other_start < end;
                 assert_eq!(share, one.overlaps(*other), "seed {seed}: {one:?}, {other:?}");
             }

@@ -17,6 +17,7 @@ use super::period::{self, Numbering};
 use super::unpack::{Growth, Unpacked};
 use super::{Cut, Ending, Event, Trace, TraceError, binary, csv};
 use crate::units::Bytes;
+pub use problem::{Row, Rows};
 
 /// What came out of a file.
 #[derive(Clone, Debug, Default)]
@@ -33,8 +34,6 @@ pub struct Imported {
     pub is_one_iteration: bool,
     /// The file is a problem of placement: its sizes are what they are, and nothing of it repeats.
     pub is_problem: bool,
-    /// Of a problem, its rows in the order of the file: the id that the trace has for each, and what the file calls it.
-    pub rows: Vec<(u64, Vec<u8>)>,
     /// What the file says of its end.
     pub ending: Ending,
 }
@@ -88,14 +87,39 @@ pub fn unpacked<'a>(bytes: impl Read + 'a) -> std::io::Result<impl Read + 'a> {
 /// A pickle is read whole: its values refer to each other.
 const PICKLE_LEN_MAX: u64 = 4 << 30;
 
-/// Reads whatever these bytes are.
+/// What a file has.
+#[derive(Debug)]
+pub enum Contents {
+    /// A job, from whatever it was recorded with.
+    Job(Imported),
+    /// A problem of placement.
+    Problem(Rows),
+}
+
+impl Contents {
+    /// As a job: of a problem, one that would ask for these buffers.
+    pub fn into_imported(self) -> Result<Imported, TraceError> {
+        match self {
+            Contents::Job(imported) => Ok(imported),
+            Contents::Problem(rows) => rows.into_imported(),
+        }
+    }
+}
+
+/// Reads whatever these bytes are, as a job.
 pub fn read(bytes: impl Read) -> Result<Imported, TraceError> {
+    read_contents(bytes)?.into_imported()
+}
+
+/// Reads whatever these bytes are.
+pub fn read_contents(bytes: impl Read) -> Result<Contents, TraceError> {
     let unpacked = Unpacked::open(bytes).map_err(|source| TraceError::Read { line: 1, source })?;
     let head = unpacked.head();
     if head.starts_with(binary::MAGIC) {
         unpacked.hold_to(Growth::CODES);
         let binary::Recorded { trace, remarks } = binary::read_recorded(unpacked)?;
-        return Ok(Imported { trace, notes: remarks.sentences(), ending: remarks.ending(), ..Imported::default() });
+        let (notes, ending) = (remarks.sentences(), remarks.ending());
+        return Ok(Contents::Job(Imported { trace, notes, ending, ..Imported::default() }));
     }
     if pickle::Pickle::begins_with(head) {
         unpacked.hold_to(Growth::PICKLE);
@@ -105,17 +129,17 @@ pub fn read(bytes: impl Read) -> Result<Imported, TraceError> {
             let text = format!("it has more than {}", Bytes::new(PICKLE_LEN_MAX));
             return Err(TraceError::Cut(std::io::Error::other(text)));
         }
-        return snapshot::read(&whole);
+        return snapshot::read(&whole).map(Contents::Job);
     }
     let head = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head);
     let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let columns: Vec<&[u8]> = line.split(|byte| *byte == b',').map(name).collect();
     if rmm::is_header(&columns) {
-        rmm::read(unpacked)
+        rmm::read(unpacked).map(Contents::Job)
     } else if problem::is_header(&columns) {
-        problem::read(unpacked)
+        Rows::read(unpacked).map(Contents::Problem)
     } else if csv::is_header(&columns) {
-        Ok(Imported { trace: csv::read_plain(unpacked)?, ..Imported::default() })
+        Ok(Contents::Job(Imported { trace: csv::read_plain(unpacked)?, ..Imported::default() }))
     } else {
         let found = unknown(head);
         // Compression that is broken is more than what came before it.

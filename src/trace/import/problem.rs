@@ -1,15 +1,18 @@
-//! Problems of placement as traces: `id,lower,upper,size`, a buffer a row, live from `lower` until before `upper`.
+//! Problems of placement, and as traces: `id,lower,upper,size`, a buffer a row, live from `lower` until before `upper`.
 //!
 //! At a tick frees come before allocations, and otherwise the order of the file decides. Offsets and other columns are left out: a trace has no addresses.
 
-use foldhash::HashSet;
 use std::io::Read;
+
+use foldhash::HashSet;
 
 use super::Imported;
 use crate::ids::StreamId;
-use crate::trace::csv::table::{Layout, Row, Table};
+use crate::lifetimes::{Change, changes};
+use crate::limits;
+use crate::trace::csv::table::{self, Layout, Table};
 use crate::trace::{Context, Event, EventKind, TraceError};
-use crate::units::{Bytes, Tick};
+use crate::units::{Bytes, Lifetime};
 
 const LAYOUT: Layout = Layout {
     columns: &["id", "lower", "upper", "size", "offset", "alignment", "gaps"],
@@ -29,55 +32,117 @@ pub(super) fn is_header(columns: &[&[u8]]) -> bool {
     ["lower", "upper"].iter().all(|column| columns.contains(&column.as_bytes()))
 }
 
-/// Reads a problem that is not compressed.
-pub(super) fn read(bytes: impl Read) -> Result<Imported, TraceError> {
-    let mut table = Table::open(bytes, &LAYOUT)?;
-    let has_offset = table.has(OFFSET);
-    let (mut events, mut rows) = (Vec::new(), Vec::new());
-    let mut names = HashSet::default();
-    let mut are_numbers = true;
-    while let Some(row) = table.row()? {
-        let number: Result<u64, TraceError> = row.number(ID, "a number");
-        are_numbers &= number.is_ok();
-        let name = row.field(ID).to_vec();
-        if !names.insert(name) {
-            return Err(row.order(ID, "it is there twice".into()));
-        }
-        let number = number.unwrap_or(0);
-        events.extend(buffer(&row, number)?);
-        rows.push((number, row.field(ID).to_vec()));
-    }
-    let mut notes = vec!["a problem has no streams, phases, modules and iterations".to_owned()];
-    // "1" and "01" are two names and one number.
-    let numbers: HashSet<u64> = events.iter().map(|event| event.id).collect();
-    if !are_numbers || numbers.len() * 2 != events.len() {
-        for (at, event) in events.iter_mut().enumerate() {
-            event.id = at as u64 / 2;
-        }
-        for (at, row) in rows.iter_mut().enumerate() {
-            row.0 = at as u64;
-        }
-        notes.push(
-            "the ids are not all numbers, or two are one number: buffers are numbered in the order of the file".into(),
-        );
-    }
-    if has_offset {
-        notes.push("the offsets are left out: a trace has no addresses".into());
-    }
-    // Stable, so that the order of the file decides what else is equal.
-    events.sort_by_key(|event| (event.tick, event.kind != EventKind::Free));
-    Ok(Imported {
-        trace: super::build(events)?,
-        notes,
-        is_one_iteration: true,
-        is_problem: true,
-        rows,
-        ..Imported::default()
-    })
+/// A problem of placement: its rows in the order of the file.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Rows {
+    buffers: Vec<Row>,
+    /// Their ids, one behind the other, and where each ends.
+    ids: Vec<u8>,
+    id_ends: Vec<usize>,
+    /// All are numbers as one writes them.
+    are_numbers: bool,
+    /// What is left out.
+    notes: Vec<String>,
 }
 
-/// The two events of a buffer.
-fn buffer(row: &Row<'_>, id: u64) -> Result<[Event; 2], TraceError> {
+/// A buffer that is to be placed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Row {
+    /// From when until before when it is live, in the problem's own time.
+    pub lifetime: Lifetime,
+    /// As many as it says: nothing, too.
+    pub bytes: Bytes,
+}
+
+impl Rows {
+    /// Reads a problem that is not compressed.
+    pub(super) fn read(bytes: impl Read) -> Result<Rows, TraceError> {
+        let mut table = Table::open(bytes, &LAYOUT)?;
+        let has_offset = table.has(OFFSET);
+        let mut rows = Rows { are_numbers: true, ..Rows::default() };
+        let (mut numbers, mut names) = (HashSet::default(), HashSet::default());
+        while let Some(row) = table.row()? {
+            if rows.buffers.len() >= limits::TRACE_EVENTS_MAX / 2 {
+                return Err(TraceError::TooLong);
+            }
+            let id = row.field(ID);
+            // "1" and "01" are two names and one number.
+            let number = number_of(id);
+            rows.are_numbers &= number.is_some();
+            let is_new = number.map_or_else(|| names.insert(id.to_vec()), |number| numbers.insert(number));
+            if !is_new {
+                return Err(row.order(ID, "it is there twice".into()));
+            }
+            rows.buffers.push(buffer(&row)?);
+            rows.ids.extend_from_slice(id);
+            rows.id_ends.push(rows.ids.len());
+        }
+        if rows.buffers.is_empty() {
+            return Err(TraceError::Empty);
+        }
+        if has_offset {
+            rows.notes.push("the offsets are left out: a trace has no addresses".into());
+        }
+        Ok(rows)
+    }
+
+    /// In the order of the file.
+    pub fn buffers(&self) -> &[Row] {
+        &self.buffers
+    }
+
+    /// What the file calls each, in its order.
+    pub fn ids(&self) -> impl Iterator<Item = &[u8]> {
+        let begins = [0].into_iter().chain(self.id_ends.iter().copied());
+        begins.zip(&self.id_ends).map(|(from, to)| &self.ids[from..*to])
+    }
+
+    /// What was left out of the file, a sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Who comes and who goes, in the order of time: at a tick whoever goes is first, and else the order of the file decides.
+    pub(crate) fn changes(&self) -> Vec<Change> {
+        changes(&self.buffers.iter().map(|row| row.lifetime).collect::<Vec<_>>())
+    }
+
+    /// The trace of a job that would ask for these.
+    pub(super) fn into_imported(self) -> Result<Imported, TraceError> {
+        let mut notes = vec!["a problem has no streams, phases, modules and iterations".to_owned()];
+        if !self.are_numbers {
+            notes.push(
+                "the ids are not all numbers, or have zeros before them: buffers are numbered in the order of the file"
+                    .into(),
+            );
+        }
+        let ids: Vec<u64> =
+            self.ids().zip(0..).map(|(id, at)| number_of(id).filter(|_| self.are_numbers).unwrap_or(at)).collect();
+        notes.extend(self.notes.iter().cloned());
+        let event = |Change { tick, comes, of }: Change| Event {
+            tick,
+            kind: if comes { EventKind::Alloc } else { EventKind::Free },
+            id: ids[of as usize],
+            bytes: if comes { self.buffers[of as usize].bytes } else { Bytes::ZERO },
+            stream: StreamId(0),
+            iteration: 0,
+            context: Context::default(),
+            is_dynamic: false,
+            device: 0,
+            thread: 0,
+        };
+        let trace = super::build(self.changes().into_iter().map(event))?;
+        Ok(Imported { trace, notes, is_one_iteration: true, is_problem: true, ..Imported::default() })
+    }
+}
+
+/// The number that an id is, where it is written as numbers are.
+fn number_of(id: &[u8]) -> Option<u64> {
+    let is_plain = id.iter().all(u8::is_ascii_digit) && (id.len() == 1 || !id.starts_with(b"0"));
+    std::str::from_utf8(id).ok().filter(|_| is_plain)?.parse().ok()
+}
+
+fn buffer(row: &table::Row<'_>) -> Result<Row, TraceError> {
     for (column, nothing) in DEMANDS {
         let asked = row.field(column);
         if !asked.is_empty() && asked != nothing {
@@ -95,24 +160,16 @@ fn buffer(row: &Row<'_>, id: u64) -> Result<[Event; 2], TraceError> {
     if bytes > Bytes::LARGEST {
         return Err(row.error(SIZE, "a size that any machine could have"));
     }
-    let alloc = Event {
-        tick: Tick(lower),
-        kind: EventKind::Alloc,
-        id,
-        bytes,
-        stream: StreamId(0),
-        iteration: 0,
-        context: Context::default(),
-        is_dynamic: false,
-        device: 0,
-        thread: 0,
-    };
-    Ok([alloc, Event { tick: Tick(upper), kind: EventKind::Free, bytes: Bytes::ZERO, ..alloc }])
+    Ok(Row { lifetime: Lifetime::new(lower, upper), bytes })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn read(text: &[u8]) -> Result<Imported, TraceError> {
+        Rows::read(text)?.into_imported()
+    }
 
     fn events(text: &str) -> Vec<(u64, EventKind, u64, u64)> {
         let imported = read(text.as_bytes()).unwrap();

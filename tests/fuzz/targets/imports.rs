@@ -1,6 +1,10 @@
 //! What is turned into traces: binary traces, logs of RMM, problems.
 
+use stitchd::plan::solve::solve_with;
+use stitchd::plan::{Problem, validate};
+use stitchd::trace::import::Contents;
 use stitchd::trace::{Trace, binary, csv, import};
+use stitchd::work::Budget;
 
 use super::trace::{gzip, zstd};
 
@@ -76,7 +80,15 @@ pub(crate) fn rmm_logs() -> Vec<Vec<u8>> {
 
 pub(crate) fn problem(bytes: &[u8]) {
     any(bytes);
-    any(&[PROBLEM, bytes].concat());
+    let rows = [PROBLEM, bytes].concat();
+    any(&rows);
+    // Whatever is asked for has an answer that is right, or none.
+    if let Ok(Contents::Problem(rows)) = import::read_contents(&rows[..])
+        && let Ok((problem, _)) = Problem::from_rows(&rows)
+        && let Ok(solution) = solve_with(&problem, &Budget::of(100))
+    {
+        validate::check_offsets(&problem.buffers, &solution.offsets).unwrap();
+    }
 }
 
 const PROBLEM: &[u8] = b"id,lower,upper,size\n";

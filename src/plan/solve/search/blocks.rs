@@ -27,12 +27,12 @@ pub(super) struct Blocks {
 
 impl Blocks {
     pub(super) fn of(lifetimes: &[Lifetime], lens: &[u64]) -> Blocks {
-        let sections = Sections::of(lifetimes.iter().copied());
-        let block = |(lifetime, len): (&Lifetime, &u64)| {
-            let (start, end) = sections.of_lifetime(*lifetime);
+        let sections = Sections::of(lifetimes);
+        let block = |(at, len): (usize, &u64)| {
+            let (start, end) = sections.of_lifetime(at);
             Block { start: start as u32, end: end as u32, len: *len }
         };
-        Blocks { blocks: lifetimes.iter().zip(lens).map(block).collect(), sections: sections.count() }
+        Blocks { blocks: lens.iter().enumerate().map(block).collect(), sections: sections.count() }
     }
 
     /// Bytes that are live in each section.
