@@ -211,7 +211,30 @@ fn growth() -> Vec<Row> {
     GROWTH.iter().filter_map(one).collect()
 }
 
+/// A job of so many micro-batches as a problem, for `stitchd plan`.
+fn write(microbatches: u32, path: &Path) {
+    let trace = Megatron::trace(microbatches);
+    let mut lives: Vec<(Tick, Option<Tick>, Bytes)> = Vec::new();
+    for event in &trace.events {
+        match event.kind {
+            EventKind::Alloc => lives.push((event.tick, None, event.bytes)),
+            // Ids count from 0.
+            _ => lives[event.id as usize].1 = Some(event.tick),
+        }
+    }
+    let end = trace.events.last().unwrap().tick.0 + 1;
+    let row = |(id, (from, to, bytes)): (usize, &(Tick, Option<Tick>, Bytes))| {
+        format!("{id},{},{},{}\n", from.0, to.map_or(end, |to| to.0), bytes.get())
+    };
+    let rows: String = lives.iter().enumerate().map(row).collect();
+    std::fs::write(path, format!("id,lower,upper,size\n{rows}")).unwrap();
+}
+
 fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let Some(at) = arguments.iter().position(|argument| argument == "--write") {
+        return write(arguments[at + 1].parse().unwrap(), Path::new(&arguments[at + 2]));
+    }
     let mut all = Vec::new();
     for name in ["gpt2-345m-VR", "gpt2-medium-hf", "opt-13b-Z3-RO", "qwen-moe-V-last", "resnet50-olla"] {
         all.extend(rows(name, &shared(name), 1));

@@ -60,3 +60,27 @@ pub fn chain(error: &dyn Error) -> String {
     }
     text
 }
+
+/// A message as a terminal may have it: names in it come from files, and what would steer the terminal is written out.
+pub fn shown(message: &str) -> String {
+    let is_text = |letter: &char| !letter.is_control() || matches!(letter, '\n' | '\t');
+    message.chars().fold(String::new(), |mut shown, letter| {
+        if is_text(&letter) {
+            shown.push(letter);
+        } else {
+            shown.extend(letter.escape_default());
+        }
+        shown
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_steers_no_terminal() {
+        let message = "node 'a\u{1b}[31m': ünknown\r\n\tnext\u{9b}\u{7}";
+        assert_eq!(shown(message), "node 'a\\u{1b}[31m': ünknown\\r\n\tnext\\u{9b}\\u{7}");
+    }
+}

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use stitchd::cli::{Cli, Failure};
+use stitchd::error::shown;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -19,7 +20,7 @@ fn main() -> ExitCode {
     match std::panic::catch_unwind(|| cli.run()) {
         Ok(Ok(code)) => ExitCode::from(code),
         Ok(Err(failure)) => {
-            eprintln!("error: {failure}");
+            eprintln!("error: {}", shown(&failure.to_string()));
             ExitCode::from(failure.code())
         }
         Err(_) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
 
-use super::stop_after;
+use super::{ignores, stop_after};
 use crate::work::Stop;
 
 /// While this is there Ctrl-C is a word, once: another ends the process, as does the first that comes later.
@@ -19,9 +19,12 @@ pub(super) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Where the word cannot be heard every Ctrl-C ends the process.
+    /// Where the word cannot be heard every Ctrl-C ends the process. Whoever has started this one so that none does (a script, behind its back) is left that.
     pub(super) fn listen() -> Interrupt {
         let [is_said, ends_all] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        if ignores(SIGINT) {
+            return Interrupt { is_said, ends_all };
+        }
         // In this order: once it was said it ends all. None is taken back, as a signal that nobody hears would be lost.
         let listens = flag::register(SIGINT, Arc::clone(&is_said))
             .and_then(|_| flag::register_conditional_default(SIGINT, Arc::clone(&ends_all)))

@@ -337,6 +337,14 @@ fn time(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Whoever has started this process wants it to go on where such a signal would end others: nohup, or a script that has put it behind its back.
+fn ignores(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // Signals count from 1.
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
 /// Says stop when so much time has passed.
 fn stop_after(limit: Duration) -> crate::work::Stop {
     let clock = SystemClock::new();

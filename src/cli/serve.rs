@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-use super::{DONE, Failure, Outcome, print_json};
+use super::{DONE, Failure, Outcome, ignores, print_json};
 use crate::clock::{Clock as _, SystemClock};
 use crate::daemon::config::{Config, Flags, KeeperIs};
 use crate::daemon::{Daemon, DaemonError, Listeners};
@@ -145,7 +145,7 @@ async fn serve(config: Config, sockets: Sockets, args: &ServeArgs, clock: System
     let (socket, manager) = (config.runtime_dir.join(SOCKET_NAME), config.manager.clone());
     let daemon = Daemon::build(config, driver)?;
     // Before anybody hears that it serves: who hears it may tell it to end.
-    let hangup = if ignores_hangup() { Ok(None) } else { signal(SignalKind::hangup()).map(Some) };
+    let hangup = if ignores(libc::SIGHUP) { Ok(None) } else { signal(SignalKind::hangup()).map(Some) };
     match (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), hangup) {
         (Ok(terminate), Ok(interrupt), Ok(hangup)) => {
             drop(tokio::spawn(end_on_signal(Arc::clone(&daemon), terminate, interrupt, hangup, has_terminal())));
@@ -184,14 +184,6 @@ async fn serve(config: Config, sockets: Sockets, args: &ServeArgs, clock: System
         outln!("serving at {}", socket.display());
     }
     Ok(daemon.serve(listeners).await?)
-}
-
-/// Whoever has started this process wants it to outlive its terminal (nohup).
-fn ignores_hangup() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    // Signals count from 1, and SIGHUP is the first.
-    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
 }
 
 /// Returns when whoever holds the other end of standard input is gone, or lets go of it.

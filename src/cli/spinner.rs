@@ -28,6 +28,11 @@ impl Spinner {
         !self.0.is_hidden()
     }
 
+    /// Nothing of it is left from here on.
+    pub(super) fn end(&self) {
+        self.0.finish_and_clear();
+    }
+
     pub(super) fn say(&self, what: impl Into<Cow<'static, str>>) {
         self.0.set_message(what);
     }
@@ -35,6 +40,6 @@ impl Spinner {
 
 impl Drop for Spinner {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.end();
     }
 }

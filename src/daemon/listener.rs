@@ -282,11 +282,10 @@ impl RuntimeLock {
         if let Some((path, _)) = self.sockets.iter().find(|(path, file)| inode_of(path) != *file) {
             return Err(Ousted::Unreachable(path.clone()));
         }
-        let path = self.directory.join(LOCK_NAME);
-        let own = rustix::fs::fstat(&self.file).map(|stat| stat.st_ino);
-        if own.is_ok_and(|own| inode_of(&path) == Some(own)) {
+        if self.is_own() {
             return Ok(());
         }
+        let path = self.directory.join(LOCK_NAME);
         let renewed = open_lock(&path).and_then(|file| {
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             sign(&file)?;
@@ -308,6 +307,12 @@ impl RuntimeLock {
             }
         }
         Ok(())
+    }
+
+    /// The file of the lock is the one that was locked: nobody else is there.
+    pub(super) fn is_own(&self) -> bool {
+        let own = rustix::fs::fstat(&self.file).map(|stat| stat.st_ino);
+        own.is_ok_and(|own| inode_of(&self.directory.join(LOCK_NAME)) == Some(own))
     }
 
     /// Somebody else has the lock, for a moment or for good.

@@ -85,6 +85,7 @@ use connections::Connections;
 use deadline::Deadline;
 pub use error::DaemonError;
 use keeping::Keeping;
+use listener::RuntimeLock;
 pub use listener::{ListenError, Listeners, Ousted};
 use live::Live;
 use metrics::{CallTimes, Latencies, SessionCounts, Tally};
@@ -372,8 +373,14 @@ impl Daemon {
         parts.shutdown().await;
         let locks = ticking.stop();
         drop(chunks);
-        match (&served, &self.keeping) {
-            (Err(DaemonError::Ousted(Ousted::Another(_))), Some(keeping)) => {
+        // Where the directory is another's, or none, what is there is not this daemon's to end.
+        let is_others = match &served {
+            Err(DaemonError::Ousted(Ousted::Another(_))) => true,
+            Err(DaemonError::Ousted(Ousted::Unreachable(_))) => !locks.iter().all(RuntimeLock::is_own),
+            _ => false,
+        };
+        match &self.keeping {
+            Some(keeping) if is_others => {
                 self.steward.stop_journal();
                 keeping.abandon();
             }
@@ -643,7 +650,9 @@ fn keep_nodes(keeping: &Keeping, nodes: &[PathBuf]) {
 fn or_abort(work: Box<dyn FnOnce() + Send>) {
     // Nothing of it is used afterwards.
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
-        tracing::error!("what the ledger waits for has panicked; what became of it is not known");
+        tracing::error!(
+            "a part of the daemon that others wait for has panicked; what became of what it did is not known"
+        );
         std::process::abort();
     }
 }

@@ -157,7 +157,7 @@ impl Ticks {
         let daemon = Arc::clone(&self.daemon);
         let idle_tick = self.watched.map_or(IDLE_TICK, |every| IDLE_TICK.min(every / 2));
         let mut is_idle = false;
-        while !daemon.stirrer.is_over() {
+        while !daemon.stirrer.is_over() && self.ousts.is_some() {
             let next = daemon.clock.now() + TICK;
             if is_idle {
                 // Somebody may wait, or nothing has happened for so long.
@@ -167,7 +167,10 @@ impl Ticks {
             if !is_idle {
                 std::thread::sleep(next.saturating_sub(daemon.clock.now()));
             }
-            is_idle = self.tick(is_idle);
+            // Where nothing is this daemon's any more nothing else happens.
+            if !daemon.stirrer.is_over() && self.look() {
+                is_idle = self.tick(is_idle);
+            }
         }
     }
 
@@ -180,7 +183,6 @@ impl Ticks {
             daemon.latencies.sort();
         }
         daemon.sample();
-        self.look(now);
         self.mend(now);
         if is_idle && now.saturating_sub(self.asked) < ASK_EVERY {
             daemon.steward.pass_time();
@@ -206,11 +208,12 @@ impl Ticks {
     }
 
     /// Whether the directories are this daemon's still.
-    fn look(&mut self, now: Duration) {
+    fn look(&mut self) -> bool {
+        let now = self.daemon.clock.now();
         let is_contested = self.locks.iter().any(RuntimeLock::is_contested);
         let every = if is_contested { CONTESTED_LOOK_EVERY } else { LOOK_EVERY };
-        if self.ousts.is_none() || now.saturating_sub(self.looked) < every {
-            return;
+        if now.saturating_sub(self.looked) < every {
+            return true;
         }
         self.looked = now;
         if let Err(ousted) = self.locks.iter_mut().try_for_each(RuntimeLock::look)
@@ -219,6 +222,7 @@ impl Ticks {
             // Whoever does not listen ends for another reason.
             let _ = ousts.send(ousted);
         }
+        self.ousts.is_some()
     }
 
     fn mend(&mut self, now: Duration) {

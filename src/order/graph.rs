@@ -18,6 +18,8 @@ pub struct Described {
     pub aliases: Vec<(String, String)>,
     /// Tensors that are wanted after the last operator, besides those that none reads.
     pub kept: Vec<String>,
+    /// What the file says beside that, and nobody heeds.
+    pub notes: Vec<String>,
 }
 
 /// An operator as somebody says it.
@@ -83,7 +85,7 @@ impl Graph {
     ///
     /// Names that nobody knows or that come twice, operators that wait for each other, sizes beyond any machine.
     pub fn of(described: &Described) -> Result<Graph, OrderError> {
-        let Described { tensors, nodes, control, aliases, kept } = described;
+        let Described { tensors, nodes, control, aliases, kept, .. } = described;
         if nodes.is_empty() {
             return Err(OrderError::Empty);
         }

@@ -19,7 +19,7 @@ fn described(tensors: &[(&str, u64)], nodes: &[DescribedNode]) -> Described {
 
 /// The most that is live in an order, counted by name from what was said; and whether it is an order.
 fn counted(described: &Described, order: &[u32]) -> (u64, bool) {
-    let Described { tensors, nodes, control, aliases, kept } = described;
+    let Described { tensors, nodes, control, aliases, kept, .. } = described;
     let at = |name: &str| {
         nodes.iter().position(|node| node.name == name).map(|n| order.iter().position(|o| *o as usize == n).unwrap())
     };

@@ -51,6 +51,11 @@ pub enum PartitionError {
         /// What it is.
         value: u64,
     },
+    /// Results of runs that nobody said the target of.
+    #[error(
+        "target_batch_size is missing: write the samples of a batch of the target run, and the batch_size of each run, which is a half or a quarter of that (`stitchd partition runs --target-batch` fills both in)"
+    )]
+    NoTarget,
     /// More micro-batches than the batch has samples.
     #[error("a batch of {batch} cannot be split into {microbatches} micro-batches; say fewer")]
     Microbatches {
@@ -370,6 +375,7 @@ impl PartitionError {
             | PartitionError::Layers(_)
             | PartitionError::Measurements(_)
             | PartitionError::Batch { .. }
+            | PartitionError::NoTarget
             | PartitionError::Microbatches { .. }
             | PartitionError::Length { .. }
             | PartitionError::LayerSizes { .. }

@@ -46,6 +46,24 @@ pub struct Run {
     pub traces: Option<Vec<String>>,
 }
 
+/// A part of a run that peaked elsewhere than what all runs tell of its layers.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Disagreement {
+    /// Which run, counted from 0.
+    pub run: usize,
+    /// Which part of it.
+    pub part: usize,
+    /// Its peak.
+    pub measured: Bytes,
+    /// What its first layer needs alone and the others add, in bytes.
+    pub told: f64,
+    /// How far they are apart, as a share of the peak.
+    pub share: f64,
+}
+
+/// What was measured, by parallelism, degree and batch size.
+type Sets = BTreeMap<(Parallelism, u32, u64), Peaks>;
+
 /// What was measured of one config at one batch size: the mean of each group's peaks, and how many there are.
 type Peaks = BTreeMap<(usize, usize), (f64, u32)>;
 
@@ -90,29 +108,69 @@ impl Results {
     ///
     /// As of [`Results::profile`].
     pub fn partial(&self) -> Result<Partial, PartitionError> {
-        let unfilled = PartitionError::Batch { what: "target_batch_size", value: 0 };
-        let target = self.target_batch_size.ok_or(unfilled)?;
-        let ends = self.layer_sizes.iter().scan(0, |end, size| {
-            *end += size;
-            Some(*end)
-        });
-        let ends: Vec<usize> = ends.collect();
-        let mut sets: BTreeMap<(Parallelism, u32, u64), Peaks> = BTreeMap::new();
+        let target = self.target_batch_size.ok_or(PartitionError::NoTarget)?;
+        let measurements =
+            self.sets()?.iter().map(|(key, peaks)| self.measurement(*key, peaks)).collect::<Result<_, _>>()?;
+        Partial::new(self.layer_sizes.clone(), measurements, target, self.schedule, self.microbatches)
+    }
+
+    /// What was measured of each config at each batch size.
+    fn sets(&self) -> Result<Sets, PartitionError> {
+        let ends = self.ends();
+        let mut sets = Sets::new();
         for (at, run) in self.runs.iter().enumerate() {
-            let batch = run.batch_size.ok_or(PartitionError::Unfilled { run: at, what: "batch_size" })?;
-            let batch = batch_of("batch_size of a run", batch)?;
-            let degree = degree_of(at, run.parallelism, run.degree)?;
-            let parallelism = if degree == 1 { Parallelism::Pipeline } else { run.parallelism };
-            let peaks = sets.entry((parallelism, degree, batch)).or_default();
+            let peaks = sets.entry(Results::set_of(at, run)?).or_default();
             for (group, bytes) in self.groups(at, run, &ends)? {
                 let (mean, count) = peaks.entry((group.first, group.last)).or_default();
                 *count += 1;
                 *mean += (bytes.get() as f64 - *mean) / f64::from(*count);
             }
         }
-        let measurements = sets.iter().map(|(key, peaks)| self.measurement(*key, peaks));
-        let measurements = measurements.collect::<Result<_, _>>()?;
-        Partial::new(self.layer_sizes.clone(), measurements, target, self.schedule, self.microbatches)
+        Ok(sets)
+    }
+
+    /// Behind how many layers of the model each of those ends that were merged.
+    fn ends(&self) -> Vec<usize> {
+        let ends = self.layer_sizes.iter().scan(0, |end, size| {
+            *end += size;
+            Some(*end)
+        });
+        ends.collect()
+    }
+
+    /// With which of the others a run is taken together.
+    fn set_of(at: usize, run: &Run) -> Result<(Parallelism, u32, u64), PartitionError> {
+        let batch = run.batch_size.ok_or(PartitionError::Unfilled { run: at, what: "batch_size" })?;
+        let batch = batch_of("batch_size of a run", batch)?;
+        let degree = degree_of(at, run.parallelism, run.degree)?;
+        let parallelism = if degree == 1 { Parallelism::Pipeline } else { run.parallelism };
+        Ok((parallelism, degree, batch))
+    }
+
+    /// Where a run is furthest from what all of them together tell of its layers. Nothing where they agree.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Results::profile`].
+    pub fn disagreement(&self) -> Result<Option<Disagreement>, PartitionError> {
+        let mut told = BTreeMap::new();
+        for (key, peaks) in self.sets()? {
+            told.insert(key, self.measurement(key, &peaks)?);
+        }
+        let ends = self.ends();
+        let mut furthest: Option<Disagreement> = None;
+        for (run, of) in self.runs.iter().enumerate() {
+            let Some(Measurement { isolated, added, .. }) = told.get(&Results::set_of(run, of)?) else { continue };
+            for (part, (group, measured)) in self.groups(run, of, &ends)?.into_iter().enumerate() {
+                let more: i64 = added[group.first + 1..=group.last].iter().sum();
+                let told = isolated[group.first].get() as f64 + more as f64;
+                let share = (told - measured.get() as f64).abs() / measured.get() as f64;
+                if share > furthest.as_ref().map_or(0.0, |furthest| furthest.share) {
+                    furthest = Some(Disagreement { run, part, measured, told, share });
+                }
+            }
+        }
+        Ok(furthest)
     }
 
     /// The parts of a run, as layers that were merged, with their peaks. `ends` says behind how many layers of the model each of those ends.

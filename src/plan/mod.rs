@@ -135,7 +135,7 @@ pub enum PlanError {
     TooLarge,
     /// A solver that searches was to find an answer alone, and did not.
     #[error(
-        "the {solver} solver found no answer in {work_units} units of work: --work searches longer, and without --solver others find one first"
+        "the {solver} solver found no answer in {work_units} units of work; more of it may (--work), or another solver"
     )]
     NotFound {
         /// Which solver.

@@ -24,8 +24,10 @@ use super::phases::{PhasePair, Phases};
 use super::vary::{self, Asked};
 use super::{DynamicEntry, Entry, Lane, Plan, PlanError, race};
 use crate::ids::StreamId;
+#[cfg(feature = "daemon")]
 use crate::lifetimes::Change;
 use crate::limits;
+#[cfg(feature = "daemon")]
 use crate::trace::import::Rows;
 use crate::trace::{Context, ContextKey, Cut, Event, EventKind, Phase, Trace};
 use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
@@ -117,9 +119,10 @@ impl Problem {
     }
 
     /// A problem of placement as it is: sizes to the byte, and nothing that repeats. Of each buffer the row that it is, as what has no bytes is none.
+    #[cfg(feature = "daemon")]
     pub fn from_rows(rows: &Rows) -> Result<(Problem, Vec<u32>), PlanError> {
         let all = rows.buffers();
-        let asked = all.iter().try_fold(0_u64, |sum, row| sum.checked_add(row.bytes.get()));
+        let asked = all.iter().try_fold(Bytes::ZERO, |sum, row| sum.checked_add(row.bytes));
         asked.ok_or(PlanError::TooLarge)?;
         let changes = rows.changes();
         let mut ends = vec![0; all.len()];

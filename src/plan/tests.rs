@@ -599,3 +599,15 @@ fn a_solver_that_is_alone_and_finds_nothing_in_its_time_says_so() {
         assert!(solve::solve_in_with(&problem, solver, &solve::patient()).is_ok());
     }
 }
+
+#[test]
+fn whoever_says_stop_has_an_answer_of_another_solver_or_none_of_one_alone() {
+    let problem = random_problem(&mut Rng::new(2), 2_000);
+    let stop: crate::work::Stop = std::sync::Arc::new(|| true);
+    let stopped = Budget { stop: Some(stop), ..solve::patient() };
+    let alone = solve::solve_in_with(&problem, Solver::ALL[0], &stopped);
+    assert!(matches!(alone, Err(PlanError::NotFound { .. })), "{alone:?}");
+    let solution = solve::solve_with(&problem, &stopped).unwrap();
+    assert!(!solution.solver.starts_with("first-fit"), "{}", solution.solver);
+    validate::check_offsets(&problem.buffers, &solution.offsets).unwrap();
+}

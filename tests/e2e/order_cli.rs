@@ -197,7 +197,7 @@ fn the_answer_is_written_with_the_graph_and_can_be_read_again() {
     let again = run_json(&["order", text(&out), "--json"]);
     assert_eq!(again["order"], written["order"], "the same, and again");
     let page = std::fs::read_to_string(&html).unwrap();
-    assert!(page.matches("<rect").count() > 50 && page.matches("<path").count() == 2 && !page.contains("NaN"));
+    assert!(page.matches("<rect").count() > 50 && page.matches("<path class=").count() == 2 && !page.contains("NaN"));
     let refused = run(&["order", text(&out), "-o", text(&out)]);
     assert_eq!(refused.status.code(), Some(2), "it is the file that is read");
     let aligned = run_json(&["order", text(&graph), "--align", "512", "--json"]);
@@ -239,6 +239,7 @@ fn what_is_no_graph_is_refused_with_what_is_wrong() {
         ("{\"tensors\":{}}", "missing field `nodes`"),
         (&with("", "", ""), "the graph has no nodes"),
         (&with(r#""x":1"#, one, ""), "node 'a': there is no tensor 'y'"),
+        (&with(r#""x":1,"x":2,"y":2"#, one, ""), "there are two of the tensor 'x'"),
         (&with(r#""x":1,"y":-2"#, one, ""), "tensor 'y': -2 is not a number of bytes"),
         (&with(r#""x":1,"y":1.5"#, one, ""), "tensor 'y': 1.5"),
         (&with(r#""x":1,"y":2"#, &format!("{one},{one}"), ""), "there are two of the node 'a'"),
@@ -257,6 +258,17 @@ fn what_is_no_graph_is_refused_with_what_is_wrong() {
         let error = refused(contents);
         assert!(error.contains(expected), "{} gives {error}", &contents[..contents.len().min(200)]);
     }
+    // What may be misspelt is said, and so is what steers terminals, in letters.
+    std::fs::write(
+        &file,
+        with(r#""x":1,"y":2"#, &one.replace('}', r#","kind":"updat"}"#), r#","keeps":["x"],"order":["a"]"#),
+    )
+    .unwrap();
+    let notes = run_json(&["order", text(&file), "--json"])["notes"].to_string();
+    assert!(notes.contains("'keeps' means nothing here") && !notes.contains("'order'"), "{notes}");
+    assert!(notes.contains("the kinds of 1 node mean nothing here ('updat' of 'a')"), "{notes}");
+    let steers = refused(&with(r#""x":1"#, &one.replace("\"y\"", r#""\u001b[2J""#), ""));
+    assert!(steers.contains(r"there is no tensor '\u{1b}[2J'"), "{steers:?}");
     assert!(String::from_utf8(run(&["order", "/nowhere.json"]).stderr).unwrap().contains("/nowhere.json"));
     let wrong = run(&["order", text(&file), "--trace", "x.txt"]);
     assert!(String::from_utf8(wrong.stderr).unwrap().contains("ends in none of"));

@@ -45,6 +45,15 @@ fn runs_are_merged_to_a_profile_and_the_profile_is_planned() {
     let profile = place.path("profile.json");
     let made = run_json(&["partition", "merge", &results, "-o", &profile, "--json"]);
     assert_eq!((&made["layers"], &made["measurements"]), (&6.into(), &10.into()));
+    assert_eq!(made["notes"], json!([]));
+    // A run that peaked elsewhere than the others say is named.
+    let mut other = measured();
+    let peak = &mut other["runs"][2]["peak_bytes"][0];
+    *peak = (peak.as_u64().unwrap() * 3 / 2).into();
+    let other = place.write("other.json", &other.to_string());
+    let made = run_json(&["partition", "merge", &other, "-o", &place.path("other-profile.json"), "--json"]);
+    let note = made["notes"][0].as_str().unwrap();
+    assert!(note.contains("the runs do not agree: part ") && note.contains("% apart"), "{note}");
     let file: Value = serde_json::from_str(&std::fs::read_to_string(&profile).unwrap()).unwrap();
     let first = &file["measurements"][0];
     assert_eq!((&first["parallelism"], &first["batch_size"]), (&"pipeline".into(), &16.into()));
@@ -241,7 +250,10 @@ fn what_cannot_be_planned_is_said_in_words_and_is_exit_code_2() {
     let mesh = |nodes: &'static str, gpus: &'static str| ["--nodes", nodes, "--gpus-per-node", gpus];
     let cases: Vec<(Vec<&str>, &str)> = vec![
         ([&["partition", &broken][..], &mesh("1", "4")].concat(), "broken.json: this is no profile: EOF"),
-        ([&["partition", &good][..], &mesh("1", "4")].concat(), "this is no profile: unknown field `gpus`"),
+        (
+            [&["partition", &good][..], &mesh("1", "4")].concat(),
+            "results.json is a file of results: `stitchd partition merge ",
+        ),
         ([&["partition", "missing.json"][..], &mesh("1", "4")].concat(), "missing.json: No such file"),
         ([&["partition", &profile][..], &mesh("0", "4")].concat(), "0 nodes of 4 GPUs are no mesh"),
         ([&["partition", &profile][..], &mesh("100", "8")].concat(), "800 GPUs are more than 6 layers can use"),
@@ -250,7 +262,8 @@ fn what_cannot_be_planned_is_said_in_words_and_is_exit_code_2() {
         (vec!["partition", "runs", "--layers", "4", "--gpus", "1"], "4 layers on 1 GPUs"),
         (vec!["partition", "runs", "--layers", "4", "--gpus", "4", "--degrees", "3"], "a degree of 3 is not possible"),
         (vec!["partition", "merge", &unfilled], "run 3: peak_bytes has 0 entries for"),
-        (vec!["partition", "merge", &template], "target_batch_size is 0"),
+        (vec!["partition", "merge", &template], "target_batch_size is missing: write"),
+        (vec!["partition", "merge", &good, "--target-batch", "64"], "--target-batch is for --trace"),
         (vec!["partition", "merge", &profile, "--merge-to", "7"], "6 layers cannot be merged to 7"),
         (vec!["partition", "merge", &profile, "-o", &profile], "is the file that is read; write to another"),
         (vec!["partition", "merge", "--trace", "8=x.csv"], "--target-batch"),

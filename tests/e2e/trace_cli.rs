@@ -284,6 +284,22 @@ fn an_answer_of_whatever_solver_is_checked_against_its_problem() {
     is(other, "offset", "place", Some(2), "a column `id` and one `offset`");
     let whole = std::fs::read_to_string(&answer).unwrap();
     is(&whole, "c,2,5,2", "c,2,4,2", Some(1), "c: the answer has 4 for its upper, the problem 5");
+    let output = run(&["plan", "check", &answer, &problem, "--device", "1"]);
+    assert!(stderr(&output).contains("nothing is allocated on device 1"), "{}", stderr(&output));
+    // Names of all kinds come out as they went in.
+    let rows = "\"two\nlines\",0,2,5\n\"a \"\"quote\"\"\",0,2,6\n\"a\rb\",1,3,7\n007,0,1,1\n,0,1,1\nü,0,1,1\n";
+    let names = place.path("names.csv");
+    std::fs::write(&names, format!("id,lower,upper,size\n{rows}")).unwrap();
+    run_json(&["plan", &names, "-o", &answer, "--json"]);
+    let found = run_json(&["plan", "check", &answer, &names, "--json"]);
+    assert_eq!((&found["valid"], &found["buffers"]), (&Value::Bool(true), &6.into()), "{found}");
+    // What has no bytes is nowhere.
+    std::fs::write(place.path("none.csv"), "id,lower,upper,size,offset\nnone,1,2,0,7\n").unwrap();
+    let found = run_json(&["plan", "check", &place.path("none.csv"), &place.path("none.csv"), "--json"]);
+    assert_eq!(
+        json_of(&found, ["valid", "peak_bytes", "lower_bound_bytes", "gap"]),
+        serde_json::json!([true, 0, 0, 0.0])
+    );
     let trace = real("resnet50-olla");
     let output = run(&["plan", "check", &answer, &trace]);
     assert!(

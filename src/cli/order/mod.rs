@@ -86,6 +86,8 @@ struct Answer {
     caching_in_order: Bytes,
     seconds: f64,
     is_interrupted: bool,
+    /// What is to be said beside it.
+    notes: Vec<String>,
 }
 
 pub(super) fn run(args: &OrderArgs) -> Outcome {
@@ -95,7 +97,9 @@ pub(super) fn run(args: &OrderArgs) -> Outcome {
     let form = args.trace.as_deref().map(form).transpose()?;
     let described = read(args)?;
     let graph = Graph::of(&described).map_err(|source| Failure::Graph { path: args.graph.clone(), source })?;
-    let answer = answer(args, &graph)?;
+    let mut answer = answer(args, &graph)?;
+    let interrupted = answer.is_interrupted.then(|| interrupt::NOTE.to_owned());
+    answer.notes = described.notes.iter().cloned().chain(interrupted).collect();
     if let (Some(out), Some(form)) = (&args.trace, form) {
         let lives = if args.as_given { &answer.before } else { &answer.after };
         let trace = order::trace(lives, graph.len(), args.iterations);
@@ -183,8 +187,8 @@ fn answer(args: &OrderArgs, graph: &Graph) -> Result<Answer, Failure> {
         replay(&Script::of(&trace, 0), &mut caching, Watch::default(), &clock, &|_| ()).peak_reserved
     });
     let seconds = (clock.now() - started).as_secs_f64();
-    let is_interrupted = interrupt.is_said();
-    Ok(Answer { ordered, before, after, placed, caching, caching_in_order, seconds, is_interrupted })
+    let is_interrupted = interrupt.is_said() && !(ordered.is_proven() && placed.is_optimal);
+    Ok(Answer { ordered, before, after, placed, caching, caching_in_order, seconds, is_interrupted, notes: Vec::new() })
 }
 
 /// How much less one is than another, from 0 to 1.
@@ -193,7 +197,7 @@ fn less(now: u64, before: u64) -> f64 {
 }
 
 fn object(graph: &Graph, answer: &Answer) -> Value {
-    let Answer { ordered, after, placed, caching, caching_in_order, seconds, is_interrupted, .. } = answer;
+    let Answer { ordered, after, placed, caching, caching_in_order, seconds, is_interrupted, notes, .. } = answer;
     let place = |(life, offset): (&Life, &u64)| {
         json!({
             "name": name(graph, life.of),
@@ -214,6 +218,7 @@ fn object(graph: &Graph, answer: &Answer) -> Value {
         "work_units": ordered.work_units,
         "seconds": seconds,
         "interrupted": is_interrupted,
+        "notes": notes,
         "is_given_ordered": graph.is_given_ordered,
         "caching_allocator_bytes": caching.get(),
         "caching_allocator_in_order_bytes": caching_in_order.get(),
@@ -265,9 +270,7 @@ fn show(args: &OrderArgs, graph: &Graph, answer: &Answer) {
         100.0 * less(placed.peak, caching.get())
     );
     outln!("{seconds:.2} s, {} units of work", ordered.work_units);
-    if answer.is_interrupted {
-        outln!("{}", interrupt::NOTE);
-    }
+    answer.notes.iter().for_each(|note| outln!("note: {note}"));
     outln!("");
     outln!("{}", picture::lines(answer, graph.len()));
     for (what, path) in [("graph with its order", &args.out), ("picture", &args.html), ("trace", &args.trace)] {

@@ -13,7 +13,7 @@ use super::{traces, usage, usage_of};
 use crate::cli::{DONE, Failure, Outcome, file_error, print_json, trace, whole_file};
 use crate::error::chain;
 use crate::limits;
-use crate::partition::merge::{Results, merge_layers};
+use crate::partition::merge::{Disagreement, Results, merge_layers};
 use crate::partition::{Partial, Profile};
 use crate::units::{Bytes, counted};
 
@@ -50,16 +50,27 @@ pub(super) fn merge(args: &MergeArgs, json: bool) -> Outcome {
         let traces = args.trace.iter().map(|(_, path)| path);
         args.results.iter().chain(traces).try_for_each(|input| whole_file::is_not(out, input))?;
     }
-    let (profile, note) = match args.target_batch {
-        Some(target) => traces::profile(&args.trace, target).map(|(profile, note)| (profile, Some(note)))?,
-        None => (of_results(&args.results)?, None),
+    if args.target_batch.is_some() && args.trace.is_empty() {
+        let text = "--target-batch is for --trace: a file of results says its own, as target_batch_size";
+        return Err(Failure::Usage(text.into()));
+    }
+    let (profile, notes) = match args.target_batch {
+        Some(target) => traces::profile(&args.trace, target).map(|(profile, note)| (profile, vec![note]))?,
+        None => of_results(&args.results)?,
     };
-    write(&merged(profile, args.merge_to)?, note, args.out.as_deref(), json)
+    write(&merged(profile, args.merge_to)?, &notes, args.out.as_deref(), json)
 }
 
 /// Reads a profile.
 pub(super) fn read(path: &Path) -> Result<Profile, Failure> {
-    Profile::from_json(&whole(path)?).map_err(usage_of(path))
+    let text = whole(path)?;
+    if serde_json::from_slice::<Kind>(&text).is_ok_and(|kind| kind.measurements.is_none() && kind.runs.is_some()) {
+        let path = path.display();
+        return Err(Failure::Usage(format!(
+            "{path} is a file of results: `stitchd partition merge {path} -o profile.json` makes a profile of it"
+        )));
+    }
+    Profile::from_json(&text).map_err(usage_of(path))
 }
 
 /// The same with so many layers, if somebody wants fewer.
@@ -82,13 +93,29 @@ fn whole(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// The profile of files of results and of profiles.
-fn of_results(paths: &[PathBuf]) -> Result<Profile, Failure> {
+/// The profile of files of results and of profiles, and what is to be said of it.
+fn of_results(paths: &[PathBuf]) -> Result<(Profile, Vec<String>), Failure> {
     let parts = paths.iter().map(|path| partial(path)).collect::<Result<Vec<_>, _>>()?;
-    Partial::joined(parts).map_err(|error| {
+    let (parts, notes): (Vec<Partial>, Vec<Option<String>>) = parts.into_iter().unzip();
+    let profile = Partial::joined(parts).map_err(|error| {
         let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
         Failure::Usage(format!("{}: {}", paths.join(", "), chain(&error)))
-    })
+    })?;
+    Ok((profile, notes.into_iter().flatten().collect()))
+}
+
+/// How far runs are from what they tell together, if that is more than little: no prediction is better than that.
+fn disagreement(path: &Path, results: &Results) -> Result<Option<String>, Failure> {
+    const SAID_FROM: f64 = 0.01;
+    let furthest = results.disagreement().map_err(usage_of(path))?.filter(|furthest| furthest.share >= SAID_FROM);
+    Ok(furthest.map(|Disagreement { run, part, measured, told, share }| {
+        let told = Bytes::new(told.max(0.0) as u64);
+        format!(
+            "note: {}: the runs do not agree: part {part} of run {run} peaked at {measured}, and by what all of them tell of its layers it would be {told}, {:.0} % apart. Measure it again; predictions may be as far off, and the plan that looks best is one whose are too low",
+            path.display(),
+            share * 100.0
+        )
+    }))
 }
 
 /// What tells a profile from results.
@@ -96,13 +123,16 @@ fn of_results(paths: &[PathBuf]) -> Result<Profile, Failure> {
 struct Kind {
     #[serde(default)]
     measurements: Option<IgnoredAny>,
+    #[serde(default)]
+    runs: Option<IgnoredAny>,
 }
 
-fn partial(path: &Path) -> Result<Partial, Failure> {
+fn partial(path: &Path) -> Result<(Partial, Option<String>), Failure> {
     let text = whole(path)?;
     let is_profile = serde_json::from_slice::<Kind>(&text).is_ok_and(|kind| kind.measurements.is_some());
     if is_profile {
-        return Profile::from_json(&text).map(Partial::from).map_err(usage_of(path));
+        let profile = Profile::from_json(&text).map_err(usage_of(path))?;
+        return Ok((Partial::from(profile), None));
     }
     let mut results = Results::from_json(&text).map_err(usage_of(path))?;
     let folder = path.parent().unwrap_or(Path::new(""));
@@ -120,12 +150,15 @@ fn partial(path: &Path) -> Result<Partial, Failure> {
             (None, _) => {}
         }
     }
-    results.partial().map_err(usage_of(path))
+    let partial = results.partial().map_err(usage_of(path))?;
+    Ok((partial, disagreement(path, &results)?))
 }
 
-fn write(profile: &Profile, note: Option<String>, out: Option<&Path>, json: bool) -> Outcome {
+fn write(profile: &Profile, notes: &[String], out: Option<&Path>, json: bool) -> Outcome {
     let object = profile.to_json();
     let Some(out) = out else {
+        // What stands there is the profile and nothing else.
+        notes.iter().for_each(|note| eprintln!("{note}"));
         print_json(&object);
         return DONE;
     };
@@ -134,14 +167,13 @@ fn write(profile: &Profile, note: Option<String>, out: Option<&Path>, json: bool
     let (layers, measurements) = (profile.layers(), profile.measurements().len());
     if json {
         let out = out.display().to_string();
-        let notes: Vec<String> = note.into_iter().collect();
         print_json(
             &json!({ "out": out, "written_bytes": len, "layers": layers, "measurements": measurements, "notes": notes }),
         );
     } else {
         let (layers, measurements) = (counted(layers as u64, "layer"), counted(measurements as u64, "measurement"));
         outln!("{}: a profile of {layers} with {measurements}", out.display());
-        note.iter().for_each(|note| outln!("{note}"));
+        notes.iter().for_each(|note| outln!("{note}"));
     }
     DONE
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::problem::is_compressed;
 use super::{Failure, Outcome, print_json, trace};
 use crate::plan::validate::{self, Wrong};
-use crate::plan::{Problem, lower_bound};
+use crate::plan::{PlanError, Problem, lower_bound};
 use crate::trace::import::{Contents, Rows};
 use crate::units::{Bytes, Lifetime, Tick, counted};
 
@@ -27,7 +27,10 @@ struct Row {
 
 const COLUMNS: [&str; 3] = ["lower", "upper", "size"];
 
-pub(super) fn check(answer_file: &Path, problem_file: &Path, json: bool) -> Outcome {
+pub(super) fn check(answer_file: &Path, problem_file: &Path, device: Option<u32>, json: bool) -> Outcome {
+    if let Some(device) = device.filter(|device| *device > 0) {
+        return Err(trace::nothing_on(device, problem_file));
+    }
     if is_compressed(answer_file) {
         return Err(Failure::Usage(format!("{}: an answer is read as it is, not compressed", answer_file.display())));
     }
@@ -39,10 +42,16 @@ pub(super) fn check(answer_file: &Path, problem_file: &Path, json: bool) -> Outc
     };
     let rows = read(answer_file)?;
     let (peak, wrong) = differences(&rows, &problem);
-    let bound = lower_bound(&Problem::from_rows(&problem)?.0);
+    let bound = match Problem::from_rows(&problem) {
+        Ok((problem, _)) => lower_bound(&problem),
+        // All are nowhere.
+        Err(PlanError::NothingStatic) => Bytes::ZERO,
+        Err(error) => return Err(error.into()),
+    };
     // Of what is no answer there is none.
     let peak = Some(peak).filter(|_| wrong.is_empty());
-    let gap = peak.map(|peak| peak.get() as f64 / bound.get().max(1) as f64 - 1.0);
+    let over = |peak: Bytes| peak.get() as f64 / bound.get() as f64 - 1.0;
+    let gap = peak.map(|peak| if bound.is_zero() { 0.0 } else { over(peak) });
     if json {
         print_json(&json!({
             "valid": wrong.is_empty(),

@@ -94,10 +94,11 @@ enum PlanCommand {
 pub(super) fn run(args: &PlanArgs) -> Outcome {
     match (&args.command, &args.file) {
         // Where the second is a plan the two are in the wrong order, and are told so.
-        (Some(PlanCommand::Check { plan, file, .. }), _)
-            if (problem::is_csv(plan) || problem::is_compressed(plan)) && read_plan(file).is_err() =>
+        (Some(PlanCommand::Check { plan, file, device }), _)
+            if (problem::is_csv(plan) || problem::is_compressed(plan))
+                && !(file.is_file() && read_plan(file).is_ok()) =>
         {
-            answer::check(plan, file, args.json)
+            answer::check(plan, file, *device, args.json)
         }
         (Some(PlanCommand::Check { plan, file, device }), _) => look::check(plan, file, *device, args.json),
         (Some(PlanCommand::Show { plan }), _) => look::show(plan, args.json),
@@ -141,7 +142,8 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
     let solution = Plan::solved(&problem, solver, &searching.budget(args, known, &problem))?;
     let until_cut = cut.filter(|cut| cut.iteration == iteration).map(|cut| trace.before(&cut));
     imported.notes.extend(about_one_pass(until_cut.as_ref().unwrap_or(trace), &problem, solution.lower_bound));
-    let (improvements, interrupted) = searching.improvements();
+    let improvements = searching.improvements();
+    let interrupted = searching.is_cut_short(&solution);
     imported.notes.extend(interrupted.then(|| interrupt::NOTE.to_owned()));
     let is_optimal = solution.is_optimal();
     let mut plan = Plan::of_solved(trace, &problem, solution)?;

@@ -15,7 +15,7 @@ use crate::units::{Tick, counted};
 
 /// An answer is wanted as a problem is.
 pub(super) fn is_csv(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending == "csv")
+    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv"))
 }
 
 /// One that would be compressed, as no answer is.
@@ -29,7 +29,8 @@ pub(super) fn stack(args: &PlanArgs, file: &Path, rows: &Rows, solver: Option<so
     let started = clock.now();
     let (problem, row_of) = Problem::from_rows(rows)?;
     let solution = Plan::solved(&problem, solver, &searching.budget(args, solve::patient(), &problem))?;
-    let (improvements, interrupted) = searching.improvements();
+    let improvements = searching.improvements();
+    let interrupted = searching.is_cut_short(&solution);
     let note = interrupted.then(|| interrupt::NOTE.to_owned());
     let notes: Vec<String> = rows.notes().iter().cloned().chain(note).collect();
     let seconds = (clock.now() - started).as_secs_f64();
@@ -78,14 +79,17 @@ fn write(file: &std::fs::File, rows: &Rows, offsets: &[u64]) -> std::io::Result<
     let mut file = BufWriter::with_capacity(1 << 16, file);
     writeln!(file, "id,lower,upper,size,offset")?;
     for ((id, row), offset) in rows.ids().zip(rows.buffers()).zip(offsets) {
-        if id.iter().all(u8::is_ascii_digit) {
-            file.write_all(id)?;
-            file.write_all(b",")?;
+        if id.iter().any(|letter| b"\",\n\r".contains(letter)) {
+            file.write_all(b"\"")?;
+            for letter in id {
+                // Two stand for one.
+                file.write_all(if *letter == b'"' { b"\"\"" } else { std::slice::from_ref(letter) })?;
+            }
+            file.write_all(b"\"")?;
         } else {
-            let mut quoted = csv::WriterBuilder::new().terminator(csv::Terminator::Any(b',')).from_writer(&mut file);
-            quoted.write_record([id])?;
-            quoted.flush()?;
+            file.write_all(id)?;
         }
+        file.write_all(b",")?;
         let (Tick(lower), Tick(upper)) = (row.lifetime.start, row.lifetime.end);
         writeln!(file, "{lower},{upper},{},{offset}", row.bytes.get())?;
     }

@@ -9,6 +9,7 @@ use super::super::interrupt::Interrupt;
 use super::super::spinner::Spinner;
 use super::PlanArgs;
 use crate::clock::{Clock as _, SystemClock};
+use crate::plan::solve::Solution;
 use crate::plan::{Problem, lower_bound};
 use crate::units::Bytes;
 use crate::work::{Budget, Told};
@@ -60,10 +61,16 @@ impl Searching {
         })
     }
 
-    /// It is over: what was found when, the first first, and whether it was interrupted.
-    pub(super) fn improvements(self) -> (Value, bool) {
+    /// It is over: what was found when, the first first. While this is there Ctrl-C does not keep the answer from being written.
+    pub(super) fn improvements(&self) -> Value {
+        self.spinner.end();
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let one = |better: &Better| json!({ "seconds": better.seconds, "work_units": better.work_units, "peak_bytes": better.peak });
-        (found.iter().map(one).collect(), self.interrupt.is_said())
+        found.iter().map(one).collect()
+    }
+
+    /// Somebody did not wait for an answer that may have been better.
+    pub(super) fn is_cut_short(&self, solution: &Solution) -> bool {
+        self.interrupt.is_said() && !solution.is_optimal()
     }
 }

@@ -111,7 +111,7 @@ pub(super) fn place(
         let len = buffers[at].len.get();
         offsets[at] = tree.place(&stretches, len, &mut effort.steps)?;
         effort.placed += 1;
-        if offsets[at] + len >= effort.top {
+        if offsets[at] + len >= effort.top || effort.is_stopped() {
             return Err(Stopped::NoUse);
         }
     }

@@ -131,6 +131,12 @@ impl Effort {
         Effort { steps, top, placed: 0, search, low: 0 }
     }
 
+    /// Somebody wants an answer now. Asked behind each buffer, and answered now and then.
+    fn is_stopped(&self) -> bool {
+        const EVERY: u64 = 64;
+        self.placed.is_multiple_of(EVERY) && self.search.is_stopped()
+    }
+
     fn units(&self) -> u64 {
         self.placed + self.search.done()
     }
@@ -167,7 +173,8 @@ pub fn solve_with(problem: &Problem, budget: &Budget) -> Result<Solution, PlanEr
             continue;
         }
         // What is kept apart is a favour, and not worth a search.
-        let effort = Effort::of(FIRST_FIT_STEPS_MAX, u64::MAX, &Budget::default());
+        let unsearched = Budget { stop: budget.stop.clone(), ..Budget::default() };
+        let effort = Effort::of(FIRST_FIT_STEPS_MAX, u64::MAX, &unsearched);
         let apart = solve_within(problem, parts(problem, is_small), Bytes::new(small + large), effort)?;
         let is_cheap = apart.peak <= bound || budget.units == 0 && apart.peak.get() <= most;
         let chosen = match is_cheap {

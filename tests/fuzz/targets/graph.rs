@@ -34,6 +34,8 @@ pub(crate) fn onnx(bytes: &[u8]) {
 
 fn check(described: &Described) {
     let again = order::read(order::to_json(described).to_string().as_bytes());
+    // What means nothing is not written.
+    let described = &Described { notes: Vec::new(), ..described.clone() };
     assert_eq!(again.expect("a graph that was read reads again"), *described);
     let Ok(graph) = Graph::of(described) else { return };
     if graph.len() > ORDERED_MAX {
