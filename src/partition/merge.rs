@@ -162,8 +162,9 @@ impl Results {
         for (run, of) in self.runs.iter().enumerate() {
             let Some(Measurement { isolated, added, .. }) = told.get(&Results::set_of(run, of)?) else { continue };
             for (part, (group, measured)) in self.groups(run, of, &ends)?.into_iter().enumerate() {
-                let more: i64 = added[group.first + 1..=group.last].iter().sum();
-                let told = isolated[group.first].get() as f64 + more as f64;
+                // Sums of impossible figures are no figures any more, and no reason to end here.
+                let more: f64 = added[group.first + 1..=group.last].iter().map(|bytes| *bytes as f64).sum();
+                let told = isolated[group.first].get() as f64 + more;
                 let share = (told - measured.get() as f64).abs() / measured.get() as f64;
                 if share > furthest.as_ref().map_or(0.0, |furthest| furthest.share) {
                     furthest = Some(Disagreement { run, part, measured, told, share });

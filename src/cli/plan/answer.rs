@@ -28,9 +28,7 @@ struct Row {
 const COLUMNS: [&str; 3] = ["lower", "upper", "size"];
 
 pub(super) fn check(answer_file: &Path, problem_file: &Path, device: Option<u32>, json: bool) -> Outcome {
-    if let Some(device) = device.filter(|device| *device > 0) {
-        return Err(trace::nothing_on(device, problem_file));
-    }
+    trace::check_device_of_problem(device, problem_file)?;
     if is_compressed(answer_file) {
         return Err(Failure::Usage(format!("{}: an answer is read as it is, not compressed", answer_file.display())));
     }

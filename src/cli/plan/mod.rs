@@ -118,13 +118,10 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
     if let Contents::Problem(rows) = &contents
         && args.out.as_deref().is_none_or(problem::is_csv)
     {
-        return match args.device.filter(|device| *device > 0) {
-            Some(device) => Err(trace::nothing_on(device, file)),
-            None => problem::stack(args, file, rows, solver),
-        };
+        trace::check_device_of_problem(args.device, file)?;
+        return problem::stack(args, file, rows, solver);
     }
-    let imported = contents.into_imported().map_err(|source| Failure::Trace { path: file.to_owned(), source })?;
-    let (mut imported, _) = trace::job_of(imported, file, args.device)?;
+    let (mut imported, _) = trace::job_of(contents, file, args.device)?;
     let cut = imported.cut();
     let trace = &imported.trace;
     // What is whole is better than what is not, and nothing later is looked at.

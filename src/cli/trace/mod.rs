@@ -86,7 +86,11 @@ pub(super) fn run(args: &TraceArgs) -> Outcome {
 
 /// Reads a file as a job, with a bar, where somebody looks.
 pub(super) fn read(path: &Path) -> Result<Imported, Failure> {
-    read_contents(path)?.into_imported().map_err(|source| Failure::Trace { path: path.to_owned(), source })
+    imported(read_contents(path)?, path)
+}
+
+fn imported(contents: Contents, path: &Path) -> Result<Imported, Failure> {
+    contents.into_imported().map_err(|source| Failure::Trace { path: path.to_owned(), source })
 }
 
 /// Reads a file with a bar, where somebody looks.
@@ -117,11 +121,12 @@ fn number(imported: &mut Imported) -> Numbering {
 
 /// Reads a file as the job of one device, by default the first that it allocates on, with iterations. Says which device.
 pub(super) fn read_job(path: &Path, device: Option<u32>) -> Result<(Imported, u32), Failure> {
-    job_of(read(path)?, path, device)
+    job_of(read_contents(path)?, path, device)
 }
 
 /// The same of what was read of it.
-pub(super) fn job_of(mut imported: Imported, path: &Path, device: Option<u32>) -> Result<(Imported, u32), Failure> {
+pub(super) fn job_of(contents: Contents, path: &Path, device: Option<u32>) -> Result<(Imported, u32), Failure> {
+    let mut imported = imported(contents, path)?;
     let device = device.unwrap_or_else(|| imported.first_device());
     let left_out = imported.keep_device(device);
     if !imported.trace.events.iter().any(|event| event.kind == EventKind::Alloc && event.device == device) {
@@ -136,7 +141,12 @@ pub(super) fn job_of(mut imported: Imported, path: &Path, device: Option<u32>) -
     Ok((imported, device))
 }
 
-pub(super) fn nothing_on(device: u32, path: &Path) -> Failure {
+/// A problem of placement is of the first device.
+pub(super) fn check_device_of_problem(device: Option<u32>, path: &Path) -> Result<(), Failure> {
+    device.filter(|device| *device > 0).map_or(Ok(()), |device| Err(nothing_on(device, path)))
+}
+
+fn nothing_on(device: u32, path: &Path) -> Failure {
     Failure::Usage(format!("{}: nothing is allocated on device {device}", path.display()))
 }
 

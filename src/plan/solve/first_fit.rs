@@ -52,8 +52,7 @@ impl Order {
             buffers.iter().flat_map(|buffer| buffer.lifetimes()).map(|lifetime| lifetime.end.0).max().unwrap_or(0);
         let descending = |n: u64| u64::MAX - n;
         // Sizes are few mostly, and buffers are in the order in which they begin: sorted by size alone they stay in it.
-        let begin_in_order = buffers.is_sorted_by_key(|buffer| buffer.lifetime.start);
-        if self == Order::SizeThenStart && begin_in_order {
+        if self == Order::SizeThenStart && buffers.is_sorted_by_key(|buffer| buffer.lifetime.start) {
             indices.sort_by_key(|at| descending(buffers[*at].len.get()));
             return indices;
         }
