@@ -279,11 +279,20 @@ fn an_answer_of_whatever_solver_is_checked_against_its_problem() {
     is(other, "2,,b\n", "", Some(1), "b: the answer has no place for it");
     is(other, "0,x,a\n", "0,x,a\n7,,z\n", Some(1), "the answer has 1 buffer that the problem does not know");
     is(other, "5,,c", "18446744073709551615,,c", Some(1), "c: it would end behind 2^64");
-    is(other, "2,,e", "2,,a", Some(2), "line 6: a second row of 'a'");
-    is(other, "2,,e", "-2,,e", Some(2), "line 6: '-2' is no number");
-    is(other, "offset", "place", Some(2), "a column `id` and one `offset`");
+    is(other, "2,,e", "2,,a", Some(2), "line 6, column 'id': \"a\" is there twice");
+    is(other, "2,,e", "-2,,e", Some(2), "line 6, column 'offset': \"-2\" is not a number");
+    is(other, "offset", "place", Some(2), "there is no column 'offset'");
     let whole = std::fs::read_to_string(&answer).unwrap();
     is(&whole, "c,2,5,2", "c,2,4,2", Some(1), "c: the answer has 4 for its upper, the problem 5");
+    // With other ends of lines the line is the same.
+    let (code, text) = said(&other.replace("2,,e", "-2,,e").replace('\n', "\r\n"));
+    assert!(code == Some(2) && text.contains("line 6, column 'offset'"), "{text}");
+    let output = run(&["plan", &problem, "--from-iteration", "0"]);
+    assert!(
+        output.status.code() == Some(2) && stderr(&output).contains("--from-iteration: a problem of placement has no"),
+        "{}",
+        stderr(&output)
+    );
     let output = run(&["plan", "check", &answer, &problem, "--device", "1"]);
     assert!(stderr(&output).contains("nothing is allocated on device 1"), "{}", stderr(&output));
     // Names of all kinds come out as they went in.

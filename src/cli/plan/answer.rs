@@ -2,44 +2,32 @@
 //!
 //! Not for: plans, which are checked against a trace ([`super::look`]).
 
-use std::collections::HashMap;
 use std::path::Path;
 
+use foldhash::HashMap;
 use serde_json::json;
 
-use super::problem::is_compressed;
 use super::{Failure, Outcome, print_json, trace};
 use crate::plan::validate::{self, Wrong};
 use crate::plan::{PlanError, Problem, lower_bound};
-use crate::trace::import::{Contents, Rows};
+use crate::trace::import::{Contents, Placed, Rows, read_answer};
 use crate::units::{Bytes, Lifetime, Tick, counted};
 
 /// Lines that are shown of what is wrong.
 const SHOWN: usize = 20;
 
-/// What a row says beside its id.
-#[derive(Default)]
-struct Row {
-    /// `lower`, `upper` and `size`, as far as there are such columns.
-    problem: [Option<u64>; 3],
-    offset: u64,
-}
-
 const COLUMNS: [&str; 3] = ["lower", "upper", "size"];
 
 pub(super) fn check(answer_file: &Path, problem_file: &Path, device: Option<u32>, json: bool) -> Outcome {
     trace::check_device_of_problem(device, problem_file)?;
-    if is_compressed(answer_file) {
-        return Err(Failure::Usage(format!("{}: an answer is read as it is, not compressed", answer_file.display())));
-    }
     let Contents::Problem(problem) = trace::read_contents(problem_file)? else {
         return Err(Failure::Usage(format!(
             "{}: not a problem of placement, which an answer in CSV would be for; a plan file is checked against a trace",
             problem_file.display()
         )));
     };
-    let rows = read(answer_file)?;
-    let (peak, wrong) = differences(&rows, &problem);
+    let answer = read_answer(answer_file).map_err(|source| Failure::Trace { path: answer_file.to_owned(), source })?;
+    let (peak, wrong) = differences(&answer, &problem);
     let bound = match Problem::from_rows(&problem) {
         Ok((problem, _)) => lower_bound(&problem),
         // All are nowhere.
@@ -73,44 +61,13 @@ pub(super) fn check(answer_file: &Path, problem_file: &Path, device: Option<u32>
     Ok(u8::from(!wrong.is_empty()))
 }
 
-/// The rows by their ids.
-fn read(path: &Path) -> Result<HashMap<Vec<u8>, Row>, Failure> {
-    let wrong = |what: String| Failure::Usage(format!("{}: {what}", path.display()));
-    let mut file =
-        csv::ReaderBuilder::new().trim(csv::Trim::All).from_path(path).map_err(|error| wrong(error.to_string()))?;
-    let headers = file.byte_headers().map_err(|error| wrong(error.to_string()))?.clone();
-    let column = |name: &str| headers.iter().position(|header| header == name.as_bytes());
-    let (Some(id), Some(offset)) = (column("id"), column("offset")) else {
-        return Err(wrong("an answer has a column `id` and one `offset`, in the first line".into()));
-    };
-    let others = COLUMNS.map(column);
-    let mut rows = HashMap::new();
-    let mut record = csv::ByteRecord::new();
-    while file.read_byte_record(&mut record).map_err(|error| wrong(error.to_string()))? {
-        let line = record.position().map_or(0, csv::Position::line);
-        let number = |at: usize| {
-            let text = String::from_utf8_lossy(&record[at]);
-            text.parse::<u64>()
-                .map_err(|_| wrong(format!("line {line}: '{}' is no number from 0 to 2^64", text.escape_debug())))
-        };
-        let mut row = Row { problem: [None; 3], offset: number(offset)? };
-        for (at, figure) in others.iter().zip(&mut row.problem) {
-            *figure = at.map(number).transpose()?;
-        }
-        if rows.insert(record[id].to_vec(), row).is_some() {
-            return Err(wrong(format!("line {line}: a second row of '{}'", name_of(&record[id]))));
-        }
-    }
-    Ok(rows)
-}
-
 /// As it can be shown.
 fn name_of(id: &[u8]) -> String {
     String::from_utf8_lossy(id).escape_debug().to_string()
 }
 
 /// The answer's peak, and what keeps it from being one. At most a screen of it.
-fn differences(answer: &HashMap<Vec<u8>, Row>, problem: &Rows) -> (Bytes, Vec<String>) {
+fn differences(answer: &HashMap<Vec<u8>, Placed>, problem: &Rows) -> (Bytes, Vec<String>) {
     let (mut wrong, mut peak) = (Vec::new(), Bytes::ZERO);
     let mut placed: Vec<(&[u8], [u64; 3], u64)> = Vec::new();
     for (name, asked) in problem.ids().zip(problem.buffers()) {
@@ -121,7 +78,7 @@ fn differences(answer: &HashMap<Vec<u8>, Row>, problem: &Rows) -> (Bytes, Vec<St
             wrong.push(format!("{shown}: the answer has no place for it"));
             continue;
         };
-        for ((column, said), asked) in COLUMNS.iter().zip(row.problem).zip(figures) {
+        for ((column, said), asked) in COLUMNS.iter().zip(row.figures).zip(figures) {
             if let Some(said) = said.filter(|said| *said != asked) {
                 wrong.push(format!("{shown}: the answer has {said} for its {column}, the problem {asked}"));
             }

@@ -119,6 +119,12 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
         && args.out.as_deref().is_none_or(problem::is_csv)
     {
         trace::check_device_of_problem(args.device, file)?;
+        let of_jobs = [("--from-iteration", args.from_iteration.is_some()), ("--rank", args.rank.is_some())];
+        if let Some((option, _)) = of_jobs.iter().find(|(_, is_there)| *is_there) {
+            return Err(Failure::Usage(format!(
+                "{option}: a problem of placement has no iterations and no processes; with --out FILE.plan it is planned as a job"
+            )));
+        }
         return problem::stack(args, file, rows, solver);
     }
     let (mut imported, _) = trace::job_of(contents, file, args.device)?;

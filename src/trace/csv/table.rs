@@ -60,7 +60,9 @@ impl<R: Read> Table<R> {
             Ok(false) => return Ok(None),
             Err(error) => return Err(broken(self.reader.get_ref().wrong_line().unwrap_or(line + 1), error)),
         }
-        self.line = self.record.position().map_or(line + 1, ::csv::Position::line);
+        // The parser's own position of a record is before empty lines, and is now on the line behind it. Each ends in a line feed, and has those of its fields.
+        let within = self.record.as_slice().iter().filter(|byte| **byte == b'\n').count() as u64;
+        self.line = self.reader.position().line().saturating_sub(1 + within);
         if self.record.len() != self.count {
             return Err(TraceError::Fields { line: self.line, found: self.record.len(), expected: self.count });
         }

@@ -1,5 +1,6 @@
 //! Traces from whatever people have: told by its first bytes, never by its name.
 
+mod answer;
 mod device;
 pub mod pickle;
 mod problem;
@@ -17,6 +18,7 @@ use super::period::{self, Numbering};
 use super::unpack::{Growth, Unpacked};
 use super::{Cut, Ending, Event, Trace, TraceError, binary, csv};
 use crate::units::Bytes;
+pub use answer::{Placed, read_answer};
 pub use problem::{Row, Rows};
 
 /// What came out of a file.
