@@ -206,11 +206,14 @@ pub enum PartitionError {
     },
     /// More than can be searched.
     #[error(
-        "{count} {what} are more than the search takes, {max}; `stitchd partition merge --merge-to` makes fewer layers, and GPUs per node that are a power of two are easier"
+        "{count} {what} are more than the search takes, {max}; {}",
+        if *is_mesh { "nodes with a power of two of GPUs, or smaller degrees, have fewer" } else { "`stitchd partition merge --merge-to` makes fewer layers, and nodes with a power of two of GPUs are easier" }
     )]
     TooLarge {
         /// What there are too many of.
         what: &'static str,
+        /// Of nodes and GPUs alone, whatever the layers are.
+        is_mesh: bool,
         /// How many.
         count: usize,
         /// How many it takes.
@@ -273,6 +276,21 @@ pub enum PartitionError {
         run: usize,
         /// What is missing.
         what: &'static str,
+    },
+    /// A run was made twice and came out differently.
+    #[error(
+        "contradictory measurements: runs {first} and {second} are the same, and part {part} has peaks of {} and {}; keep one of them",
+        peaks[0], peaks[1]
+    )]
+    Runs {
+        /// One of them.
+        first: usize,
+        /// The other.
+        second: usize,
+        /// The part that is furthest apart.
+        part: usize,
+        /// Its peaks.
+        peaks: [Bytes; 2],
     },
     /// A run has a peak that no device has.
     #[error("run {run}: a peak of {bytes} bytes is more than any device has, {}", Bytes::LARGEST)]
@@ -390,6 +408,7 @@ impl PartitionError {
             | PartitionError::Partition { .. }
             | PartitionError::Peaks { .. }
             | PartitionError::Unfilled { .. }
+            | PartitionError::Runs { .. }
             | PartitionError::Peak { .. }
             | PartitionError::Merged { .. }
             | PartitionError::CutThrough { .. }

@@ -118,9 +118,18 @@ impl Results {
     fn sets(&self) -> Result<Sets, PartitionError> {
         let ends = self.ends();
         let mut sets = Sets::new();
+        let mut made = BTreeMap::new();
         for (at, run) in self.runs.iter().enumerate() {
-            let peaks = sets.entry(Results::set_of(at, run)?).or_default();
-            for (group, bytes) in self.groups(at, run, &ends)? {
+            let set = Results::set_of(at, run)?;
+            let (peaks, groups) = (sets.entry(set).or_default(), self.groups(at, run, &ends)?);
+            let peaks_of: Vec<Bytes> = groups.iter().map(|(_, bytes)| *bytes).collect();
+            // What is made twice is measured better, unless it is something else.
+            if let Some((first, before)) = made.insert((set, &run.partition), (at, peaks_of.clone()))
+                && let Some((part, peaks)) = furthest_apart(&before, &peaks_of)
+            {
+                return Err(PartitionError::Runs { first, second: at, part, peaks });
+            }
+            for (group, bytes) in groups {
                 let (mean, count) = peaks.entry((group.first, group.last)).or_default();
                 *count += 1;
                 *mean += (bytes.get() as f64 - *mean) / f64::from(*count);
@@ -335,4 +344,14 @@ pub fn merge_layers(profile: &Profile, to: usize) -> Result<Profile, PartitionEr
     Profile::new(sizes.collect(), measurements, profile.target_batch_size())?
         .fitted(profile.fit())
         .scheduled(profile.schedule(), profile.microbatches())
+}
+
+/// How many times the smaller of two peaks of the same part the larger is at most.
+const APART_MAX: f64 = 1.25;
+
+/// The part whose two peaks are furthest apart, where that is more than measuring makes.
+fn furthest_apart(one: &[Bytes], other: &[Bytes]) -> Option<(usize, [Bytes; 2])> {
+    let times = |[one, other]: [Bytes; 2]| one.max(other).get() as f64 / one.min(other).get() as f64;
+    let pairs = one.iter().zip(other).map(|(one, other)| [*one, *other]).enumerate();
+    pairs.max_by(|one, other| times(one.1).total_cmp(&times(other.1))).filter(|(_, pair)| times(*pair) > APART_MAX)
 }

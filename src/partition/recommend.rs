@@ -75,7 +75,12 @@ fn best(table: &Table, mesh: Mesh) -> Result<Plan, PartitionError> {
     let bits = Search::bits(table, &space);
     if bits > limits::PARTITION_SETS_BITS_MAX {
         let what = "layers, distances from the end and ways to use the GPUs together";
-        return Err(PartitionError::TooLarge { what, count: bits, max: limits::PARTITION_SETS_BITS_MAX });
+        return Err(PartitionError::TooLarge {
+            what,
+            is_mesh: false,
+            count: bits,
+            max: limits::PARTITION_SETS_BITS_MAX,
+        });
     }
     let chosen = Search::new(table, &space).best().ok_or_else(|| no_plan(table, mesh))?;
     let degrees: Vec<u32> = chosen.iter().map(|(_, config)| table.configs()[*config].degree).collect();

@@ -42,7 +42,7 @@ impl Space {
         }
         if bits > limits::PARTITION_WAYS_MAX {
             let (what, max) = ("ways to use the GPUs", limits::PARTITION_WAYS_MAX);
-            return Err(PartitionError::TooLarge { what, count: bits, max });
+            return Err(PartitionError::TooLarge { what, is_mesh: true, count: bits, max });
         }
         let mut space = Space { digits, bits, mask: vec![0; bits.div_ceil(64)], gpus: mesh.gpus() };
         for at in 0..bits {

@@ -1,5 +1,6 @@
 //! The prediction for every stage that a plan can have: every group of layers, every config, every distance from the end. As ranks: the number of a prediction among all different ones.
 
+use super::space::Space;
 use super::{Config, Group, Mesh, PartitionError, Predictor, Profile};
 use crate::limits;
 use crate::units::Bytes;
@@ -28,12 +29,14 @@ impl Table {
         let predictor = Predictor::new(profile);
         let layers = profile.layers();
         let configs = predictor.configs(mesh.degree_max());
+        // Before all is predicted, which takes longer.
+        Space::new(mesh, &configs)?;
         let depths = predictor.depths().min(layers as u64) as usize;
         let groups = layers * (layers + 1) / 2;
         let cells = depths.saturating_mul(groups).saturating_mul(configs.len());
         if cells > limits::PARTITION_PREDICTIONS_MAX {
             let (what, max) = ("predictions", limits::PARTITION_PREDICTIONS_MAX);
-            return Err(PartitionError::TooLarge { what, count: cells, max });
+            return Err(PartitionError::TooLarge { what, is_mesh: false, count: cells, max });
         }
         let mut bytes = Vec::with_capacity(cells);
         for depth in 1..=depths as u64 {

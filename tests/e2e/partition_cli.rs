@@ -112,6 +112,22 @@ fn runs_are_merged_to_a_profile_and_the_profile_is_planned() {
 }
 
 /// Peaks of runs on a model whose layers need once, twice, three times, once … as much alone, and add half of that.
+#[test]
+fn what_the_listed_runs_are_not_is_said_beside_the_file_too() {
+    let args = ["partition", "runs", "--layers", "6", "--gpus", "8", "--degrees", "2,8", "--target-batch", "66"];
+    let table = run(&args);
+    let file = run(&[&args[..], &["--json"]].concat());
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    let sizes: Value = serde_json::from_slice(&file.stdout).unwrap();
+    assert_eq!(sizes["runs"][0]["batch_size"], 33);
+    let notes = stderr(&file);
+    for said in ["66 has no whole quarter: measured are batches of 33 and 16", "too few GPUs for groups of 8"] {
+        assert!(table.contains(said) && notes.contains(said), "{table}{notes}");
+    }
+    let args = ["partition", "runs", "--layers", "6", "--gpus", "8", "--degrees", "2", "--target-batch", "64"];
+    assert_eq!(stderr(&run(&[&args[..], &["--json"]].concat())), "");
+}
+
 fn filled(mut results: Value) -> Value {
     for run in results["runs"].as_array_mut().unwrap() {
         let half = (100 + 10 * run["batch_size"].as_u64().unwrap()) * 512 / run["degree"].as_u64().unwrap();
@@ -244,6 +260,11 @@ fn what_cannot_be_planned_is_said_in_words_and_is_exit_code_2() {
     half["runs"].as_array_mut().unwrap().remove(0);
     half["runs"][3].as_object_mut().unwrap().remove("peak_bytes");
     let unfilled = place.write("unfilled.json", &half.to_string());
+    let mut again = results.clone();
+    let mut same = again["runs"][0].clone();
+    same["peak_bytes"][1] = (2 * same["peak_bytes"][1].as_u64().unwrap()).into();
+    again["runs"].as_array_mut().unwrap().push(same);
+    let again = place.write("again.json", &again.to_string());
     let broken = place.write("broken.json", "{\"layers\": 3");
     let template = run_json(&["partition", "runs", "--layers", "6", "--gpus", "8", "--json"]);
     let template = place.write("template.json", &template.to_string());
@@ -262,6 +283,7 @@ fn what_cannot_be_planned_is_said_in_words_and_is_exit_code_2() {
         (vec!["partition", "runs", "--layers", "4", "--gpus", "1"], "4 layers on 1 GPUs"),
         (vec!["partition", "runs", "--layers", "4", "--gpus", "4", "--degrees", "3"], "a degree of 3 is not possible"),
         (vec!["partition", "merge", &unfilled], "run 3: peak_bytes has 0 entries for"),
+        (vec!["partition", "merge", &again], "contradictory measurements: runs 0 and "),
         (vec!["partition", "merge", &template], "target_batch_size is missing: write"),
         (vec!["partition", "merge", &good, "--target-batch", "64"], "--target-batch is for --trace"),
         (vec!["partition", "merge", &profile, "--merge-to", "7"], "6 layers cannot be merged to 7"),

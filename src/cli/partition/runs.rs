@@ -49,15 +49,40 @@ pub(super) fn list(args: &RunsArgs, json: bool) -> Outcome {
     if args.one_batch {
         runs = runs.at_one_batch();
     }
+    let notes = notes(&runs, args.target_batch);
     if json {
         print_json(&runs.to_json());
+        notes.iter().for_each(|note| eprintln!("note: {note}"));
     } else {
-        show(&runs, args.target_batch.is_some() || args.merged.is_some());
+        show(&runs);
+        notes.iter().for_each(|note| outln!("\nnote: {note}"));
+        if args.target_batch.is_none() && args.merged.is_none() {
+            outln!("\nnote: --target-batch fills in the batch sizes");
+        }
+        outln!("\n--json prints the file that `partition merge` reads: add \"peak_bytes\" to each run");
     }
     DONE
 }
 
-fn show(runs: &Runs, has_target: bool) {
+/// What the runs are not, a sentence each.
+fn notes(runs: &Runs, target: Option<u64>) -> Vec<String> {
+    let mut notes = Vec::new();
+    if runs.sets.iter().any(|set| set.partitions.len() > 2 && set.partitions.iter().all(|run| run.len() < 3)) {
+        notes.push(
+            "in two parts a layer in the middle is never alone: what it would need is worked out from what others add"
+                .to_owned(),
+        );
+    }
+    notes.extend(runs.left_out.iter().map(|degree| {
+        format!("there are too few GPUs for groups of {degree}: its runs are left out, and so is it from plans")
+    }));
+    if let Some(target) = target.filter(|target| target % 4 != 0) {
+        notes.push(format!("{target} has no whole quarter: measured are batches of {} and {}", target / 2, target / 4));
+    }
+    notes
+}
+
+fn show(runs: &Runs) {
     let (count, all) = (counted(runs.count() as u64, "run"), runs.count_unmerged());
     if all > runs.count() {
         outln!("{count}, two iterations each are enough; with all {} layers it would be {all}", runs.layers());
@@ -88,18 +113,6 @@ fn show(runs: &Runs, has_target: bool) {
         }
         set.partitions.iter().for_each(|partition| outln!("  {partition:?}"));
     }
-    if runs.sets.iter().any(|set| set.partitions.len() > 2 && set.partitions.iter().all(|run| run.len() < 3)) {
-        outln!(
-            "\nnote: in two parts a layer in the middle is never alone: what it would need is worked out from what others add"
-        );
-    }
-    for degree in &runs.left_out {
-        outln!("\nnote: there are too few GPUs for groups of {degree}: its runs are left out, and so is it from plans");
-    }
-    if !has_target {
-        outln!("\nnote: --target-batch fills in the batch sizes");
-    }
-    outln!("\n--json prints the file that `partition merge` reads: add \"peak_bytes\" to each run");
 }
 
 /// The layers of the model that each merged one is of.
