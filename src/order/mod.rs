@@ -10,10 +10,13 @@ mod graph;
 #[cfg(feature = "ilp")]
 pub mod ilp;
 mod lives;
+mod moves;
 mod onnx;
 mod place;
 mod search;
+mod seeds;
 mod spans;
+mod view;
 mod walk;
 mod written;
 
@@ -140,6 +143,8 @@ impl Ordered {
 
 /// Places at a level, from the first try to the last.
 const WIDTHS: [usize; 6] = [1, 4, 16, 128, 1_024, 8_192];
+/// So much of the work, a part of it, goes to the first look.
+const FIRST: u64 = 8;
 
 /// Looks for the order with the lowest peak: at worst it is the one that is there. `told` hears of each that is better.
 pub fn order(graph: &Graph, budget: &Budget, mut told: impl FnMut(&Ordered)) -> Ordered {
@@ -153,34 +158,57 @@ pub fn order(graph: &Graph, budget: &Budget, mut told: impl FnMut(&Ordered)) -> 
     };
     let mut work = Work::of(budget);
     told(&best);
-    'widths: for width in WIDTHS {
-        // What one width cannot do another may. The best that there can be is tried first, and then whether there is anything better at all.
-        let mut hopeless = best.lower_bound.saturating_sub(1);
-        let mut limit = best.lower_bound;
-        let mut tries = 0;
-        while best.peak > best.lower_bound && hopeless + 1 < best.peak {
-            if work.is_over() {
-                break 'widths;
-            }
-            tries += 1;
-            match search::within(graph, limit, width, &mut work) {
-                Answer::Order(order, peak) => {
-                    (best.order, best.peak) = (order, peak);
-                    best.work_units = work.done();
-                    told(&best);
-                }
-                Answer::None => {
-                    best.lower_bound = best.lower_bound.max(limit + 1);
-                    hopeless = limit;
-                }
-                Answer::Unknown => hopeless = limit,
-            }
-            let (least, most) = (hopeless.max(best.lower_bound - 1) + 1, best.peak - 1);
-            limit = if tries == 1 { most } else { least + most.saturating_sub(least) / 2 };
+    // Where a pass along one way finds the best that there can be nothing else is asked.
+    work.with(budget.units / FIRST, |work| best.look(graph, &WIDTHS[..1], work, &mut told));
+    if !best.is_proven() && !work.is_over() {
+        let forward = view::View::of(graph);
+        let backward = forward.reversed();
+        for order in seeds::orders(&forward, &backward, &mut work) {
+            best.take(graph, order, &work, &mut told);
         }
+        let order = work.with(work.left() / 2, |work| moves::improve(&forward, &backward, &best.order, work));
+        best.take(graph, order, &work, &mut told);
+        best.look(graph, &WIDTHS, &mut work, &mut told);
     }
     best.work_units = work.done();
     best
+}
+
+impl Ordered {
+    /// An order that may be better.
+    fn take(&mut self, graph: &Graph, order: Vec<u32>, work: &Work, told: &mut impl FnMut(&Ordered)) {
+        let peak = walk::peak_of(graph, &order);
+        if peak < self.peak {
+            (self.order, self.peak, self.work_units) = (order, peak, work.done());
+            told(self);
+        }
+    }
+
+    /// Asks for better ones, with so many places at each level.
+    fn look(&mut self, graph: &Graph, widths: &[usize], work: &mut Work, told: &mut impl FnMut(&Ordered)) {
+        for width in widths {
+            // What one width cannot do another may. The best that there can be is tried first, and then whether there is anything better at all.
+            let mut hopeless = self.lower_bound.saturating_sub(1);
+            let mut limit = self.lower_bound;
+            let mut tries = 0;
+            while self.peak > self.lower_bound && hopeless + 1 < self.peak {
+                if work.is_over() {
+                    return;
+                }
+                tries += 1;
+                match search::within(graph, limit, *width, work) {
+                    Answer::Order(order, _) => self.take(graph, order, work, told),
+                    Answer::None => {
+                        self.lower_bound = self.lower_bound.max(limit + 1);
+                        hopeless = limit;
+                    }
+                    Answer::Unknown => hopeless = limit,
+                }
+                let (least, most) = (hopeless.max(self.lower_bound - 1) + 1, self.peak - 1);
+                limit = if tries == 1 { most } else { least + most.saturating_sub(least) / 2 };
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -321,3 +321,147 @@ fn long_chains_of_updates_are_read_in_no_time() {
         assert_eq!(graph.given(), (0..2 * EACH as u32).collect::<Vec<_>>());
     }
 }
+
+fn is_order_of(graph: &Graph, order: &[u32]) -> bool {
+    let mut at = vec![usize::MAX; graph.len()];
+    order.iter().enumerate().for_each(|(step, node)| at[*node as usize] = step);
+    let follows = |node: u32| graph.nodes[node as usize].next.iter().all(|next| at[node as usize] < at[*next as usize]);
+    order.len() == graph.len() && order.iter().all(|node| follows(*node))
+}
+
+#[test]
+fn orders_to_begin_with_are_orders_and_small_changes_make_none_worse() {
+    let mut rng = Rng::new(5);
+    let mut improved = 0;
+    for _ in 0..400 {
+        let len = 2 + rng.index(40);
+        let described = random(&mut rng, len);
+        let Ok(graph) = Graph::of(&described) else { continue };
+        let forward = view::View::of(&graph);
+        let backward = forward.reversed();
+        let mut work = Work::of(&Budget::of(1 << 40));
+        let seeds = seeds::orders(&forward, &backward, &mut work);
+        assert_eq!(seeds.len(), 10);
+        for order in seeds.into_iter().chain([graph.given().to_vec()]) {
+            let before = counted(&described, &order).0;
+            let better = moves::improve(&forward, &backward, &order, &mut work);
+            let after = counted(&described, &better).0;
+            assert!(is_order_of(&graph, &order) && is_order_of(&graph, &better), "{described:?}");
+            assert!(after <= before && after == peak_of(&graph, &better), "{described:?}");
+            improved += usize::from(after < before);
+        }
+    }
+    assert!(improved > 300, "{improved}");
+}
+
+/// Nodes said in another order.
+fn mixed(described: &Described, rng: &mut Rng) -> Described {
+    let mut mixed = described.clone();
+    for last in (1..mixed.nodes.len()).rev() {
+        mixed.nodes.swap(last, rng.index(last + 1));
+    }
+    mixed
+}
+
+/// A step whose gradients are those of several micro-batches, all of which go forward before any goes back; and their nodes one micro-batch after the other.
+fn accumulated(layers: usize, batches: usize, rng: &mut Rng) -> [Described; 2] {
+    let mut described = Described::default();
+    let (mut forward, mut back) = (vec![Vec::new(); batches], vec![Vec::new(); batches]);
+    let sizes: Vec<[u64; 2]> = (0..layers).map(|_| [200 + rng.below(800), 100 + rng.below(900)]).collect();
+    let mut tensor = |name: String, bytes: u64| described.tensors.push((name, bytes));
+    let mut aliases = Vec::new();
+    for (layer, [_, weight]) in sizes.iter().enumerate() {
+        tensor(format!("w{layer}"), *weight);
+    }
+    for batch in 0..batches {
+        tensor(format!("a{batch}.0"), 50);
+        for (layer, [activation, _]) in sizes.iter().enumerate() {
+            let (input, output) = (format!("a{batch}.{layer}"), format!("a{batch}.{}", layer + 1));
+            tensor(output.clone(), *activation);
+            forward[batch].push(node(&format!("f{batch}.{layer}"), &[&format!("w{layer}"), &input], &[&output]));
+        }
+        tensor(format!("g{batch}.{layers}"), 10);
+        let last = [format!("a{batch}.{layers}"), format!("g{batch}.{layers}")];
+        back[batch].push(node(&format!("l{batch}"), &[&last[0]], &[&last[1]]));
+        for (layer, [_, weight]) in sizes.iter().enumerate().rev() {
+            let [gradient, input, made] =
+                [format!("g{batch}.{}", layer + 1), format!("a{batch}.{layer}"), format!("d{batch}.{layer}")];
+            tensor(made.clone(), *weight);
+            back[batch].push(node(&format!("bw{batch}.{layer}"), &[&gradient, &input], &[&made]));
+            if layer > 0 {
+                let output = format!("g{batch}.{layer}");
+                tensor(output.clone(), sizes[layer - 1][0]);
+                let weight = format!("w{layer}");
+                back[batch].push(node(&format!("bi{batch}.{layer}"), &[&gradient, &weight], &[&output]));
+            }
+            if batch > 0 {
+                let (before, sum) = (format!("s{}.{layer}", batch - 1), format!("s{batch}.{layer}"));
+                let before = if batch == 1 { format!("d0.{layer}") } else { before };
+                tensor(sum.clone(), *weight);
+                back[batch].push(node(&format!("acc{batch}.{layer}"), &[&before, &made], &[&sum]));
+                aliases.push((before, sum));
+            }
+        }
+    }
+    let mut updates = Vec::new();
+    for (layer, [_, weight]) in sizes.iter().enumerate() {
+        tensor(format!("v{layer}"), *weight);
+        let (old, new, sum) = (format!("w{layer}"), format!("v{layer}"), format!("s{}.{layer}", batches - 1));
+        updates.push(DescribedNode { is_update: true, ..node(&format!("u{layer}"), &[&old, &sum], &[&new]) });
+        aliases.push((old, new));
+    }
+    described.aliases = aliases;
+    let together = forward.iter().chain(&back).flatten().chain(&updates).cloned().collect();
+    let in_turn = forward.iter().zip(&back).flat_map(|(there, back)| there.iter().chain(back)).chain(&updates);
+    let in_turn = in_turn.cloned().collect();
+    [Described { nodes: together, ..described.clone() }, Described { nodes: in_turn, ..described }]
+}
+
+#[test]
+fn micro_batches_go_one_after_the_other_however_they_are_said() {
+    let mut rng = Rng::new(8);
+    let [together, in_turn] = accumulated(16, 6, &mut rng);
+    let peak = |described: &Described| {
+        let found = order(&Graph::of(described).unwrap(), &Budget::of(20_000_000), |_| {});
+        assert_eq!(counted(described, &found.order), (found.peak, true));
+        (found.peak, found.initial_peak)
+    };
+    let (_, one_by_one) = peak(&in_turn);
+    assert!(2 * one_by_one < peak(&together).1, "there is something to gain");
+    for described in [together.clone(), in_turn, mixed(&together, &mut rng), mixed(&together, &mut rng)] {
+        let (found, _) = peak(&described);
+        assert!(found <= one_by_one, "{found} and {one_by_one}");
+    }
+}
+
+#[test]
+fn a_tree_is_walked_no_worse_than_a_part_after_the_other_however_it_is_said() {
+    let mut rng = Rng::new(9);
+    for leaves in [64, 500] {
+        let mut described = Described::default();
+        // Each is made of two that are there, until there is one: with its size, and the best that can be done a part after the other.
+        let mut open: Vec<(String, u64, u64)> = Vec::new();
+        for number in 0..2 * leaves - 1 {
+            let (name, bytes) = (format!("t{number}"), 1 + rng.below(1_000));
+            let mut parts = Vec::new();
+            if number >= leaves {
+                parts = (0..2).map(|_| open.swap_remove(rng.index(open.len()))).collect();
+            }
+            parts.sort_by_key(|(_, stays, peak)| std::cmp::Reverse(peak - stays));
+            let (mut live, mut most) = (0, 0);
+            for (_, stays, peak) in &parts {
+                most = most.max(live + peak);
+                live += stays;
+            }
+            let inputs: Vec<&str> = parts.iter().map(|(name, ..)| name.as_str()).collect();
+            described.nodes.push(node(&format!("n{number}"), &inputs, &[&name]));
+            described.tensors.push((name.clone(), bytes));
+            open.push((name, bytes, most.max(live + bytes)));
+        }
+        let part_by_part = open[0].2;
+        for described in [described.clone(), mixed(&described, &mut rng)] {
+            let found = order(&Graph::of(&described).unwrap(), &Budget::of(4_000_000), |_| {});
+            assert!(found.peak <= part_by_part, "{leaves}: {} and {part_by_part}", found.peak);
+        }
+    }
+}
