@@ -31,6 +31,16 @@ pub enum Order {
 }
 
 impl Order {
+    pub(super) const ALL: [Order; 7] = [
+        Order::SizeThenStart,
+        Order::LongThenSize,
+        Order::Area,
+        Order::SizeThenEnd,
+        Order::SizeThenTicks,
+        Order::Ticks,
+        Order::Start,
+    ];
+
     /// Its name in plans and on the command line.
     pub(super) const fn name(self) -> &'static str {
         match self {
@@ -85,36 +95,68 @@ pub(super) fn place(
     order: Order,
     effort: &mut Effort,
 ) -> Result<Vec<u64>, Stopped> {
-    // Of each buffer one lifetime or two, from its place on.
-    let (both, places): (Vec<Lifetime>, Vec<usize>) = match one_pass.is_exact {
-        true => (Vec::new(), Vec::new()),
-        false => (
-            buffers.iter().flat_map(|buffer| buffer.lifetimes()).collect(),
-            buffers
-                .iter()
-                .scan(0, |next, buffer| Some(std::mem::replace(next, *next + buffer.lifetimes().count())))
-                .collect(),
-        ),
-    };
-    let sections = Sections::of(if one_pass.is_exact { &one_pass.lifetimes } else { &both });
-    let of_buffer = |at: usize| match one_pass.is_exact {
-        true => at..at + 1,
-        false => places[at]..places[at] + buffers[at].lifetimes().count(),
-    };
-    let mut tree = Tree::new(sections.count());
-    let mut stretches = Vec::new();
-    let mut offsets = vec![0; buffers.len()];
-    for at in order.sorted(buffers) {
-        stretches.clear();
-        stretches.extend(of_buffer(at).map(|lifetime| sections.of_lifetime(lifetime)));
-        let len = buffers[at].len.get();
-        offsets[at] = tree.place(&stretches, len, &mut effort.steps)?;
-        effort.placed += 1;
-        if offsets[at] + len >= effort.top || effort.is_stopped() {
-            return Err(Stopped::NoUse);
+    Ground::of(buffers, one_pass).place(&order.sorted(buffers), effort)
+}
+
+/// Buffers and the sections in which they live, to be placed in any order.
+pub(super) struct Ground<'a> {
+    buffers: &'a [&'a Buffer],
+    sections: Sections,
+    /// Where the lifetimes of each begin among those of all, one or two; nothing where each has one.
+    places: Vec<usize>,
+}
+
+impl<'a> Ground<'a> {
+    pub(super) fn of(buffers: &'a [&'a Buffer], one_pass: &OnePass) -> Ground<'a> {
+        if one_pass.is_exact {
+            return Ground { buffers, sections: Sections::of(&one_pass.lifetimes), places: Vec::new() };
         }
+        let both: Vec<Lifetime> = buffers.iter().flat_map(|buffer| buffer.lifetimes()).collect();
+        let next =
+            |next: &mut usize, buffer: &&Buffer| Some(std::mem::replace(next, *next + buffer.lifetimes().count()));
+        Ground { buffers, sections: Sections::of(&both), places: buffers.iter().scan(0, next).collect() }
     }
-    Ok(offsets)
+
+    fn stretches(&self, at: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let lifetimes = match self.places.get(at) {
+            None => at..at + 1,
+            Some(place) => *place..place + self.buffers[at].lifetimes().count(),
+        };
+        lifetimes.map(|lifetime| self.sections.of_lifetime(lifetime))
+    }
+
+    /// What is live at one time.
+    pub(super) fn bound(&self) -> u64 {
+        let mut changes = vec![0_i64; self.sections.count() + 1];
+        for (at, buffer) in self.buffers.iter().enumerate() {
+            for (from, to) in self.stretches(at) {
+                changes[from] += buffer.len.get().cast_signed();
+                changes[to] -= buffer.len.get().cast_signed();
+            }
+        }
+        let live = changes.into_iter().scan(0, |live, change| {
+            *live += change;
+            Some(*live)
+        });
+        live.max().unwrap_or(0).cast_unsigned()
+    }
+
+    pub(super) fn place(&self, order: &[usize], effort: &mut Effort) -> Result<Vec<u64>, Stopped> {
+        let mut tree = Tree::new(self.sections.count());
+        let mut stretches = Vec::new();
+        let mut offsets = vec![0; self.buffers.len()];
+        for at in order.iter().copied() {
+            stretches.clear();
+            stretches.extend(self.stretches(at));
+            let len = self.buffers[at].len.get();
+            offsets[at] = tree.place(&stretches, len, &mut effort.steps)?;
+            effort.placed += 1;
+            if offsets[at] + len >= effort.top || effort.is_stopped() {
+                return Err(Stopped::NoUse);
+            }
+        }
+        Ok(offsets)
+    }
 }
 
 /// Offsets for `buffers`, in their order, around what is taken.

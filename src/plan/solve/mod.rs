@@ -6,6 +6,7 @@ mod best_fit;
 mod first_fit;
 mod one_pass;
 mod phased;
+mod reorder;
 mod repeats;
 mod search;
 mod sections;
@@ -370,7 +371,7 @@ fn place(problem: &Problem, parts: &[Part], solver: Solver, effort: &mut Effort)
     let mut offsets = vec![PlanOffset::new(0); problem.buffers.len()];
     let mut base = 0_u64;
     let top = effort.top;
-    for part in parts {
+    for (number, part) in parts.iter().enumerate() {
         let Part { buffers, one_pass, .. } = part;
         effort.top = top.saturating_sub(base);
         let placed = match solver {
@@ -383,7 +384,18 @@ fn place(problem: &Problem, parts: &[Part], solver: Solver, effort: &mut Effort)
             Solver::Phased(transients) => phased::place(buffers, one_pass, transients, effort)?,
             Solver::Dive | Solver::Search => {
                 let how: Search = if solver == Solver::Dive { search::dive } else { search::search };
-                let placed = searched(buffers, one_pass, effort, how);
+                let mut placed = searched(buffers, one_pass, effort, how);
+                if solver == Solver::Search && !one_pass.is_exact {
+                    let end = |placed: &Vec<u64>| {
+                        let ends = placed.iter().zip(buffers).map(|(offset, buffer)| offset + buffer.len.get());
+                        ends.max().unwrap_or(0)
+                    };
+                    let top = placed.as_ref().map_or(effort.top, end);
+                    // This ends when its work does: the parts behind it have theirs.
+                    let share = effort.search.left() / (parts.len() - number) as u64;
+                    let lower = effort.search.with(share, |work| reorder::search(buffers, one_pass, top, work));
+                    placed = lower.map_or(placed, Ok);
+                }
                 // Parts are above each other, and what lives longer than it does may be in the way of more.
                 if parts.len() > 1 || !one_pass.is_exact {
                     effort.low = 0;

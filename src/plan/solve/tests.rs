@@ -1,23 +1,13 @@
 //! Each part of the solvers against the slow way to say the same.
 
-use super::super::lower_bound;
 use super::super::tests::{random_job, random_problem};
+use super::super::{lower_bound, validate};
 use super::best_fit;
 use super::sections::Sections;
 use super::*;
 use crate::ids::StreamId;
 use crate::rng::Rng;
 use crate::units::Lifetime;
-
-const ORDERS: [Order; 7] = [
-    Order::SizeThenStart,
-    Order::LongThenSize,
-    Order::Area,
-    Order::SizeThenEnd,
-    Order::SizeThenTicks,
-    Order::Ticks,
-    Order::Start,
-];
 
 /// Problems of all kinds: those that repeat, and those that only look like it.
 fn problems() -> impl Iterator<Item = (u64, Problem)> {
@@ -99,7 +89,7 @@ fn first_fit_takes_the_lowest_free_offset() {
     for (seed, problem) in problems() {
         let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
         let one_pass = OnePass::of(&buffers);
-        for order in ORDERS {
+        for order in Order::ALL {
             let mut effort = Effort::of(u64::MAX, u64::MAX, &Budget::default());
             let placed = first_fit::place(&buffers, &one_pass, order, &mut effort);
             assert_eq!(placed, Ok(slow_first_fit(&buffers, order)), "seed {seed}, {order:?}");
@@ -147,12 +137,44 @@ fn first_fit_takes_the_lowest_free_offset_in_problems_of_many_sections() {
         }
         let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
         let one_pass = OnePass::of(&buffers);
-        for order in ORDERS {
+        for order in Order::ALL {
             let mut effort = Effort::of(u64::MAX, u64::MAX, &Budget::default());
             let placed = first_fit::place(&buffers, &one_pass, order, &mut effort);
             assert_eq!(placed, Ok(swept_first_fit(&buffers, order)), "seed {seed}, {order:?}");
         }
     }
+}
+
+#[test]
+fn what_lives_twice_is_placed_lower_in_other_orders() {
+    let mut counts = [0, 0, 0];
+    for (seed, problem) in problems() {
+        let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
+        let one_pass = OnePass::of(&buffers);
+        let bound = first_fit::Ground::of(&buffers, &one_pass).bound();
+        let top = |placed: &[u64]| {
+            let ends = placed.iter().zip(&buffers).map(|(offset, buffer)| offset + buffer.len.get());
+            ends.max().unwrap_or(0)
+        };
+        let least = Order::ALL.iter().map(|order| top(&slow_first_fit(&buffers, *order))).min().unwrap();
+        assert!(bound <= least, "seed {seed}");
+        if one_pass.is_exact || bound == least {
+            continue;
+        }
+        let find = || reorder::search(&buffers, &one_pass, least, &mut Work::of(&Budget::of(300_000)));
+        let found = find();
+        assert_eq!(found, find(), "seed {seed}: the same work is the same answer");
+        counts[0] += 1;
+        if let Some(found) = found {
+            let offsets: Vec<PlanOffset> = found.iter().copied().map(PlanOffset::new).collect();
+            assert_eq!(validate::check_offsets(&problem.buffers, &offsets), Ok(()), "seed {seed}");
+            assert!((bound..least).contains(&top(&found)), "seed {seed}");
+            counts[1] += 1;
+            counts[2] += u32::from(top(&found) == bound);
+        }
+    }
+    let [open, better, at_bound] = counts;
+    assert!(2 * better > open && 4 * at_bound > open && open > 20, "{counts:?}");
 }
 
 #[test]
