@@ -1,4 +1,5 @@
-//! What a daemon costs a node that only has it, and what it costs to look at it: processor time while nothing happens, memory, and a scrape, with no session and with a thousand.
+//! What a daemon costs a node that only has it, and what it costs to look at it: processor time while nothing happens, memory, and a scrape, with no session and with a thousand that have memory,
+//! on one device and on eight.
 //!
 //! The floor of a scrape is `/livez`: the same connection, request and answer, and nothing to say. That of the memory is the same daemon without sessions.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
@@ -10,9 +11,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use stitchd::clock::{Clock as _, SystemClock};
-use stitchd::session::dial;
-use stitchd::wire::v1;
-use stitchd::wire::v1::sessions_client::SessionsClient;
+use stitchd::pool::Request;
+use stitchd::runtime::RuntimeConfig;
+use stitchd::session::{Session, SessionConfig};
+use stitchd::units::Bytes;
 
 const SESSIONS: usize = 1_000;
 /// Sessions of one process: a daemon lets it have 256.
@@ -28,20 +30,11 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn start() -> Daemon {
+    fn start(devices: u32) -> Daemon {
         let dir = tempfile::tempdir().unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_stitchd"))
-            .args([
-                "serve",
-                "--json",
-                "--driver",
-                "host",
-                "--device=0=80GiB",
-                "--log",
-                "error",
-                "--http",
-                "127.0.0.1:0",
-            ])
+            .args(["serve", "--json", "--driver", "host", "--log", "error", "--http", "127.0.0.1:0"])
+            .args((0..devices).map(|device| format!("--device={device}=80GiB")))
             .arg("--runtime-dir")
             .arg(dir.path())
             .stdin(Stdio::null())
@@ -93,7 +86,10 @@ impl Daemon {
                 stream.read_to_end(&mut answer).unwrap();
                 assert!(answer.starts_with(b"HTTP/1.1 200"), "{path}");
                 len = answer.len();
-                clock.now()
+                let took = clock.now();
+                // A daemon rests between pages as long as the last one took.
+                std::thread::sleep(took);
+                took
             })
             .collect();
         times.sort_unstable();
@@ -109,9 +105,9 @@ impl Drop for Daemon {
 }
 
 /// A process with many sessions, as one may not have all of them: it ends with its standard input.
-fn hold(socket: &Path) -> Child {
+fn hold(socket: &Path, devices: u32) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.arg(HOLD).arg(socket).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.arg(HOLD).arg(socket).arg(devices.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -119,17 +115,20 @@ fn hold(socket: &Path) -> Child {
     child
 }
 
-fn hold_sessions(socket: &Path) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let _channel = runtime.block_on(async {
-        let channel = dial(socket).await.unwrap();
-        for number in 0..EACH {
-            let name = format!("job-{}-{number}", std::process::id());
-            let request = v1::OpenRequest { protocol: 1, name, ..v1::OpenRequest::default() };
-            SessionsClient::new(channel.clone()).open(request).await.unwrap();
-        }
-        channel
+/// Each with a chunk on the one device, or on all but one: a descriptor or two each, and as many devices as a stats page knows.
+fn hold_sessions(socket: &Path, devices: u32) {
+    let sessions = (0..EACH as u32).map(|number| {
+        let name = format!("job-{}-{number}", std::process::id());
+        let session = Session::connect(&SessionConfig::new(socket.to_owned(), name)).unwrap();
+        let on = (0..devices).filter(|device| devices == 1 || *device != number % devices);
+        let runtimes = on.map(|device| {
+            let runtime = session.runtime(device, RuntimeConfig::default()).unwrap();
+            runtime.alloc(&Request::of(Bytes::mib(2))).unwrap();
+            runtime
+        });
+        runtimes.collect::<Vec<_>>()
     });
+    let _held: Vec<_> = sessions.collect();
     println!("held");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
@@ -137,16 +136,22 @@ fn hold_sessions(socket: &Path) {
 fn main() {
     let words: Vec<_> = std::env::args_os().collect();
     if let Some(at) = words.iter().position(|word| word == HOLD) {
-        return hold_sessions(Path::new(&words[at + 1]));
+        let devices = words[at + 2].to_str().unwrap().parse().unwrap();
+        return hold_sessions(Path::new(&words[at + 1]), devices);
     }
-    let daemon = Daemon::start();
+    [1, 8].into_iter().for_each(measure);
+}
+
+/// A daemon of so many devices.
+fn measure(devices: u32) {
+    let daemon = Daemon::start(devices);
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
     let show = |daemon: &Daemon, sessions: usize| {
         let idle = daemon.idle_share();
         let (floor, _) = daemon.get("/livez");
         let (scrape, scrape_len) = daemon.get("/metrics");
         let (look, look_len) = daemon.get("/live.json");
-        println!("with {sessions} sessions:");
+        println!("with {sessions} sessions, {devices} devices:");
         println!("  idle: {:.3} % of a core over {} s", idle * 100.0, QUIET.as_secs());
         println!("  resident: {:.1} MB", daemon.resident() as f64 / 1e6);
         println!(
@@ -161,7 +166,7 @@ fn main() {
     };
     let before = show(&daemon, 0);
     let socket = daemon.dir.path().join("stitchd.sock");
-    let holders: Vec<Child> = (0..SESSIONS / EACH).map(|_| hold(&socket)).collect();
+    let holders: Vec<Child> = (0..SESSIONS / EACH).map(|_| hold(&socket, devices)).collect();
     let after = show(&daemon, SESSIONS);
     println!(
         "a session takes {:.1} KiB of the daemon's memory",

@@ -108,8 +108,6 @@ pub const JOURNAL_FRAME_LEN_MAX: u32 = 64 << 20;
 pub const JOURNAL_SLACK_LEN: u64 = 4 << 20;
 /// Plans that a daemon stores.
 pub const PLANS_MAX: usize = 1024;
-/// Bytes of all plans that a daemon stores: as many as there may be of a large job each, and no more than a runtime directory in memory has to spare.
-pub const PLANS_LEN_MAX: u64 = 1 << 30;
 /// Processes of one job: ten times those of the largest that are known.
 pub const WORLD_SIZE_MAX: u32 = 1 << 20;
 /// Operators of a graph that is ordered: some ten times those of the largest training steps that are traced whole.

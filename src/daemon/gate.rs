@@ -152,6 +152,11 @@ impl http_body::Body for UntilRead {
         let len = self.rest.len().min(PIECE);
         Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(len)))))
     }
+
+    /// An error has no message, only headers. Behind an empty message it would be none to most languages' clients, which say that the stream was broken.
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
 }
 
 #[cfg(test)]
@@ -186,6 +191,7 @@ mod tests {
         let body = Body::new(Reply(frames));
         let permit = Arc::clone(&turn).try_acquire_owned().unwrap();
         let mut reply = UntilRead { body, rest: Bytes::new(), _turn: permit };
+        assert!(!reply.is_end_stream());
         let mut next = || match Pin::new(&mut reply).poll_frame(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(frame) => frame.map(Result::unwrap),
             Poll::Pending => panic!("all of it is there"),
@@ -201,6 +207,8 @@ mod tests {
         assert!(next().is_none() && turn.available_permits() == 0);
         drop(reply);
         assert_eq!(turn.available_permits(), 1);
+        let permit = Arc::clone(&turn).try_acquire_owned().unwrap();
+        assert!(UntilRead { body: Body::empty(), rest: Bytes::new(), _turn: permit }.is_end_stream(), "an error");
     }
 
     /// Counts what it is asked, and answers at once or never.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::Response;
 use axum::routing::get;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -22,6 +22,7 @@ use super::Daemon;
 use super::listener::AcceptFailures;
 use super::live::page;
 use super::metrics::Format;
+use super::paced::{self, Page};
 use crate::limits;
 
 /// How long a connection may last: a request, its answer, and nothing after it.
@@ -71,10 +72,16 @@ async fn serve(stream: TcpStream, router: Router) {
     }
 }
 
-async fn metrics(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> impl IntoResponse {
+async fn metrics(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     let format = Format::of(accept.unwrap_or_default());
-    ([(header::CONTENT_TYPE, format.content_type())], daemon.render_metrics(format))
+    let page = match format {
+        Format::Text => Page::Text,
+        Format::OpenMetrics => Page::OpenMetrics,
+    };
+    let node = Arc::clone(&daemon);
+    let text = daemon.paced.get(page, move || node.render_metrics(format)).await;
+    paced::answer([(header::CONTENT_TYPE, format.content_type())], text)
 }
 
 async fn ready(State(daemon): State<Arc<Daemon>>) -> (StatusCode, &'static str) {

@@ -21,7 +21,8 @@
 //! | [`scrubber`] | the process that clears new memory, where the driver does not |
 //! | [`plans`] | stored plans |
 //! | [`tick`] | time that moves on |
-//! | [`metrics`], [`http`] | what people watch |
+//! | [`metrics`], [`live`], [`http`] | what people watch |
+//! | [`paced`] | pages of it, one made at a time |
 
 mod admin;
 mod chunk_server;
@@ -37,6 +38,7 @@ mod listener;
 pub mod live;
 mod measured;
 mod metrics;
+mod paced;
 mod plans;
 mod pods;
 mod ranges;
@@ -89,6 +91,7 @@ use listener::RuntimeLock;
 pub use listener::{ListenError, Listeners, Ousted};
 use live::Live;
 use metrics::{CallTimes, Latencies, SessionCounts, Tally};
+use paced::Paced;
 use plans::PlanStore;
 use ranges::Names;
 use refusals::Refusals;
@@ -129,6 +132,7 @@ pub struct Daemon {
     lost: watch::Sender<Vec<DeviceUuid>>,
     /// What people look at that is nowhere else.
     live: Live,
+    paced: Paced,
     stirrer: Stirrer,
 }
 
@@ -256,7 +260,7 @@ impl Daemon {
             keeping.set_steward(&steward);
             keep_nodes(keeping, &nodes);
         }
-        let plans = PlanStore::open(config.plan_dir())?;
+        let plans = PlanStore::open(config.plan_dir(), config.plans_max)?;
         let started = clock.now();
         let daemon = Daemon {
             ladder: config.ladder.clone(),
@@ -274,6 +278,7 @@ impl Daemon {
             names: Names::default(),
             refusals: Refusals::default(),
             chunk_tasks: std::sync::OnceLock::new(),
+            paced: Paced::new(Arc::clone(&clock)),
             clock,
             keeping,
             told: Arc::default(),

@@ -43,6 +43,8 @@ pub(super) struct Stored {
 #[derive(Debug)]
 pub(super) struct PlanStore {
     directory: PathBuf,
+    /// Bytes that all may have.
+    most: Bytes,
     plans: DashMap<PlanId, Stored>,
     /// The number of the next plan that comes. Whoever writes in the directory has it.
     next: Mutex<u64>,
@@ -76,10 +78,12 @@ pub enum PlanStoreError {
     #[error("{} plans are stored, as many as there may be; delete some", limits::PLANS_MAX)]
     Full,
     /// They are as long as they may be.
-    #[error("the plans that are stored have {stored} bytes, and may have {}; delete some", limits::PLANS_LEN_MAX)]
+    #[error("the plans that are stored have {stored} bytes, and may have {most} (plans_max); delete some")]
     FullOfBytes {
         /// Those that are there.
         stored: u64,
+        /// As many as there may be.
+        most: Bytes,
     },
 }
 
@@ -120,13 +124,13 @@ impl Stored {
 
 impl PlanStore {
     /// Opens a directory, made if it is not there. What a crash left half written is removed; other files that are no plans are left alone and said so.
-    pub(super) fn open(directory: PathBuf) -> Result<PlanStore, PlanStoreError> {
+    pub(super) fn open(directory: PathBuf, most: Bytes) -> Result<PlanStore, PlanStoreError> {
         if !directory.is_dir() {
             fs::create_dir_all(&directory).map_err(file(&directory))?;
             let above = directory.parent().filter(|path| !path.as_os_str().is_empty());
             above.map_or(Ok(()), sync_directory)?;
         }
-        let store = PlanStore { directory, plans: DashMap::new(), next: Mutex::new(0) };
+        let store = PlanStore { directory, most, plans: DashMap::new(), next: Mutex::new(0) };
         for entry in fs::read_dir(&store.directory).map_err(file(&store.directory))? {
             let entry = entry.map_err(file(&store.directory))?;
             // What is no file may keep whoever reads it for ever.
@@ -186,8 +190,8 @@ impl PlanStore {
             return Err(PlanStoreError::Full);
         }
         let stored: u64 = self.plans.iter().map(|stored| stored.len).sum();
-        if stored.saturating_add(len) > limits::PLANS_LEN_MAX {
-            return Err(PlanStoreError::FullOfBytes { stored });
+        if stored.saturating_add(len) > self.most.get() {
+            return Err(PlanStoreError::FullOfBytes { stored, most: self.most });
         }
         Ok(())
     }
@@ -304,8 +308,10 @@ mod tests {
         format::write(&Plan { pool_len: Bytes::kib(pool), job, ..Plan::default() })
     }
 
+    const MOST: Bytes = Bytes::mib(64);
+
     fn open(dir: &TempDir) -> PlanStore {
-        PlanStore::open(dir.path().join("a/plans")).unwrap()
+        PlanStore::open(dir.path().join("a/plans"), MOST).unwrap()
     }
 
     fn names(store: &PlanStore) -> Vec<String> {
@@ -445,7 +451,7 @@ mod tests {
         assert!(matches!(store.put(&long, String::new()), Err(PlanStoreError::TooLong(_))));
         let first = plan(0, None, 1);
         let id = store.put(&first, String::new()).unwrap();
-        store.plans.alter(&id, |_, stored| Stored { len: limits::PLANS_LEN_MAX - 1, ..stored });
+        store.plans.alter(&id, |_, stored| Stored { len: MOST.get() - 1, ..stored });
         let refused = store.put(&plan(1, None, 1), String::new());
         assert!(matches!(refused, Err(PlanStoreError::FullOfBytes { .. })), "{refused:?}");
         assert_eq!(fs::read_dir(dir.path().join("a/plans")).unwrap().count(), 2, "nothing is left of it");

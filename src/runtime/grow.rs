@@ -63,10 +63,11 @@ impl Runtime {
     }
 
     pub(super) fn count_failure(&self, pools: &mut Pools, error: &AllocError) {
-        self.counters.add(Counter::Failures, 1);
+        // Before their sum: whoever reads the page meanwhile takes what has no reason yet for want of memory.
         if let Some(counter) = reason_of(error) {
             self.counters.add(counter, 1);
         }
+        self.counters.add(Counter::Failures, 1);
         if matches!(error, AllocError::OutOfMemory { .. }) {
             pools.marks.note_out_of_memory();
         }

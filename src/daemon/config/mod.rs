@@ -9,6 +9,7 @@
 //! drain = "2s"
 //! driver_deadline = "30s"         # a driver call that takes longer has failed
 //! wait = "5s"                     # how long a session that grows waits for others
+//! plans_max = "1GiB"              # bytes that all stored plans may have
 //! linger_max = "1h"               # how long a shared range may outlive its last holder
 //! keeper = "process"              # who holds what outlives a daemon that is killed: a process of its own, "systemd", or "none"
 //! keeper_linger = "2m"            # how long it does while there is no daemon, and none of the processes is left that had a session
@@ -53,6 +54,9 @@ const DRIVER_DEADLINE: Duration = Duration::from_secs(30);
 /// A job that has no memory left and shares its device had better wait for a moment than fail.
 const WAIT: Duration = Duration::from_secs(5);
 
+/// As many as there may be of a large job each, and no more than a runtime directory in memory has to spare.
+const PLANS_MAX: Bytes = Bytes::gib(1);
+
 /// Whoever publishes for the next process of a job is followed within that.
 const LINGER_MAX: Duration = Duration::from_secs(3_600);
 
@@ -94,6 +98,8 @@ pub struct Config {
     pub socket_group: Option<u32>,
     /// Where plans are stored; in the runtime directory when not given.
     pub plans: Option<PathBuf>,
+    /// Bytes that all of them may have.
+    pub plans_max: Bytes,
     /// How long a session that grows waits for others, unless it says so itself.
     pub wait: Duration,
     /// How long a shared range may outlive its last holder, whatever it is published with.
@@ -233,6 +239,7 @@ struct File {
     socket_mode: Option<String>,
     socket_group: Option<String>,
     plans: Option<PathBuf>,
+    plans_max: Option<String>,
     wait: Option<String>,
     linger_max: Option<String>,
     keeper: Option<String>,
@@ -479,6 +486,9 @@ impl Config {
             socket_mode: file.socket_mode.map_or(Ok(0o660), |text| parse_mode(&text))?,
             socket_group: file.socket_group.map(|text| parse_group(&text)).transpose()?,
             plans: file.plans.map(|path| absolute("plans", path)).transpose()?,
+            plans_max: file
+                .plans_max
+                .map_or(Ok(PLANS_MAX), |text| text.parse().map_err(|error| value("plans_max", error)))?,
             wait: file.wait.map_or(Ok(WAIT), |text| parse_duration("wait", &text))?,
             linger_max: file.linger_max.map_or(Ok(LINGER_MAX), |text| parse_duration("linger_max", &text))?,
             keeper,
@@ -532,6 +542,7 @@ impl Config {
             socket_group: self.socket_group.map(|group| group.to_string()),
             // Not where they would be by default: in a file that is used with another runtime directory they go with that.
             plans: self.plans.clone(),
+            plans_max: Some(exact(self.plans_max)),
             wait: Some(format!("{}ms", self.wait.as_millis())),
             linger_max: Some(format!("{}ms", self.linger_max.as_millis())),
             keeper: KEEPERS.iter().find(|(_, keeper)| *keeper == self.keeper).map(|(word, _)| (*word).to_owned()),

@@ -1,7 +1,7 @@
 //! A configuration as people read it: each key with what it is for, and those that nothing is said of as comments.
 
 /// The keys beside tables, in the order in which they are written: what each is for, and what it may be where nothing is said.
-const KEYS: [(&str, &str, &str); 20] = [
+const KEYS: [(&str, &str, &str); 21] = [
     ("driver", "Which driver (--help names them); with host memory of this machine pretends to be devices.", ""),
     ("runtime_dir", "Where the two sockets and the lock are: clients find them here.", ""),
     (
@@ -24,6 +24,7 @@ const KEYS: [(&str, &str, &str); 20] = [
     ("socket_mode", "Access to the sockets: who may connect may lease memory.", ""),
     ("socket_group", "The group of the sockets and their directory; else the daemon's own.", "\"stitchd\""),
     ("plans", "Where plans are stored, else in runtime_dir.", "\"/var/lib/stitchd/plans\""),
+    ("plans_max", "Bytes that all stored plans may have: in memory, where they are in a runtime directory.", ""),
     ("wait", "How long a session that grows waits for others before it is out of memory.", ""),
     ("linger_max", "How long a shared range may outlive its last holder.", ""),
     ("keeper", "Who holds what outlives the daemon: process, systemd or none.", ""),

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::json;
 use crate::daemon::Daemon;
+use crate::daemon::paced::{self, Page};
 use crate::ids::SessionId;
 
 const PAGE: &str = include_str!("page.html");
@@ -32,8 +33,9 @@ const JSON: [(header::HeaderName, &str); 3] = [
     (header::CACHE_CONTROL, "no-store"),
 ];
 
-pub(in crate::daemon) async fn figures(State(daemon): State<Arc<Daemon>>) -> impl IntoResponse {
-    (JSON, json::live(&daemon.live()).to_string())
+pub(in crate::daemon) async fn figures(State(daemon): State<Arc<Daemon>>) -> Response {
+    let node = Arc::clone(&daemon);
+    paced::answer(JSON, daemon.paced.get(Page::Live, move || json::live(&node.live()).to_string()).await)
 }
 
 /// `?session=7`: where that one's memory lies.

@@ -8,10 +8,12 @@
 //! | [`names`] | the list, with what each means |
 //! | [`devices`], [`sessions`], [`process`] | what is read for a scrape |
 //! | [`tally`] | what sessions have counted, also those that are over |
+//! | [`families`] | how what sessions have and count is written |
 //! | [`latencies`] | what is recorded as it happens |
 //! | [`open_metrics`] | the other text format, which Prometheus asks for first |
 
 mod devices;
+mod families;
 mod latencies;
 mod names;
 mod open_metrics;
@@ -41,7 +43,7 @@ use devices::record_device;
 pub(super) use latencies::{CallTimes, Latencies};
 use open_metrics::to_open_metrics;
 pub(super) use sessions::SessionFigures;
-use sessions::record_sessions;
+use sessions::{record_unlisted, write_sessions};
 pub(super) use tally::Tally;
 use tally::by_device;
 
@@ -119,7 +121,12 @@ pub(super) enum Format {
 impl Format {
     /// What an `Accept` asks for. Prometheus names what it likes best first; who names neither gets what everybody reads.
     pub(super) fn of(accept: &str) -> Format {
-        if accept.contains("application/openmetrics-text") { Format::OpenMetrics } else { Format::Text }
+        let is_wanted = accept.split(',').any(|kind| {
+            let mut words = kind.split(';').map(str::trim);
+            let none = |word: &str| word.strip_prefix("q=").and_then(|share| share.parse().ok()) == Some(0.0);
+            words.next() == Some("application/openmetrics-text") && !words.any(none)
+        });
+        if is_wanted { Format::OpenMetrics } else { Format::Text }
     }
 
     /// As a header says it.
@@ -134,9 +141,11 @@ impl Format {
 impl Daemon {
     /// Everything as Prometheus reads it.
     pub(super) fn render_metrics(&self, format: Format) -> String {
+        let sessions = self.session_figures();
         let recorder = PrometheusBuilder::new().build_recorder();
-        with_local_recorder(&recorder, || self.record_state());
+        with_local_recorder(&recorder, || self.record_state(&sessions));
         let mut text = recorder.handle().render();
+        write_sessions(&mut text, &self.devices, &sessions, &self.tally.names());
         text.push_str(&self.latencies.render());
         match format {
             Format::Text => text,
@@ -193,23 +202,22 @@ impl Daemon {
         self.devices.first().map_or(DeviceId(0), |device| device.id)
     }
 
-    fn record_state(&self) {
+    fn record_state(&self, sessions: &[SessionFigures]) {
         names::describe();
         let open_fds = Daemon::open_fds();
         process::record(open_fds);
         gauge!("stitchd_build_info", "version" => env!("CARGO_PKG_VERSION"), "revision" => option_env!("STITCHD_REVISION").unwrap_or("unknown")).set(1.0);
-        let sessions = self.session_figures();
         let requests = self.steward.requests();
         for account in self.steward.devices() {
             if let Some(device) = self.devices.iter().find(|device| device.id == account.device) {
                 let version = self.driver.version().unwrap_or_default();
                 let unkept = self.steward.store().unkept(device.id);
-                record_device(device, version, unkept, &account, &sessions, &requests);
+                record_device(device, version, unkept, &account, sessions, &requests);
             }
         }
-        record_sessions(&self.devices, &sessions, &self.tally.names());
+        record_unlisted(sessions);
         self.record_counters();
-        self.record_node(&sessions, &requests, open_fds);
+        self.record_node(sessions, &requests, open_fds);
     }
 
     /// What sessions have counted since this daemon met them, up to when it last looked, those that are over among them.
@@ -218,7 +226,7 @@ impl Daemon {
     }
 
     fn record_counters(&self) {
-        let sums = self.totals();
+        let (sums, exhausted) = (self.totals(), self.tally.exhausted());
         let returned = self.steward.returned();
         for device in &self.devices {
             let sum = sums.get(&device.id).copied().unwrap_or([0; COUNTERS_MAX]);
@@ -233,8 +241,7 @@ impl Daemon {
             for (kind, of) in DEVIATIONS {
                 count("stitchd_plan_deviations_total", "kind", kind, sum[of as usize]);
             }
-            let others: u64 = FAILURES.iter().map(|(_, of)| sum[*of as usize]).fold(0, u64::saturating_add);
-            let exhausted = sum[Counter::Failures as usize].saturating_sub(others);
+            let exhausted = exhausted.get(&device.id).copied().unwrap_or(0);
             count("stitchd_allocation_failures_total", "reason", "exhausted", exhausted);
             for (reason, of) in FAILURES {
                 count("stitchd_allocation_failures_total", "reason", reason, sum[of as usize]);
@@ -292,4 +299,18 @@ fn cap_by_books(by_device: &mut ByDevice, held: &[(DeviceId, Bytes)]) {
 
 fn uuid_label(device: &NodeDevice) -> Label {
     Label::new("UUID", device.uuid.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_metrics_is_for_whoever_asks_for_it() {
+        let prometheus = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        assert_eq!(Format::of(prometheus), Format::OpenMetrics);
+        for other in ["", "*/*", "text/plain;version=0.0.4", "application/openmetrics-text; q=0, text/plain"] {
+            assert_eq!(Format::of(other), Format::Text, "{other}");
+        }
+    }
 }

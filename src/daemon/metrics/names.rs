@@ -60,6 +60,13 @@ const COUNTERS: [(&str, &str); 13] = [
     ("process_cpu_seconds_total", "Processor time of the daemon, in whole seconds."),
 ];
 
+/// What one means.
+pub(super) fn meaning(name: &str) -> &'static str {
+    let gauges = GAUGES.iter().map(|(name, _, text)| (name, text));
+    let mut all = gauges.chain(COUNTERS.iter().map(|(name, text)| (name, text)));
+    all.find(|(known, _)| **known == name).map_or("", |(_, text)| text)
+}
+
 /// Describes what is written at a scrape.
 pub(super) fn describe() {
     for (name, unit, text) in GAUGES {

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use metrics::{Label, counter, gauge};
+use metrics::gauge;
 
-use super::{ByDevice, DEVIATIONS, SERVED, cap_by_books, uuid_label};
+use super::families::{self, Kind, Labels};
+use super::{ByDevice, CounterSet, DEVIATIONS, SERVED, cap_by_books};
 use crate::daemon::pods::PodNames;
 use crate::daemon::{Daemon, NodeDevice};
 use crate::ids::DeviceId;
@@ -47,16 +48,14 @@ impl Who {
         Who { tenant: other(), namespace: other(), pod: other(), container: other(), session: other() }
     }
 
-    fn labels(&self, device: &NodeDevice, label: &'static str, value: &'static str) -> Vec<Label> {
-        vec![
-            uuid_label(device),
-            Label::new("tenant", self.tenant.clone()),
-            Label::new("client_namespace", self.namespace.clone()),
-            Label::new("client_pod", self.pod.clone()),
-            Label::new("client_container", self.container.clone()),
-            Label::new("session", self.session.clone()),
-            Label::new(label, value),
-        ]
+    fn labels(&self, device: &NodeDevice) -> Labels {
+        Labels::default()
+            .and("UUID", &device.uuid.to_string())
+            .and("tenant", &self.tenant)
+            .and("client_namespace", &self.namespace)
+            .and("client_pod", &self.pod)
+            .and("client_container", &self.container)
+            .and("session", &self.session)
     }
 }
 
@@ -106,9 +105,13 @@ fn sum_up(together: &mut Together, session: &SessionFigures, device: DeviceId, h
     together.iter_mut().zip(bytes).for_each(|(sum, more)| *sum = sum.saturating_add(more));
 }
 
-pub(super) fn record_sessions(devices: &[NodeDevice], sessions: &[SessionFigures], counted: &BTreeMap<Who, ByDevice>) {
-    let others = Who::others();
-    let unlisted = sessions.iter().filter(|session| session.who == others).count();
+/// Writes the series of sessions, with what each name has counted on the device.
+pub(super) fn write_sessions(
+    out: &mut String,
+    devices: &[NodeDevice],
+    sessions: &[SessionFigures],
+    counted: &BTreeMap<Who, ByDevice>,
+) {
     let mut together: BTreeMap<(DeviceId, &Who), Together> = BTreeMap::new();
     for session in sessions {
         for device in devices {
@@ -121,21 +124,30 @@ pub(super) fn record_sessions(devices: &[NodeDevice], sessions: &[SessionFigures
             sum_up(together.entry((device.id, &session.who)).or_default(), session, device.id, held, guarantee);
         }
     }
-    gauge!("stitchd_sessions_unlisted").set(unlisted as f64);
-    for ((device, who), sum) in &together {
-        let Some(device) = devices.iter().find(|known| known.id == *device) else { continue };
-        for (kind, bytes) in KINDS.iter().zip(sum) {
-            gauge!("stitchd_session_bytes", who.labels(device, "kind", kind)).set(*bytes as f64);
-        }
-        let counters = counted.get(who).and_then(|counted| counted.get(&device.id));
-        let count = |counter: Counter| counters.map_or(0, |counters| counters[counter as usize]);
-        for (served, of) in SERVED {
-            counter!("stitchd_session_requests_total", who.labels(device, "served", served)).absolute(count(of));
-        }
-        for (kind, of) in DEVIATIONS {
-            counter!("stitchd_session_plan_deviations_total", who.labels(device, "kind", kind)).absolute(count(of));
-        }
+    let rows: Vec<(Labels, (Together, Option<&CounterSet>))> = together
+        .iter()
+        .filter_map(|((device, who), sum)| {
+            let known = devices.iter().find(|known| known.id == *device)?;
+            Some((who.labels(known), (*sum, counted.get(who).and_then(|counted| counted.get(device)))))
+        })
+        .collect();
+    families::write(out, ("stitchd_session_bytes", Kind::Gauge), &rows, ("kind", &KINDS), |(sum, _), at| sum[at]);
+    for (name, label, of) in [
+        ("stitchd_session_requests_total", "served", &SERVED[..]),
+        ("stitchd_session_plan_deviations_total", "kind", &DEVIATIONS[..]),
+    ] {
+        let values: Vec<&str> = of.iter().map(|(value, _)| *value).collect();
+        families::write(out, (name, Kind::Counter), &rows, (label, &values), |(_, counted), at| {
+            counted.map_or(0, |counted| counted[of[at].1 as usize])
+        });
     }
+}
+
+/// Sessions that are shown together with others.
+pub(super) fn record_unlisted(sessions: &[SessionFigures]) {
+    let others = Who::others();
+    let unlisted = sessions.iter().filter(|session| session.who == others).count();
+    gauge!("stitchd_sessions_unlisted").set(unlisted as f64);
 }
 
 #[cfg(test)]
@@ -171,8 +183,10 @@ mod tests {
         let (id, uuid, model) = (DeviceId(0), DeviceUuid([0; 16]), String::new());
         let device = NodeDevice { id, uuid, model, total: Bytes::gib(1), is_mps: false };
         let recorder = PrometheusBuilder::new().build_recorder();
-        with_local_recorder(&recorder, || record_sessions(&[device], &sessions, &tally.names()));
-        recorder.handle().render()
+        with_local_recorder(&recorder, || record_unlisted(&sessions));
+        let mut text = recorder.handle().render();
+        write_sessions(&mut text, &[device], &sessions, &tally.names());
+        text
     }
 
     fn live<'a>(text: &'a str, session: &str) -> Vec<&'a str> {

@@ -9,7 +9,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use foldhash::HashMap;
 
 use super::sessions::Who;
-use super::{ByDevice, CounterSet, Sets, add};
+use super::{ByDevice, CounterSet, FAILURES, Sets, add};
 use crate::ids::{DeviceId, SessionId};
 use crate::limits::{self, COUNTERS_MAX};
 use crate::runtime::Counter;
@@ -25,6 +25,8 @@ pub(in crate::daemon) struct Tally(Mutex<Known>);
 struct Known {
     sessions: HashMap<SessionId, Seen>,
     devices: ByDevice,
+    /// Failures for want of memory, which no page counts: those that have no other reason.
+    exhausted: BTreeMap<DeviceId, u64>,
     /// Those of sessions that are listed, and of all others together.
     names: HashMap<Who, Name>,
 }
@@ -33,9 +35,27 @@ struct Known {
 #[derive(Debug, Default)]
 struct Seen {
     /// What each set of its page said, up to the last one that said something.
-    sets: Vec<CounterSet>,
+    sets: Vec<Said>,
     /// By which name it is listed.
     listed: Option<Who>,
+}
+
+/// The most that a set has said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Said {
+    counters: CounterSet,
+    /// Failures without a reason, at any one look: a page is read while somebody counts on it, and a reason comes in the place of none.
+    exhausted: u64,
+}
+
+impl Said {
+    const NOTHING: Said = Said { counters: [0; COUNTERS_MAX], exhausted: 0 };
+
+    fn of(counters: &CounterSet) -> Said {
+        let reasons: u64 = FAILURES.iter().map(|(_, of)| counters[*of as usize]).fold(0, u64::saturating_add);
+        let exhausted = counters[Counter::Failures as usize].saturating_sub(reasons);
+        Said { counters: *counters, exhausted }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -95,6 +115,11 @@ impl Tally {
         self.known().devices.clone()
     }
 
+    /// Failures on each device for want of memory.
+    pub(super) fn exhausted(&self) -> BTreeMap<DeviceId, u64> {
+        self.known().exhausted.clone()
+    }
+
     /// The sums of each name that is listed.
     pub(super) fn names(&self) -> BTreeMap<Who, ByDevice> {
         self.known().names.iter().map(|(who, name)| (who.clone(), name.sums.clone())).collect()
@@ -138,7 +163,7 @@ impl Known {
     /// Adds what is more than at the last look.
     fn count(&mut self, session: SessionId, sets: &Sets, home: DeviceId) {
         let seen = self.sessions.entry(session).or_default();
-        let is_news = |seen: &Seen, at: usize| sets[at].1 != *seen.sets.get(at).unwrap_or(&[0; COUNTERS_MAX]);
+        let is_news = |seen: &Seen, at: usize| sets[at].1 != seen.sets.get(at).unwrap_or(&Said::NOTHING).counters;
         if !(0..sets.len()).any(|at| is_news(seen, at)) {
             return;
         }
@@ -147,15 +172,19 @@ impl Known {
             if !is_news(seen, at) {
                 continue;
             }
-            seen.sets.resize(seen.sets.len().max(at + 1), [0; COUNTERS_MAX]);
+            seen.sets.resize(seen.sets.len().max(at + 1), Said::NOTHING);
             let last = &mut seen.sets[at];
             // On one page nothing goes down, whatever somebody writes there in turns.
-            let more = std::array::from_fn(|at| set[at].saturating_sub(last[at]));
+            let more = std::array::from_fn(|at| set[at].saturating_sub(last.counters[at]));
             if more == [0; COUNTERS_MAX] {
                 continue;
             }
-            *last = std::array::from_fn(|at| set[at].max(last[at]));
+            let said = Said::of(&std::array::from_fn(|at| set[at].max(last.counters[at])));
+            let exhausted = said.exhausted.saturating_sub(last.exhausted);
+            *last = Said { exhausted: last.exhausted + exhausted, ..said };
             let device = device.unwrap_or(home);
+            let sum = self.exhausted.entry(device).or_default();
+            *sum = sum.saturating_add(exhausted);
             let sums = name.iter_mut().map(|name| &mut name.sums).chain([&mut self.devices]);
             sums.for_each(|sums| add(sums.entry(device).or_insert([0; COUNTERS_MAX]), &more));
         }
@@ -163,9 +192,9 @@ impl Known {
 }
 
 /// Sets of counters, without those at the end that say nothing.
-fn said(sets: &Sets) -> Vec<CounterSet> {
+fn said(sets: &Sets) -> Vec<Said> {
     let len = sets.iter().rposition(|(_, set)| *set != [0; COUNTERS_MAX]).map_or(0, |last| last + 1);
-    sets[..len].iter().map(|(_, set)| *set).collect()
+    sets[..len].iter().map(|(_, set)| Said::of(set)).collect()
 }
 
 /// Of each device what the sets say together. What sleeps is held by nobody, and not in use.
@@ -234,6 +263,28 @@ mod tests {
         rebase(Some(page(1_010)), page(1_010));
         look(&tally, 1, "old", 1_011);
         assert_eq!(of(&tally.devices()), 16);
+    }
+
+    #[test]
+    fn what_failed_for_want_of_memory_does_not_go_down_when_a_reason_is_known() {
+        let tally = Tally::default();
+        let look = |failures: u64, limit: u64| {
+            let mut page = page(failures);
+            page[1].1[Counter::FailuresLimit as usize] = limit;
+            tally.look(SessionId(1), Who::of_session("one"), HOME, || false, || Some(page));
+            let sums = tally.devices()[&DeviceId(1)];
+            (tally.exhausted()[&DeviceId(1)], sums[Counter::FailuresLimit as usize])
+        };
+        assert_eq!([look(10, 0), look(10, 4), look(12, 4), look(15, 4)], [(10, 0), (10, 4), (10, 4), (11, 4)]);
+        // Whatever somebody writes there.
+        assert_eq!([look(15, u64::MAX), look(16, 0)], [(11, u64::MAX), (11, u64::MAX)]);
+        // What was so under the daemon before is no news.
+        let mut before = page(100);
+        before[1].1[Counter::FailuresLimit as usize] = 30;
+        tally.rebase(SessionId(2), HOME, || Ok::<_, ()>(Some([None, Some(before)]))).unwrap();
+        before[1].1[FAILURES] = 101;
+        tally.look(SessionId(2), Who::of_session("two"), HOME, || false, || Some(before));
+        assert_eq!(tally.exhausted()[&DeviceId(1)], 12);
     }
 
     #[test]
