@@ -31,6 +31,7 @@ leased() { stitchd status --json | tr -d ' \\n' | grep -o '"leased_bytes":[0-9]*
 attached() { stitchd sessions --json | tr -d ' \\n' | grep -o '"is_attached":true' | wc -l; }
 until_is() { for _ in $(seq 200); do [ "$($1)" = "$2" ] && return 0; sleep 0.1; done; return 1; }
 served() { stitchd health >/dev/null 2>&1 && echo yes; }
+wrong_configuration() { cp /etc/stitchd/stitchd.toml /var/log/good.toml; echo 'no_such_key = 1' >> /etc/stitchd/stitchd.toml; systemctl restart stitchd; sleep 8; cp /var/log/good.toml /etc/stitchd/stitchd.toml; }
 changed() { now=$(pid); [ "$now" != 0 ] && [ "$now" != "$old" ] && echo yes; }
 [ "$(systemctl is-active stitchd.socket)" = active ] && [ "$(pid)" = 0 ]; state "the sockets are there before the daemon" $?
 stitchd trainer --socket /run/stitchd/stitchd.sock --name job --wait 60 --trace /check/trace.csv.zst --endless < <(sleep 600) > /var/log/trainer.log 2>&1 &
@@ -40,7 +41,7 @@ sleep 5
 [ "$(stat -c %U:%G:%a /run/stitchd/stitchd.sock)" = stitchd:stitchd-clients:660 ]; state "the socket is for the group" $?
 [ "$(stat -c %U "/proc/$(pid)")" = stitchd ]; state "the daemon is not root" $?
 holds() { [ "$(leased)" -gt 0 ] && [ "$(attached)" = 1 ] && echo yes; }
-for how in "systemctl restart stitchd" "kill -9" "kill -STOP"; do
+for how in "systemctl restart stitchd" "kill -9" "kill -STOP" wrong_configuration; do
     old=$(pid)
     case $how in kill*) $how "$old" ;; *) $how ;; esac
     until_is changed yes && until_is served yes && until_is holds yes
@@ -142,4 +143,4 @@ def booted(stitchd, root):
     results = re.findall(r"^RESULT (.*) (\d+)$", text, re.M)
     for what, outcome in results:
         check(f"systemd: {what}", outcome == "0", text[-6000:])
-    check("systemd: the machine came up and the check came to its end", len(results) == 13, f"{len(results)} results\n{said}\n{text[-3000:]}")
+    check("systemd: the machine came up and the check came to its end", len(results) == 15, f"{len(results)} results\n{said}\n{text[-3000:]}")

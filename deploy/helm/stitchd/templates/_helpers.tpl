@@ -40,12 +40,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{/* Probes of a daemon that serves HTTP: opening a driver can take long. */}}
+{{/* Probes of a daemon that serves HTTP. */}}
 {{- define "stitchd.probes" -}}
 startupProbe:
   httpGet: {path: /readyz, port: metrics}
   periodSeconds: 1
-  failureThreshold: 120
+  failureThreshold: {{ .Values.startupSeconds }}
 livenessProbe:
   httpGet: {path: /livez, port: metrics}
   periodSeconds: 10
@@ -79,6 +79,9 @@ affinity: {{- toYaml . | nindent 2 }}
 
 {{/* The configuration as it is given, but for what is the chart's. */}}
 {{- define "stitchd.toml" -}}
+{{- if hasPrefix (printf "%s/" (clean .Values.runtimeDir)) (printf "%s/" (clean .Values.stateDir)) -}}
+{{- fail "stateDir: not in runtimeDir, which clients mount: what is to be taken over is nobody else's" -}}
+{{- end -}}
 {{- range list "runtime_dir" "state_dir" "http" "driver" -}}
 {{- if regexMatch (printf "(?m)^\\s*%s\\s*=" .) $.Values.config -}}
 {{- fail (printf "config: %s is the chart's: use runtimeDir, stateDir, metrics.port or gpu.driver" .) -}}
@@ -87,6 +90,10 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- if and (eq .Values.mode "sidecar") (not (regexMatch "(?m)^\\s*socket_group\\s*=" .Values.config)) }}
 # Containers of the pod have its group, whatever user they are.
 socket_group = "65532"
+{{ end -}}
+{{- if not (regexMatch "(?m)^\\s*plans_max\\s*=" .Values.config) }}
+# They lie in memory, which is the container's.
+plans_max = {{ ternary "8MiB" "128MiB" (eq .Values.mode "sidecar") | quote }}
 {{ end -}}
 {{ .Values.config | trim }}
 {{- end -}}
