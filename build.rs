@@ -12,6 +12,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // For gRPC reflection.
     std::fs::write(out.join("stitchd.v1.bin"), descriptors.encode_to_vec())?;
     let with_server = std::env::var_os("CARGO_FEATURE_DAEMON").is_some();
-    tonic_prost_build::configure().build_server(with_server).compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .build_server(with_server)
+        .codec_path("crate::wire::codec::SmallCodec")
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -34,7 +34,7 @@ impl Daemon {
         let dir = tempfile::tempdir().unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_stitchd"))
             .args(["serve", "--json", "--driver", "host", "--log", "error", "--http", "127.0.0.1:0"])
-            .args((0..devices).map(|device| format!("--device={device}=80GiB")))
+            .args((0..devices).map(|device| format!("--device={device}=112GiB")))
             .arg("--runtime-dir")
             .arg(dir.path())
             .stdin(Stdio::null())
@@ -115,12 +115,12 @@ fn hold(socket: &Path, devices: u32) -> Child {
     child
 }
 
-/// Each with a chunk on the one device, or on all but one: a descriptor or two each, and as many devices as a stats page knows.
+/// Each with a chunk on the one device, or on every second of them: a chunk takes descriptors, and there are only so many.
 fn hold_sessions(socket: &Path, devices: u32) {
     let sessions = (0..EACH as u32).map(|number| {
         let name = format!("job-{}-{number}", std::process::id());
         let session = Session::connect(&SessionConfig::new(socket.to_owned(), name)).unwrap();
-        let on = (0..devices).filter(|device| devices == 1 || *device != number % devices);
+        let on = (0..devices).filter(|device| devices == 1 || (number + *device).is_multiple_of(2));
         let runtimes = on.map(|device| {
             let runtime = session.runtime(device, RuntimeConfig::default()).unwrap();
             runtime.alloc(&Request::of(Bytes::mib(2))).unwrap();

@@ -90,6 +90,11 @@ impl Work {
         self.done
     }
 
+    /// Asked whether to stop, for work that is counted elsewhere.
+    pub(crate) fn stop(&self) -> Option<Stop> {
+        self.budget.stop.clone()
+    }
+
     /// Where chance begins.
     pub(crate) fn seed(&self) -> u64 {
         self.budget.seed

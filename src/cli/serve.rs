@@ -12,7 +12,7 @@ use tracing_subscriber::EnvFilter;
 use super::{DONE, Failure, Outcome, ignores, print_json};
 use crate::clock::{Clock as _, SystemClock};
 use crate::daemon::config::{Config, Flags, KeeperIs};
-use crate::daemon::{Daemon, DaemonError, Listeners};
+use crate::daemon::{Daemon, DaemonError, Listeners, heap};
 use crate::error::chain;
 use crate::keeper::manager::{self, Passed, Sockets};
 use crate::session::locate::{Environment, SOCKET_NAME};
@@ -100,6 +100,7 @@ pub(super) fn run(args: &ServeArgs) -> Outcome {
     start_log(args)?;
     Environment::read().be_mortal("daemon");
     raise_descriptor_limit();
+    heap::in_one_piece();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("stitchd").build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
     let served = runtime.block_on(serve(config, sockets, args, clock));

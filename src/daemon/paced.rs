@@ -3,14 +3,15 @@
 //!
 //! Not for: what is on the pages.
 
-use std::sync::Arc;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, IntoResponseParts, Response};
-use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::sync::Mutex as AsyncMutex;
 
 use crate::clock::Clock;
 
@@ -18,7 +19,10 @@ use crate::clock::Clock;
 pub(super) fn answer(headers: impl IntoResponseParts, page: Option<Bytes>) -> Response {
     match page {
         Some(page) => (headers, page).into_response(),
-        None => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response(),
+        None => {
+            let text = "there is no page: the daemon ends, or has a bug, which its log tells of\n";
+            (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+        }
     }
 }
 
@@ -34,81 +38,101 @@ pub(super) enum Page {
 }
 
 const PAGES: usize = 3;
+/// Where more than so many wait the page that was made last is good enough: who waited would be in the way of others, as there are only so many connections.
+const WAITING_MAX: u64 = 8;
 
 /// See above.
 #[derive(Debug)]
 pub(super) struct Paced {
-    /// How many have asked, and how many of them wait.
+    /// How many have asked.
     asked: AtomicU64,
-    waiting: AtomicU64,
-    last: Arc<Mutex<Last>>,
+    shown: Arc<Shown>,
+    /// Who has it makes a page; until then it rests.
+    rests_until: Arc<AsyncMutex<Duration>>,
     clock: Arc<dyn Clock>,
 }
 
-/// What was made last, as far as somebody may still wait for it.
+/// Pages that were made last, while somebody waits: how many had asked when each was begun.
 #[derive(Debug, Default)]
-struct Last {
-    /// The page, and how many had asked when it was begun.
-    made: [Option<(u64, Bytes)>; PAGES],
-    /// When the next one may be begun.
-    rested: Duration,
+struct Shown {
+    waiting: AtomicU64,
+    pages: Mutex<[Option<(u64, Bytes)>; PAGES]>,
+}
+
+impl Shown {
+    fn pages(&self) -> MutexGuard<'_, [Option<(u64, Bytes)>; PAGES]> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was begun when so many had asked, or later.
+    fn since(&self, page: Page, number: u64) -> Option<Bytes> {
+        self.pages()[page as usize].as_ref().filter(|(begun, _)| *begun >= number).map(|(_, made)| made.clone())
+    }
+
+    fn show(&self, page: Page, begun: u64, made: Bytes) {
+        let mut pages = self.pages();
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            pages[page as usize] = Some((begun, made));
+        }
+    }
+}
+
+/// Somebody who waits for a page, until he has it or has gone. With the last of them what was made takes no memory any more.
+struct Waits(Arc<Shown>);
+
+impl Waits {
+    fn at(shown: &Arc<Shown>) -> Waits {
+        shown.waiting.fetch_add(1, Ordering::SeqCst);
+        Waits(Arc::clone(shown))
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let mut pages = self.0.pages();
+        if self.0.waiting.fetch_sub(1, Ordering::SeqCst) == 1 {
+            *pages = Default::default();
+        }
+    }
 }
 
 impl Paced {
     pub(super) fn new(clock: Arc<dyn Clock>) -> Paced {
-        Paced { asked: AtomicU64::new(0), waiting: AtomicU64::new(0), last: Arc::default(), clock }
+        Paced { asked: AtomicU64::new(0), shown: Arc::default(), rests_until: Arc::default(), clock }
     }
 
-    /// The page as it is now or will be in a moment, never as it was before; nothing where the daemon ends meanwhile.
+    /// The page as it is now or will be in a moment, and where many ask at once as it was a moment ago; nothing where it cannot be made.
     pub(super) async fn get(&self, page: Page, make: impl FnOnce() -> String + Send + 'static) -> Option<Bytes> {
-        let _waits = Waits::at(&self.waiting);
-        let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut last = Arc::clone(&self.last).lock_owned().await;
-        if let Some((begun, made)) = &last.made[page as usize]
-            && *begun >= number
+        let _waits = Waits::at(&self.shown);
+        let number = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        if self.shown.waiting.load(Ordering::SeqCst) > WAITING_MAX
+            && let Some(made) = self.shown.since(page, 0)
         {
-            let made = made.clone();
-            self.forget(last);
             return Some(made);
         }
-        tokio::time::sleep(last.rested.saturating_sub(self.clock.now())).await;
-        let begun = self.asked.load(Ordering::Relaxed);
-        let clock = Arc::clone(&self.clock);
+        let mut rests_until = Arc::clone(&self.rests_until).lock_owned().await;
+        if let Some(made) = self.shown.since(page, number) {
+            return Some(made);
+        }
+        let rest = rests_until.saturating_sub(self.clock.now());
+        // A timer takes a millisecond, however short it is.
+        if !rest.is_zero() {
+            tokio::time::sleep(rest).await;
+        }
+        let begun = self.asked.load(Ordering::SeqCst);
+        let (clock, shown) = (Arc::clone(&self.clock), Arc::clone(&self.shown));
         // The thread has the lock, also where nobody waits any more: there is no second one before it is done.
         let made = tokio::task::spawn_blocking(move || {
             let from = clock.now();
-            let made = Bytes::from(make());
+            let made = std::panic::catch_unwind(AssertUnwindSafe(make)).ok().map(Bytes::from);
             let to = clock.now();
-            last.rested = to + to.saturating_sub(from);
-            last.made[page as usize] = Some((begun, made.clone()));
-            (last, made)
+            *rests_until = to + to.saturating_sub(from);
+            if let Some(made) = &made {
+                shown.show(page, begun, made.clone());
+            }
+            made
         });
-        let (last, made) = made.await.ok()?;
-        self.forget(last);
-        Some(made)
-    }
-
-    /// A page that nobody waits for takes no memory.
-    fn forget(&self, mut last: OwnedMutexGuard<Last>) {
-        if self.waiting.load(Ordering::Relaxed) == 1 {
-            last.made = Default::default();
-        }
-    }
-}
-
-/// Somebody who waits for a page, until he has it or has gone.
-struct Waits<'a>(&'a AtomicU64);
-
-impl Waits<'_> {
-    fn at(waiting: &AtomicU64) -> Waits<'_> {
-        waiting.fetch_add(1, Ordering::Relaxed);
-        Waits(waiting)
-    }
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        made.await.ok().flatten()
     }
 }
 
@@ -151,7 +175,7 @@ mod tests {
         let (first, others) = tokio::join!(first, others);
         let said = [first, others.0, others.1, others.3, others.2].map(Option::unwrap);
         assert_eq!(said, ["0", "1", "1", "1", "2"], "the page of the live figures is another");
-        assert!(paced.last.lock().await.made.iter().all(Option::is_none), "nobody waits");
+        assert!(paced.shown.pages().iter().all(Option::is_none), "nobody waits");
     }
 
     #[tokio::test]
@@ -168,5 +192,42 @@ mod tests {
             let _ = tokio::time::timeout(Duration::from_millis(2), asks).await;
         }
         assert_eq!(paced.get(Page::Text, || "last".into()).await.unwrap(), "last");
+    }
+
+    #[tokio::test]
+    async fn where_many_wait_the_last_page_is_good_enough_and_one_that_cannot_be_made_is_none() {
+        let (paced, made) = (Arc::new(paced()), Arc::new(AtomicUsize::new(0)));
+        let (goes_on, waits) = std::sync::mpsc::channel::<()>();
+        let waits = Arc::new(Mutex::new(waits));
+        let ask = || {
+            let (paced, made, waits) = (Arc::clone(&paced), Arc::clone(&made), Arc::clone(&waits));
+            tokio::spawn(async move {
+                let make = move || {
+                    waits.lock().unwrap().recv().unwrap();
+                    made.fetch_add(1, Ordering::Relaxed).to_string()
+                };
+                paced.get(Page::Text, make).await.unwrap()
+            })
+        };
+        let all: Vec<_> = (0..WAITING_MAX + 3).map(|_| ask()).collect();
+        while paced.shown.waiting.load(Ordering::Relaxed) < WAITING_MAX + 3 {
+            tokio::task::yield_now().await;
+        }
+        goes_on.send(()).unwrap();
+        while paced.shown.since(Page::Text, 0).is_none() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // The others wait for the second, which nobody lets go on yet.
+        let late = tokio::time::timeout(Duration::from_secs(20), ask()).await.expect("nobody is waited for");
+        assert_eq!(late.unwrap(), "0");
+        goes_on.send(()).unwrap();
+        let mut answers = Vec::new();
+        for asked in all {
+            answers.push(asked.await.unwrap());
+        }
+        assert!(answers.iter().all(|answer| answer == "0" || answer == "1"), "{answers:?}");
+        assert!(paced.get(Page::Text, || panic!("a bug")).await.is_none());
+        assert_eq!(paced.get(Page::Text, || "again".to_owned()).await.unwrap(), "again");
+        assert!(paced.shown.pages().iter().all(Option::is_none), "nobody waits");
     }
 }

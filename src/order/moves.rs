@@ -86,12 +86,13 @@ impl<'a> Course<'a> {
         let Some(peak) = self.during.iter().copied().max() else { return false };
         let Some(top) = self.during.iter().position(|during| *during == peak) else { return false };
         for step in (0..top).rev() {
-            let moved = self.behind(step, top);
-            let looks = 1 + moved.as_ref().map_or(0, Vec::len) as u64;
+            let mut looks = 1;
+            let moved = self.behind(step, top, &mut looks);
             let mut order = None;
             if let Some(moved) = &moved
-                && self.spares(moved, top)
+                && self.spares(moved, top, &mut looks)
             {
+                looks += (top - step) as u64;
                 let stay = self.order[step..=top].iter().copied().filter(|node| !self.moves[*node as usize]);
                 let stretch: Vec<u32> = stay.chain(moved.iter().copied()).collect();
                 order = (self.most(step, &stretch, peak) < peak).then_some(stretch);
@@ -111,7 +112,7 @@ impl<'a> Course<'a> {
     }
 
     /// The operator at a step and all that wait for it up to another, in their order; nothing where the one at that other does, too.
-    fn behind(&mut self, step: usize, top: usize) -> Option<Vec<u32>> {
+    fn behind(&mut self, step: usize, top: usize, looks: &mut u64) -> Option<Vec<u32>> {
         let mut found = vec![self.order[step]];
         self.moves[found[0] as usize] = true;
         let mut open = 0;
@@ -119,8 +120,12 @@ impl<'a> Course<'a> {
         while let Some(node) = found.get(open).copied().filter(|_| is_free) {
             open += 1;
             for next in &self.view.next[node as usize] {
+                *looks += 1;
                 let at = self.at[*next as usize];
-                is_free &= at != top;
+                if at == top {
+                    is_free = false;
+                    break;
+                }
                 if at < top && !std::mem::replace(&mut self.moves[*next as usize], true) {
                     found.push(*next);
                 }
@@ -135,7 +140,7 @@ impl<'a> Course<'a> {
     }
 
     /// Whether less is live at a step where these, before it, come after it.
-    fn spares(&self, moved: &[u32], top: usize) -> bool {
+    fn spares(&self, moved: &[u32], top: usize, looks: &mut u64) -> bool {
         let (mut spared, mut kept) = (0, 0);
         for node in moved {
             for storage in self.view.storages[*node as usize].iter().map(|storage| *storage as usize) {
@@ -143,6 +148,7 @@ impl<'a> Course<'a> {
                 let (first, last) = (self.order[self.first[storage]], self.last[storage]);
                 let comes_later = first == *node && !memory.is_there && (last > top || memory.stays);
                 let moves = |user: &u32| self.at[*user as usize] > top || self.moves[*user as usize];
+                *looks += if comes_later { memory.users.len() as u64 } else { 1 };
                 if comes_later && memory.users.iter().all(moves) {
                     spared += memory.bytes;
                 }

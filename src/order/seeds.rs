@@ -39,9 +39,8 @@ pub(super) fn orders(forward: &View, backward: &View, work: &mut Work) -> Vec<Ve
             add(one_by_one(view, rule, &by_parts));
         }
         add(by_parts);
-        if work.take(4 * view.looks()) {
-            add(by_valleys(view));
-        }
+        let Some(by_valleys) = by_valleys(view, work) else { break };
+        add(by_valleys);
     }
     orders
 }
@@ -58,17 +57,18 @@ fn one_by_one(view: &View, rule: Rule, by_parts: &[u32]) -> Vec<u32> {
     let mut since = vec![0_i64; len];
     let mut heap = BinaryHeap::new();
     let mut now = 0_i64;
-    let growth = |node: u32, left: &[usize]| {
-        let of = view.storages[node as usize].iter().map(|storage| {
-            let (memory, left) = (&view.memory[*storage as usize], left[*storage as usize]);
-            let comes = left == memory.users.len() && !memory.is_there;
-            let goes = left == 1 && !memory.stays;
+    // What each would add, were it to run now.
+    let grows = |storages: &Vec<u32>| {
+        let of = storages.iter().map(|storage| {
+            let memory = &view.memory[*storage as usize];
+            let (comes, goes) = (!memory.is_there, memory.users.len() == 1 && !memory.stays);
             (i64::from(comes) - i64::from(goes)) * memory.bytes.cast_signed()
         });
         of.sum::<i64>()
     };
-    let key = |node: u32, left: &[usize], since: i64| {
-        let growth = growth(node, left);
+    let mut growth: Vec<i64> = view.storages.iter().map(grows).collect();
+    let key = |node: u32, growth: &[i64], since: i64| {
+        let growth = growth[node as usize];
         match rule {
             _ if growth <= 0 => (true, -growth, since, node),
             Rule::Newest => (false, since, -growth, node),
@@ -87,8 +87,9 @@ fn one_by_one(view: &View, rule: Rule, by_parts: &[u32]) -> Vec<u32> {
     for node in starts {
         now += 1;
         since[node as usize] = now;
-        heap.push(key(node, &left, now));
+        heap.push(key(node, &growth, now));
     }
+    let mut touched = Vec::new();
     let mut order = Vec::with_capacity(len);
     // Whoever frees more by now is there twice, and once too often.
     while let Some((.., node)) = heap.pop() {
@@ -100,10 +101,20 @@ fn one_by_one(view: &View, rule: Rule, by_parts: &[u32]) -> Vec<u32> {
             let (memory, left_of) = (&view.memory[*storage as usize], &mut left[*storage as usize]);
             *left_of -= 1;
             let is_new = *left_of + 1 == memory.users.len() && !memory.is_there;
-            if is_new || *left_of == 1 {
-                let ready = |user: &&u32| since[**user as usize] > 0 && !has_run[**user as usize];
-                memory.users.iter().filter(ready).for_each(|user| heap.push(key(*user, &left, since[*user as usize])));
+            let is_last = *left_of == 1 && !memory.stays;
+            // It is there for the others, and the last of them frees it: looked at twice for each memory.
+            let less = (i64::from(is_new) + i64::from(is_last)) * memory.bytes.cast_signed();
+            if less > 0 {
+                for user in memory.users.iter().filter(|user| !has_run[**user as usize]) {
+                    growth[*user as usize] -= less;
+                    touched.push(*user);
+                }
             }
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        for user in touched.drain(..).filter(|user| since[*user as usize] > 0) {
+            heap.push(key(user, &growth, since[user as usize]));
         }
         let free = view.next[node as usize].iter().copied().filter(|next| {
             waits[*next as usize] -= 1;
@@ -115,7 +126,7 @@ fn one_by_one(view: &View, rule: Rule, by_parts: &[u32]) -> Vec<u32> {
         for next in free {
             now += 1;
             since[next as usize] = now;
-            heap.push(key(next, &left, now));
+            heap.push(key(next, &growth, now));
         }
     }
     order
@@ -166,8 +177,9 @@ struct Stretch {
     ends: [u32; 2],
 }
 
-/// Parts in turn: of all stretches of the parts that an operator waits for first those that go up most and come down most.
-fn by_valleys(view: &View) -> Vec<u32> {
+/// Parts in turn: of all stretches of the parts that an operator waits for first those that go up most and come down most. Nothing where that takes too much work: each operator may have all
+/// stretches of those before it.
+fn by_valleys(view: &View, work: &mut Work) -> Option<Vec<u32>> {
     let len = view.len();
     // As in the order that is given: who makes what, and after whom it goes.
     let (mut hill, mut change) = (vec![0_i64; len], vec![0_i64; len]);
@@ -194,6 +206,10 @@ fn by_valleys(view: &View) -> Vec<u32> {
         // A part belongs to the first that waits for it.
         let before = view.before[node as usize].iter().map(|part| std::mem::take(&mut parts[*part as usize]));
         let mut stretches: Vec<Stretch> = before.flatten().collect();
+        let looks = view.before[node as usize].len() + view.storages[node as usize].len() + stretches.len();
+        if !work.take(1 + looks as u64) {
+            return None;
+        }
         in_turn(&mut stretches);
         stretches.push(Stretch { hill: hill[node as usize], change: change[node as usize], ends: [node; 2] });
         parts[node as usize] = joined(&stretches, &mut behind);
@@ -211,7 +227,7 @@ fn by_valleys(view: &View) -> Vec<u32> {
             order.push(at);
         }
     }
-    whole(view, &order)
+    Some(whole(view, &order))
 }
 
 /// Those that come down most from their hill first, of one part in their order.

@@ -1,9 +1,10 @@
 //! What goes between processes: the messages of `proto/stitchd/v1` ([`v1`], generated), their conversion to and from the types of the house
 //! ([`convert`]), errors as both sides see them ([`status`]), packets with descriptors ([`fd_channel`]), and who is at the other end ([`peer`]),
-//! and the layout of the pages that sessions write their figures to ([`stats_page`]).
+//! the layout of the pages that sessions write their figures to ([`stats_page`]), and how messages become bytes ([`codec`]).
 //!
 //! Not for: what is said when. Proto types stop here; no other module hands them on.
 
+pub(crate) mod codec;
 pub mod convert;
 pub mod fd_channel;
 pub mod peer;

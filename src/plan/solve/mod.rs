@@ -384,8 +384,11 @@ fn place(problem: &Problem, parts: &[Part], solver: Solver, effort: &mut Effort)
             Solver::Phased(transients) => phased::place(buffers, one_pass, transients, effort)?,
             Solver::Dive | Solver::Search => {
                 let how: Search = if solver == Solver::Dive { search::dive } else { search::search };
-                let mut placed = searched(buffers, one_pass, effort, how);
-                if solver == Solver::Search && !one_pass.is_exact {
+                // What is longer than it is has a search that may not end, and one that knows better behind it.
+                let has_second = solver == Solver::Search && !one_pass.is_exact;
+                let units = effort.search.left() / if has_second { 2 } else { 1 };
+                let mut placed = searched(buffers, one_pass, effort, units, how);
+                if has_second {
                     let end = |placed: &Vec<u64>| {
                         let ends = placed.iter().zip(buffers).map(|(offset, buffer)| offset + buffer.len.get());
                         ends.max().unwrap_or(0)
@@ -415,9 +418,19 @@ fn place(problem: &Problem, parts: &[Part], solver: Solver, effort: &mut Effort)
 type Search = fn(&[Lifetime], &[u64], u64, &mut Work) -> search::Answer;
 
 /// What a search finds below the top that is wanted.
-fn searched(buffers: &[&Buffer], one_pass: &OnePass, effort: &mut Effort, search: Search) -> Result<Vec<u64>, Stopped> {
+fn searched(
+    buffers: &[&Buffer],
+    one_pass: &OnePass,
+    effort: &mut Effort,
+    units: u64,
+    search: Search,
+) -> Result<Vec<u64>, Stopped> {
     let lens: Vec<u64> = buffers.iter().map(|buffer| buffer.len.get()).collect();
-    let answer = search(&one_pass.lifetimes, &lens, effort.top, &mut effort.search);
+    let top = effort.top;
+    let answer = match units < effort.search.left() {
+        true => effort.search.with(units, |work| search(&one_pass.lifetimes, &lens, top, work)),
+        false => search(&one_pass.lifetimes, &lens, top, &mut effort.search),
+    };
     effort.low = answer.low;
     answer.found.map(|found| found.offsets).ok_or(Stopped::NoUse)
 }

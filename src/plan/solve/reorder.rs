@@ -74,8 +74,9 @@ impl Placed {
 }
 
 fn attempt(ground: &Ground<'_>, order: &[usize], below: u64, work: &mut Work) -> Option<Vec<u64>> {
-    let mut effort = Effort::of(u64::MAX, below, &Budget::default());
+    let steps = work.left();
+    let mut effort = Effort::of(steps, below, &Budget { stop: work.stop(), ..Budget::default() });
     let found = ground.place(order, &mut effort);
-    work.take(u64::MAX - effort.steps + EACH * effort.placed);
+    work.take(steps - effort.steps + EACH * effort.placed);
     found.ok()
 }

@@ -147,7 +147,7 @@ fn first_fit_takes_the_lowest_free_offset_in_problems_of_many_sections() {
 
 #[test]
 fn what_lives_twice_is_placed_lower_in_other_orders() {
-    let mut counts = [0, 0, 0];
+    let mut counts = [0; 4];
     for (seed, problem) in problems() {
         let buffers: Vec<&Buffer> = problem.buffers.iter().collect();
         let one_pass = OnePass::of(&buffers);
@@ -172,9 +172,11 @@ fn what_lives_twice_is_placed_lower_in_other_orders() {
             counts[1] += 1;
             counts[2] += u32::from(top(&found) == bound);
         }
+        let alone = solve_in_with(&problem, Solver::Search, &Budget::of(600_000));
+        counts[3] += u32::from(alone.is_ok_and(|alone| alone.peak.get() < least));
     }
-    let [open, better, at_bound] = counts;
-    assert!(2 * better > open && 4 * at_bound > open && open > 20, "{counts:?}");
+    let [open, better, at_bound, alone] = counts;
+    assert!(2 * better > open && 4 * at_bound > open && 2 * alone > better && open > 20, "{counts:?}");
 }
 
 #[test]

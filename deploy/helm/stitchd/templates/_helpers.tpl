@@ -91,7 +91,7 @@ affinity: {{- toYaml . | nindent 2 }}
 # Containers of the pod have its group, whatever user they are.
 socket_group = "65532"
 {{ end -}}
-{{- if not (regexMatch "(?m)^\\s*plans_max\\s*=" .Values.config) }}
+{{- if not (regexMatch "(?m)^\\s*[\"']?plans_max[\"']?\\s*=" .Values.config) }}
 # They lie in memory, which is the container's.
 plans_max = {{ ternary "8MiB" "128MiB" (eq .Values.mode "sidecar") | quote }}
 {{ end -}}
