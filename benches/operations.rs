@@ -149,11 +149,19 @@ fn measure(devices: u32) {
     let show = |daemon: &Daemon, sessions: usize| {
         let idle = daemon.idle_share();
         let (floor, _) = daemon.get("/livez");
+        let resident = daemon.resident();
         let (scrape, scrape_len) = daemon.get("/metrics");
+        let scraped = daemon.resident();
         let (look, look_len) = daemon.get("/live.json");
         println!("with {sessions} sessions, {devices} devices:");
         println!("  idle: {:.3} % of a core over {} s", idle * 100.0, QUIET.as_secs());
-        println!("  resident: {:.1} MB", daemon.resident() as f64 / 1e6);
+        let mb = |bytes: u64| bytes as f64 / 1e6;
+        let looked = mb(daemon.resident());
+        println!(
+            "  resident: {:.1} MB, {:.1} once scraped, {looked:.1} once the live page was there",
+            mb(resident),
+            mb(scraped)
+        );
         println!(
             "  scrape: {:.2} ms for {} kB, {:.1} times /livez ({:.3} ms)",
             ms(scrape),
@@ -162,7 +170,7 @@ fn measure(devices: u32) {
             ms(floor)
         );
         println!("  the live page's figures: {:.2} ms for {} kB", ms(look), look_len / 1000);
-        daemon.resident()
+        scraped
     };
     let before = show(&daemon, 0);
     let socket = daemon.dir.path().join("stitchd.sock");

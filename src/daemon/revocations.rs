@@ -189,7 +189,7 @@ impl Daemon {
             let shared = view.shared.iter().find(|(of, _)| *of == device).map_or(Bytes::ZERO, |(_, shared)| *shared);
             let Some(entry) = self.registry.get(view.session) else { continue };
             let counters = self.counters_by_device(&entry, device).remove(&device);
-            let of = |counter: Counter| counters.map_or(0, |counters| counters[counter as usize]);
+            let of = |counter: Counter| counters.as_ref().map_or(0, |counters| counters[counter as usize]);
             let (held, used) = (of(Counter::HeldBytes), of(Counter::OccupiedBytes));
             // Of one that has more runtimes than its page has room for the figures are not all.
             let is_known = (*leased - shared).get() == held;

@@ -49,8 +49,8 @@ use tally::by_device;
 
 /// What a session counts, of one device or of all.
 pub(super) type CounterSet = [u64; COUNTERS_MAX];
-/// What is counted, by device.
-pub(super) type ByDevice = BTreeMap<DeviceId, CounterSet>;
+/// What is counted, by device. A map has room for eleven from its first on: half a kilobyte each is too much for that.
+pub(super) type ByDevice = BTreeMap<DeviceId, Box<CounterSet>>;
 
 /// What the runtimes of a session count, each with its device where that is one of this node.
 type Sets = [(Option<DeviceId>, CounterSet); stats_page::SETS];
@@ -229,7 +229,7 @@ impl Daemon {
         let (sums, exhausted) = (self.totals(), self.tally.exhausted());
         let returned = self.steward.returned();
         for device in &self.devices {
-            let sum = sums.get(&device.id).copied().unwrap_or([0; COUNTERS_MAX]);
+            let sum = sums.get(&device.id).map_or([0; COUNTERS_MAX], |sum| **sum);
             let is_home = device.id == self.home();
             let uuid = || uuid_label(device);
             let count = |name: &'static str, label: &'static str, value: &'static str, sum: u64| {

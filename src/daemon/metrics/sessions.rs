@@ -128,7 +128,10 @@ pub(super) fn write_sessions(
         .iter()
         .filter_map(|((device, who), sum)| {
             let known = devices.iter().find(|known| known.id == *device)?;
-            Some((who.labels(known), (*sum, counted.get(who).and_then(|counted| counted.get(device)))))
+            Some((
+                who.labels(known),
+                (*sum, counted.get(who).and_then(|counted| counted.get(device)).map(|set| &**set)),
+            ))
         })
         .collect();
     families::write(out, ("stitchd_session_bytes", Kind::Gauge), &rows, ("kind", &KINDS), |(sum, _), at| sum[at]);
@@ -171,7 +174,7 @@ mod tests {
         let mut counters = [0; crate::limits::COUNTERS_MAX];
         counters[Counter::LiveBytes as usize] = 1;
         let view = ledger.session(id).unwrap();
-        SessionFigures { who, view, counters: ByDevice::from([(DeviceId(0), counters)]) }
+        SessionFigures { who, view, counters: ByDevice::from([(DeviceId(0), Box::new(counters))]) }
     }
 
     fn render(mut sessions: Vec<SessionFigures>) -> String {

@@ -186,7 +186,7 @@ impl Known {
             let sum = self.exhausted.entry(device).or_default();
             *sum = sum.saturating_add(exhausted);
             let sums = name.iter_mut().map(|name| &mut name.sums).chain([&mut self.devices]);
-            sums.for_each(|sums| add(sums.entry(device).or_insert([0; COUNTERS_MAX]), &more));
+            sums.for_each(|sums| add(sums.entry(device).or_insert_with(nothing), &more));
         }
     }
 }
@@ -203,9 +203,13 @@ pub(super) fn by_device(sets: &Sets, home: DeviceId) -> ByDevice {
     for (device, counters) in sets.iter().filter(|(_, counters)| *counters != [0; COUNTERS_MAX]) {
         let (mut counters, held) = (*counters, counters[Counter::HeldBytes as usize]);
         cap(&mut counters, held);
-        add(by_device.entry(device.unwrap_or(home)).or_insert([0; COUNTERS_MAX]), &counters);
+        add(by_device.entry(device.unwrap_or(home)).or_insert_with(nothing), &counters);
     }
     by_device
+}
+
+fn nothing() -> Box<CounterSet> {
+    Box::new([0; COUNTERS_MAX])
 }
 
 /// What is said to be in use is not more than what is held.
@@ -272,7 +276,7 @@ mod tests {
             let mut page = page(failures);
             page[1].1[Counter::FailuresLimit as usize] = limit;
             tally.look(SessionId(1), Who::of_session("one"), HOME, || false, || Some(page));
-            let sums = tally.devices()[&DeviceId(1)];
+            let sums = tally.devices()[&DeviceId(1)].clone();
             (tally.exhausted()[&DeviceId(1)], sums[Counter::FailuresLimit as usize])
         };
         assert_eq!([look(10, 0), look(10, 4), look(12, 4), look(15, 4)], [(10, 0), (10, 4), (10, 4), (11, 4)]);
