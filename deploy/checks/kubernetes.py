@@ -249,7 +249,7 @@ def chart(yaml, helm, stitchd):
         (["--set", "runtimeDir=/run/x/", "--set", "stateDir=/run/x"], "stateDir"),
         (["--set", "resourceQuota.enabled=true", "--set", "priorityClassName="], "resourceQuota"),
         (["--set", "networkPolicy.enabled=true", "--set-json", "networkPolicy.from=[]"], "from"),
-        (["--set", "podLabels.app\\.kubernetes\\.io/name=other"], "podLabels"),
+        (["--set", "podLabels.app\\.kubernetes\\.io/name=other"], "app.kubernetes.io/name"),
         (["--values", str(SIDECAR_VALUES), "--set", "sidecar.resources.limits.nvidia\\.com/gpu=1"], "two devices"),
         (["--set", "updateStrategy.type=RollingUpdate", "--set", "updateStrategy.rollingUpdate.maxSurge=1"], "maxSurge"),
     ]:
