@@ -18,6 +18,9 @@ enum Rule {
     ByParts,
 }
 
+/// So much of the work that is left, a part of it, goes to stretches from valley to valley at most.
+const VALLEYS: u64 = 16;
+
 /// Orders of the graph whose two views these are, until the work is over.
 pub(super) fn orders(forward: &View, backward: &View, work: &mut Work) -> Vec<Vec<u32>> {
     let mut orders = Vec::new();
@@ -39,8 +42,7 @@ pub(super) fn orders(forward: &View, backward: &View, work: &mut Work) -> Vec<Ve
             add(one_by_one(view, rule, &by_parts));
         }
         add(by_parts);
-        let Some(by_valleys) = by_valleys(view, work) else { break };
-        add(by_valleys);
+        work.with(work.left() / VALLEYS, |work| by_valleys(view, work)).into_iter().for_each(add);
     }
     orders
 }
