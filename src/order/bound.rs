@@ -12,10 +12,7 @@ pub(super) fn lower_bound(graph: &Graph) -> u64 {
     let mut during: Vec<u64> = graph.nodes.iter().map(|node| node.workspace).collect();
     if graph.len() <= CLOSURE_MAX {
         let (after, before) = (Reach::after(graph), Reach::before(graph));
-        let mut users: Vec<Vec<u32>> = vec![Vec::new(); graph.storages.len()];
-        for (number, node) in graph.nodes.iter().enumerate() {
-            node.storages.iter().for_each(|storage| users[*storage as usize].push(number as u32));
-        }
+        let users = graph.users();
         let words = graph.len().div_ceil(64);
         let (mut begun, mut wanted) = (vec![0_u64; words], vec![0_u64; words]);
         for (storage, users) in graph.storages.iter().zip(&users).filter(|(storage, _)| storage.bytes > 0) {

@@ -281,6 +281,24 @@ impl Graph {
         circle.into_iter().map(|node| self.name(node).to_owned()).collect()
     }
 
+    /// For each operator those that run before it, of those that say so.
+    pub(super) fn before(&self) -> Vec<Vec<u32>> {
+        let mut before = vec![Vec::new(); self.len()];
+        for (number, node) in self.nodes.iter().enumerate() {
+            node.next.iter().for_each(|next| before[*next as usize].push(number as u32));
+        }
+        before
+    }
+
+    /// For each memory the operators that use it.
+    pub(super) fn users(&self) -> Vec<Vec<u32>> {
+        let mut users = vec![Vec::new(); self.storages.len()];
+        for (number, node) in self.nodes.iter().enumerate() {
+            node.storages.iter().for_each(|storage| users[*storage as usize].push(number as u32));
+        }
+        users
+    }
+
     /// All that run after an operator.
     #[cfg(feature = "ilp")]
     pub(super) fn after(&self, node: u32) -> BTreeSet<u32> {

@@ -132,10 +132,7 @@ impl<'a> Program<'a> {
             rows.add_row(1.0..=1.0, columns.iter().map(|column| (*column, 1.0)).collect::<Vec<_>>());
             runs.push(columns);
         }
-        let mut users = vec![Vec::new(); graph.storages.len()];
-        for (number, node) in graph.nodes.iter().enumerate() {
-            node.storages.iter().for_each(|storage| users[*storage as usize].push(number as u32));
-        }
+        let users = graph.users();
         let largest = graph.storages.iter().map(|storage| storage.bytes).max().unwrap_or(1).max(1);
         let mut program = Program { graph, rows, spans, runs, users, unit: largest as f64 / 1000.0 };
         let edges =

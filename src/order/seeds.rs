@@ -160,12 +160,7 @@ fn by_parts(view: &View) -> Vec<u32> {
     }
     let mut ends: Vec<u32> = view.given.iter().copied().filter(|node| view.next[*node as usize].is_empty()).collect();
     ends.sort_by_key(|node| std::cmp::Reverse(peak[*node as usize] - stays[*node as usize]));
-    let (mut order, mut is_begun) = (Vec::with_capacity(len), vec![false; len]);
-    for end in ends {
-        is_begun[end as usize] = true;
-        walk_down(&before, &mut vec![(end, 0)], &mut is_begun, &mut order);
-    }
-    order
+    whole(&before, &ends)
 }
 
 /// A stretch of a walk, from where little is live to where little is again.
@@ -229,7 +224,7 @@ fn by_valleys(view: &View, work: &mut Work) -> Option<Vec<u32>> {
             order.push(at);
         }
     }
-    Some(whole(view, &order))
+    Some(whole(&view.before, &order))
 }
 
 /// Those that come down most from their hill first, of one part in their order.
@@ -266,33 +261,29 @@ fn joined(stretches: &[Stretch], behind: &mut [u32]) -> Vec<Stretch> {
     joined
 }
 
-/// Operators as wanted, each after all that it waits for.
-fn whole(view: &View, wanted: &[u32]) -> Vec<u32> {
-    let (mut order, mut is_begun) = (Vec::with_capacity(view.len()), vec![false; view.len()]);
+/// Operators as wanted, each after all that it waits for, in the order in which that is said.
+fn whole(before: &[Vec<u32>], wanted: &[u32]) -> Vec<u32> {
+    let (mut order, mut is_begun) = (Vec::with_capacity(before.len()), vec![false; before.len()]);
+    // From those that are open to all that they wait for, and back.
     let mut open: Vec<(u32, usize)> = Vec::new();
     for node in wanted {
         if !std::mem::replace(&mut is_begun[*node as usize], true) {
             open.push((*node, 0));
         }
-        walk_down(&view.before, &mut open, &mut is_begun, &mut order);
-    }
-    order
-}
-
-/// From those that are open to all that they wait for, and back.
-fn walk_down(before: &[Vec<u32>], open: &mut Vec<(u32, usize)>, is_begun: &mut [bool], order: &mut Vec<u32>) {
-    while let Some((node, at)) = open.last_mut() {
-        match before[*node as usize].get(*at) {
-            Some(part) => {
-                *at += 1;
-                if !std::mem::replace(&mut is_begun[*part as usize], true) {
-                    open.push((*part, 0));
+        while let Some((node, at)) = open.last_mut() {
+            match before[*node as usize].get(*at) {
+                Some(part) => {
+                    *at += 1;
+                    if !std::mem::replace(&mut is_begun[*part as usize], true) {
+                        open.push((*part, 0));
+                    }
                 }
-            }
-            None => {
-                order.push(*node);
-                open.pop();
+                None => {
+                    order.push(*node);
+                    open.pop();
+                }
             }
         }
     }
+    order
 }

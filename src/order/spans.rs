@@ -51,10 +51,7 @@ impl Spans {
 pub fn anchors(graph: &Graph) -> Vec<(u32, u32)> {
     let spans = Spans::of(graph);
     let behind = spans.levels_from_behind();
-    let mut before: Vec<Vec<u32>> = vec![Vec::new(); graph.len()];
-    for (number, node) in graph.nodes.iter().enumerate() {
-        node.next.iter().for_each(|next| before[*next as usize].push(number as u32));
-    }
+    let before = graph.before();
     let mut edges = Vec::new();
     for update in (0..graph.len() as u32).filter(|node| graph.nodes[*node as usize].is_update) {
         let mut seen = BTreeSet::from([update]);

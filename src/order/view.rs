@@ -30,28 +30,18 @@ pub(super) struct Memory {
 
 impl View {
     pub(super) fn of(graph: &Graph) -> View {
-        let len = graph.len();
-        let mut before = vec![Vec::new(); len];
-        let mut memory: Vec<Memory> = graph
-            .storages
-            .iter()
-            .map(|storage| Memory {
-                bytes: storage.bytes,
-                users: Vec::new(),
-                is_there: storage.is_given,
-                stays: storage.is_kept,
-            })
-            .collect();
-        for (number, node) in graph.nodes.iter().enumerate() {
-            node.next.iter().for_each(|next| before[*next as usize].push(number as u32));
-            node.storages.iter().for_each(|storage| memory[*storage as usize].users.push(number as u32));
-        }
+        let memory = graph.storages.iter().zip(graph.users()).map(|(storage, users)| Memory {
+            bytes: storage.bytes,
+            users,
+            is_there: storage.is_given,
+            stays: storage.is_kept,
+        });
         View {
             next: graph.nodes.iter().map(|node| node.next.clone()).collect(),
-            before,
+            before: graph.before(),
             storages: graph.nodes.iter().map(|node| node.storages.clone()).collect(),
             workspace: graph.nodes.iter().map(|node| node.workspace).collect(),
-            memory,
+            memory: memory.collect(),
             given: graph.given.clone(),
         }
     }
