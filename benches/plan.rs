@@ -13,6 +13,7 @@ use std::path::Path;
 
 use stitchd::plan::solve::{Solution, Solver, solve, solve_in};
 use stitchd::plan::{Problem, lower_bound};
+use stitchd::rng::Rng;
 use stitchd::trace::{Context, Event, EventKind, Phase, Trace, import};
 use stitchd::units::{Bytes, Tick};
 use support::{Compared, compare, timed};
@@ -230,10 +231,43 @@ fn write(microbatches: u32, path: &Path) {
     std::fs::write(path, format!("id,lower,upper,size\n{rows}")).unwrap();
 }
 
+/// A rectangle that is cut into five again and again, four blades around a middle, the largest piece mostly first, until there are so many, as a problem for `stitchd plan`: its rows in no order. Nothing is
+/// wasted in the answer, and no cut goes from one side to the other.
+fn write_pinwheel(count: usize, path: &Path) {
+    const SIDE: u64 = 1 << 30;
+    let mut rng = Rng::new(count as u64);
+    let mut pieces = vec![(0, SIDE, SIDE)];
+    while pieces.len() < count {
+        let draws = [(); 4].map(|()| rng.index(pieces.len()));
+        let area = |at: &usize| u128::from(pieces[*at].1 - pieces[*at].0) * u128::from(pieces[*at].2);
+        let (start, end, len) = pieces.swap_remove(draws.into_iter().max_by_key(area).unwrap());
+        if end - start < 3 || len < 3 {
+            pieces.push((start, end, len));
+            continue;
+        }
+        let (ticks, blade) = (1 + rng.below((end - start - 1) / 2), 1 + rng.below((len - 1) / 2));
+        let (left, right) = (start + ticks, end - ticks);
+        pieces.extend([
+            (start, right, blade),
+            (left, end, blade),
+            (start, left, len - blade),
+            (right, end, len - blade),
+        ]);
+        pieces.extend((left < right).then_some((left, right, len - 2 * blade)));
+    }
+    (1..pieces.len()).rev().for_each(|at| pieces.swap(at, rng.index(at + 1)));
+    let row = |(id, (start, end, len)): (usize, &(u64, u64, u64))| format!("{id},{start},{end},{len}\n");
+    let rows: String = pieces.iter().enumerate().map(row).collect();
+    std::fs::write(path, format!("id,lower,upper,size\n{rows}")).unwrap();
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     if let Some(at) = arguments.iter().position(|argument| argument == "--write") {
         return write(arguments[at + 1].parse().unwrap(), Path::new(&arguments[at + 2]));
+    }
+    if let Some(at) = arguments.iter().position(|argument| argument == "--write-pinwheel") {
+        return write_pinwheel(arguments[at + 1].parse().unwrap(), Path::new(&arguments[at + 2]));
     }
     let mut all = Vec::new();
     for name in ["gpt2-345m-VR", "gpt2-medium-hf", "opt-13b-Z3-RO", "qwen-moe-V-last", "resnet50-olla"] {

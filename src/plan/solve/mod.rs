@@ -10,6 +10,7 @@ mod reorder;
 mod repeats;
 mod search;
 mod sections;
+mod tiles;
 
 use std::collections::BTreeMap;
 
@@ -56,16 +57,19 @@ pub enum Solver {
     Phased(Transients),
     /// From the floor up, under what is most pressed: some passes with other priorities.
     Dive,
+    /// Buffers that fill a stretch of time and memory without a gap are one, and then such passes.
+    Tiles,
     /// Such passes and an exact search in turn, for as long as there is work to do.
     Search,
 }
 
 impl Solver {
     /// All of them, in the order in which they are tried.
-    pub const ALL: [Solver; 15] = [
+    pub const ALL: [Solver; 16] = [
         Solver::FirstFit(Order::SizeThenStart),
         Solver::FirstFit(Order::LongThenSize),
         Solver::Dive,
+        Solver::Tiles,
         Solver::FirstFit(Order::Area),
         Solver::FirstFit(Order::SizeThenEnd),
         Solver::FirstFit(Order::SizeThenTicks),
@@ -82,7 +86,7 @@ impl Solver {
 
     /// It does what work it may.
     fn searches(self) -> bool {
-        matches!(self, Solver::Dive | Solver::Search)
+        matches!(self, Solver::Dive | Solver::Tiles | Solver::Search)
     }
 
     /// Its name in plans and on the command line.
@@ -92,6 +96,7 @@ impl Solver {
             Solver::BestFit(small) => small.name(),
             Solver::Phased(transients) => transients.name(),
             Solver::Dive => "dive",
+            Solver::Tiles => "tiles",
             Solver::Search => "search",
         }
     }
@@ -382,8 +387,12 @@ fn place(problem: &Problem, parts: &[Part], solver: Solver, effort: &mut Effort)
                 best_fit::place(&one_pass.lifetimes.iter().copied().zip(lens).collect::<Vec<_>>(), small)?
             }
             Solver::Phased(transients) => phased::place(buffers, one_pass, transients, effort)?,
-            Solver::Dive | Solver::Search => {
-                let how: Search = if solver == Solver::Dive { search::dive } else { search::search };
+            Solver::Dive | Solver::Tiles | Solver::Search => {
+                let how: Search = match solver {
+                    Solver::Dive => search::dive,
+                    Solver::Tiles => tiles::place,
+                    _ => search::search,
+                };
                 // What is longer than it is has a search that may not end, and one that knows better behind it.
                 let has_second = solver == Solver::Search && !one_pass.is_exact;
                 let units = effort.search.left() / if has_second { 2 } else { 1 };

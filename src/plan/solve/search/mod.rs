@@ -49,7 +49,7 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The lowest stacking below `limit` that some passes find.
 pub(super) fn dive(lifetimes: &[Lifetime], lens: &[u64], limit: u64, work: &mut Work) -> Answer {
-    find(lifetimes, lens, limit, 0, work, |group, work| group.dive(work, KEYS_TRIED))
+    find(lifetimes, lens, limit, 0, work, |_, _| {})
 }
 
 /// A stacking that ends at `bound`, with some blocks as low as can be: those come before all others wherever they fit. Nothing where a few passes find none.
@@ -68,6 +68,15 @@ pub(super) fn some_first(
         dive::dive(&blocks, &keys, bound, bound + 1, work).ok()
     };
     Value::ALL.into_iter().find_map(of)
+}
+
+/// A stacking that ends at `bound` or below. Nobody is told of it: it is a part of another.
+pub(super) fn within(lifetimes: &[Lifetime], lens: &[u64], bound: u64, work: &mut Work) -> Option<Vec<u64>> {
+    let blocks = Blocks::of(lifetimes, lens);
+    let mut group = Group::of(&blocks, bound, bound + 1, 0, work.seed());
+    group.dive(work, KEYS_TRIED);
+    group.find(work);
+    group.best.map(|best| best.offsets)
 }
 
 /// The lowest stacking below `limit` that the work finds. Two look for it at the same time, each with a luck of its own.
@@ -97,7 +106,7 @@ fn find(
     }
     let all = Blocks::of(lifetimes, lens);
     // Those that are live most first: what they need is allowed to all.
-    let mut groups: Vec<(u64, Vec<usize>, Blocks)> = all
+    let mut parts: Vec<(u64, Vec<usize>, Blocks)> = all
         .groups()
         .into_iter()
         .map(|members| {
@@ -105,15 +114,29 @@ fn find(
             (blocks.loads().into_iter().max().unwrap_or(0), members, blocks)
         })
         .collect();
-    groups.sort_by_key(|(load, ..)| std::cmp::Reverse(*load));
-    let is_all = groups.len() == 1;
-    let (mut offsets, mut top, mut low) = (vec![0; lens.len()], 0, 0);
-    for (load, members, blocks) in groups {
-        let mut group = Group::of(&blocks, load.max(top), limit, lane, work.seed());
-        group.is_all = is_all;
-        how(&mut group, work);
+    parts.sort_by_key(|(load, ..)| std::cmp::Reverse(*load));
+    let low = parts.first().map_or(0, |(load, ..)| *load);
+    // All have had their passes before one is searched, which may take what work there is.
+    let (mut groups, mut top) = (Vec::new(), low);
+    for (load, members, blocks) in &parts {
+        let mut group = Group::of(blocks, (*load).max(top), limit, lane, work.seed());
+        group.is_all = parts.len() == 1;
+        group.dive(work, KEYS_TRIED);
+        top = group.best.as_ref().map_or(top, |best| top.max(best.top));
+        groups.push((group, *load, members));
+    }
+    // The one that is highest decides, or has no answer yet, and comes first.
+    groups.sort_by_key(|(group, ..)| std::cmp::Reverse(group.top()));
+    let open = groups.iter().filter(|(group, ..)| group.top() > low).count();
+    let (mut offsets, mut top, mut low) = (vec![0; lens.len()], low, low);
+    for (at, (mut group, load, members)) in groups.into_iter().enumerate() {
+        group.aim_at(load.max(top));
+        match open.saturating_sub(at) {
+            others @ 2.. => work.with(work.left() / others as u64, |work| how(&mut group, work)),
+            _ => how(&mut group, work),
+        }
         // What a group is allowed because of another is no bound of its own.
-        low = low.max(load).max(if group.low > group.bound { group.low } else { 0 });
+        low = low.max(if group.low > group.bound { group.low } else { 0 });
         let Some(one) = group.best else { return Answer { found: None, low } };
         members.iter().zip(&one.offsets).for_each(|(at, offset)| offsets[*at] = *offset);
         top = top.max(one.top);
@@ -181,9 +204,13 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// Nothing below this is wanted from now on.
+    fn aim_at(&mut self, bound: u64) {
+        (self.bound, self.low) = (bound, bound);
+    }
+
     /// Passes and the search take turns, each longer than the last: what one finds at once may take the other for ever.
     fn find(&mut self, work: &mut Work) {
-        self.dive(work, KEYS_TRIED);
         if self.is_over(work) {
             return;
         }
