@@ -318,7 +318,9 @@ fn times() -> Vec<Compared> {
             model.layers.iter_mut().enumerate().for_each(|(at, layer)| layer.kept *= 1.0 + at as f64 / 1000.0);
         }
         let profile = model.profile(64, Fit::Logarithm);
-        for (schedule, microbatches) in [(Schedule::GPipe, 1), (Schedule::OneForwardOneBackward, 16)] {
+        for (schedule, microbatches) in
+            [(Schedule::GPipe, 1), (Schedule::OneForwardOneBackward, 16), (Schedule::OneForwardOneBackward, 1024)]
+        {
             let profile = profile.clone().scheduled(schedule, microbatches).unwrap();
             for (nodes, gpus) in [(128, 8), (64, 16), (32, 32), (60, 6)] {
                 let of = if schedule == Schedule::GPipe { String::new() } else { format!(" of {microbatches}") };

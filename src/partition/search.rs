@@ -116,24 +116,36 @@ impl<'a> Search<'a> {
     /// Whether there is a plan.
     fn decide(&mut self, allowed: &Allowed) -> bool {
         let (layers, depths) = (self.table.layers(), self.table.depths());
-        let mut set = vec![0; self.space.words()];
+        let words = self.space.words();
+        let mut set = vec![0; words];
         for first in (0..layers).rev() {
             for depth in 1..=depths {
-                set.fill(0);
+                let at = self.at(depth, first);
                 let mut any = false;
-                for last in first..self.ends[self.at(depth, first)] {
-                    if self.table.least(depth, Group { first, last }) <= allowed.largest() {
-                        any |= self.extend(&mut set, depth, Group { first, last }, allowed);
+                if self.is_of_use(depth, first) {
+                    for last in first..self.ends[at] {
+                        if self.table.least(depth, Group { first, last }) <= allowed.largest() {
+                            if !any {
+                                set.fill(0);
+                            }
+                            any |= self.extend(&mut set, depth, Group { first, last }, allowed);
+                        }
                     }
                 }
-                let any = any && self.space.keep_possible(&mut set);
-                let at = self.at(depth, first);
-                self.any[at] = any;
-                let words = self.space.words();
-                self.sets[at * words..(at + 1) * words].copy_from_slice(&set);
+                self.any[at] = any && self.space.keep_possible(&mut set);
+                if self.any[at] {
+                    self.sets[at * words..(at + 1) * words].copy_from_slice(&set);
+                }
             }
         }
         (1..=depths).any(|depth| self.space.full().any(|full| self.can(depth, 0, full)))
+    }
+
+    /// There are layers for so many stages from here on, and those before can use all other GPUs, each with one layer at least.
+    fn is_of_use(&self, depth: usize, first: usize) -> bool {
+        let stages = if depth == self.table.depths() { self.table.layers() - first } else { depth };
+        let most = self.table.configs().iter().map(|config| config.degree as usize).max().unwrap_or(1);
+        depth <= self.table.layers() - first && (first + stages).saturating_mul(most) >= self.space.gpus()
     }
 
     /// Adds to a set what can be used with this group as the next stage.

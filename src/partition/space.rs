@@ -58,6 +58,11 @@ impl Space {
         self.bits
     }
 
+    /// How many GPUs are to be used.
+    pub(super) fn gpus(&self) -> usize {
+        self.gpus
+    }
+
     /// Words of a set.
     pub(super) fn words(&self) -> usize {
         self.mask.len()
