@@ -305,14 +305,19 @@ impl Admin for Service {
     }
 }
 
-pub(super) fn status_reply(daemon: &Daemon) -> v1::StatusReply {
+fn status_reply(daemon: &Daemon) -> v1::StatusReply {
+    v1::StatusReply { sessions: session_statuses(daemon).collect(), ..node_status(daemon) }
+}
+
+/// The same but for the sessions.
+pub(super) fn node_status(daemon: &Daemon) -> v1::StatusReply {
     let returned = daemon.steward.returned();
     v1::StatusReply {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         driver: daemon_driver(daemon),
         uptime_ms: daemon.uptime_ms(),
         devices: device_statuses(daemon),
-        sessions: session_statuses(daemon),
+        sessions: Vec::new(),
         waiting_requests: daemon.steward.request_count() as u64,
         returned_by_release_bytes: returned.release.get(),
         returned_by_death_bytes: returned.death.get(),
@@ -364,13 +369,14 @@ fn device_statuses(daemon: &Daemon) -> Vec<v1::DeviceStatus> {
     accounts.iter().filter_map(status).collect()
 }
 
-fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
+/// Of each session, one after the other: a thousand at once are megabytes.
+pub(super) fn session_statuses(daemon: &Daemon) -> impl Iterator<Item = v1::SessionStatus> + '_ {
     let views: std::collections::HashMap<SessionId, _> =
         daemon.steward.sessions().into_iter().map(|view| (view.session, view)).collect();
     let now = daemon.clock.now();
-    let status = |entry: &Arc<super::registry::Entry>| {
+    let status = move |entry: Arc<super::registry::Entry>| {
         let view = views.get(&entry.id)?;
-        let counters = daemon.counters_of(entry, &view.held);
+        let counters = daemon.counters_of(&entry, &view.held);
         let of = |list: &[(DeviceId, Bytes)], device| {
             list.iter().find(|(of, _)| *of == device).map_or(0, |(_, bytes)| bytes.get())
         };
@@ -405,5 +411,5 @@ fn session_statuses(daemon: &Daemon) -> Vec<v1::SessionStatus> {
             plan_id: entry.plan.load(Ordering::Relaxed),
         })
     };
-    daemon.registry.all().iter().filter_map(status).collect()
+    daemon.registry.all().into_iter().filter_map(status)
 }

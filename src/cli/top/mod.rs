@@ -11,6 +11,7 @@ mod terminal;
 use std::time::Duration;
 
 use clap::Args;
+use serde_json::json;
 use tonic::transport::Channel;
 
 use super::{Common, DONE, Failure, Outcome, ask, print_json};
@@ -59,7 +60,11 @@ pub(super) fn run(args: &TopArgs) -> Outcome {
     if args.common.json {
         let shown = match mapped.map(look_at).transpose()? {
             Some((session, map)) => show::address_map(session, &map),
-            None => show::live(&ask::ask(&socket, Duration::ZERO, look)?),
+            None => {
+                let mut live = ask::ask(&socket, Duration::ZERO, look)?;
+                let sessions = live.status.as_mut().map(|status| std::mem::take(&mut status.sessions));
+                json!(show::live(&live, show::Sessions::of(sessions.unwrap_or_default())))
+            }
         };
         print_json(&shown);
         return DONE;

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::Daemon;
-use super::admin::status_reply;
+use super::admin::{node_status, session_statuses};
 use super::metrics::{Free, SessionFigures};
 use crate::ids::{DeviceId, SessionId};
 use crate::ledger::{Holder, RequestView};
@@ -63,6 +63,11 @@ impl Daemon {
             return;
         }
         self.forget_maps();
+        self.live
+            .last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take_if(|(at, _)| self.clock.now() >= *at + HOLDS);
         let sessions = self.session_figures();
         let accounts = self.steward.devices();
         let sample = |account: &crate::ledger::AccountView| v1::DeviceSample {
@@ -81,14 +86,17 @@ impl Daemon {
         match &*last {
             Some((at, reply)) if now.saturating_sub(*at) < HOLDS => Arc::clone(reply),
             _ => {
-                let reply = Arc::new(self.work_out_live());
+                let mut reply = self.live_node();
+                reply.status.get_or_insert_default().sessions = session_statuses(self).collect();
+                let reply = Arc::new(reply);
                 *last = Some((now, Arc::clone(&reply)));
                 reply
             }
         }
     }
 
-    fn work_out_live(&self) -> v1::LiveReply {
+    /// Everything but the sessions.
+    fn live_node(&self) -> v1::LiveReply {
         let sessions = self.session_figures();
         let totals = self.totals();
         let mut runs = runs::of(self.steward.chunks());
@@ -109,7 +117,7 @@ impl Daemon {
         };
         let devices = self.steward.devices().iter().map(device).collect();
         v1::LiveReply {
-            status: Some(status_reply(self)),
+            status: Some(node_status(self)),
             devices,
             waiting: self.waiting(&self.steward.requests()),
             events: self.live.events.all(),

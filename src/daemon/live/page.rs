@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::json;
 use crate::daemon::Daemon;
+use crate::daemon::admin::session_statuses;
 use crate::daemon::paced::{self, Page};
 use crate::ids::SessionId;
 
@@ -35,7 +36,11 @@ const JSON: [(header::HeaderName, &str); 3] = [
 
 pub(in crate::daemon) async fn figures(State(daemon): State<Arc<Daemon>>) -> Response {
     let node = Arc::clone(&daemon);
-    paced::answer(JSON, daemon.paced.get(Page::Live, move || json::live(&node.live()).to_string()).await)
+    let figures = move || {
+        let (live, sessions) = (node.live_node(), json::Sessions::of(session_statuses(&node)));
+        serde_json::to_string(&json::live(&live, sessions)).expect("names of fields are strings")
+    };
+    paced::answer(JSON, daemon.paced.get(Page::Live, figures).await)
 }
 
 /// `?session=7`: where that one's memory lies.
