@@ -91,7 +91,7 @@ pub enum LadderError {
     Empty,
     /// A step is not a power of two above the one below it (or at least the smallest chunk).
     #[error(
-        "chunk size {step} is not a power of two of at least {below}, or is there twice; sizes go from small to large"
+        "chunk size {step} is not a power of two, or not at least {below}: sizes go from small to large, each there once"
     )]
     NotAStep {
         /// The step.

@@ -44,7 +44,9 @@ impl Table {
         let ranks = vec![NEVER; cells];
         let mut table = Table { layers, configs: Vec::new(), depths, ranks, least: Vec::new(), values: Vec::new() };
         // With where it goes: to find each among the sorted ones afterwards takes four times as long.
-        let mut bytes: Vec<(Bytes, u32)> = Vec::new();
+        let possible = |depth: usize| (layers + 1 - depth) * (layers + 2 - depth) / 2;
+        let mut bytes: Vec<(Bytes, u32)> =
+            Vec::with_capacity((1..=depths).map(possible).sum::<usize>() * configs.len());
         for depth in 1..=depths {
             for first in 0..layers {
                 // Each stage behind has a layer.

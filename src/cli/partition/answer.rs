@@ -175,12 +175,16 @@ impl Answer<'_> {
         let (stages, gpus) = (self.plan.stages.len() as u64, self.mesh.gpus() as u64);
         let layers = self.profile.layer_sizes().iter().sum::<usize>() as u64;
         outln!(
-            "{} in {} on {}, {} with a batch of {}",
+            "{} in {} on {}, {} with a batch of {}{}",
             counted(layers, "layer"),
             counted(stages, "stage"),
             counted(gpus, "GPU"),
             self.profile.schedule().name(),
-            self.profile.target_batch_size()
+            self.profile.target_batch_size(),
+            match self.profile.microbatches() {
+                1 => String::new(),
+                several => format!(" in {several} micro-batches"),
+            }
         );
         outln!("  peak       {} ({} bytes) on the fullest GPU", self.plan.peak, self.plan.peak.get());
         let considered = match self.plan.considered {

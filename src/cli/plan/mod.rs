@@ -139,6 +139,11 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
         let out = out.display();
         return Err(Failure::Usage(format!("--out {out}: the answer to a problem is written as .csv, as it is")));
     }
+    if let Some(out) = args.out.as_deref().filter(|out| imported.is_problem && !problem::is_plan(out)) {
+        let out = out.display();
+        let what = "FILE.csv has an offset for each row, and FILE.plan is a plan with sizes as pools serve them";
+        return Err(Failure::Usage(format!("--out {out}: which of two is wanted? {what}")));
+    }
     let problem = problem_of(trace, iteration, cut)?;
     let searching = Searching::of(args.json);
     let known = if imported.is_problem { solve::patient() } else { solve::in_proportion(&problem) };

@@ -18,6 +18,11 @@ pub(super) fn is_csv(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("csv"))
 }
 
+/// A plan is wanted.
+pub(super) fn is_plan(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("plan"))
+}
+
 /// One that would be compressed, as no answer is.
 pub(super) fn is_compressed(path: &Path) -> bool {
     [".csv.zst", ".csv.gz"].iter().any(|ending| path.to_string_lossy().ends_with(ending))

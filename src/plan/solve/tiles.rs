@@ -19,6 +19,8 @@ const INSIDE_MAX: usize = 6;
 const PARTS_MAX: usize = 4_096;
 /// Of so many that begin or end at a moment it is looked which belong together: two to the power of it.
 const CHOSEN_FROM: usize = 12;
+/// Units in which tiles are looked for, for each buffer: some twenty are enough where there is nothing else.
+const JOINED_IN: u64 = 400;
 /// Units of a search inside of a tile, for each part of it.
 const PLACED_IN: u64 = 2_000;
 /// Of what is left in proportion to what there was: few enough for an exact search, where a pass is not enough.
@@ -30,8 +32,8 @@ pub(super) fn place(lifetimes: &[Lifetime], lens: &[u64], limit: u64, work: &mut
     let sum = lens.iter().try_fold(0_u64, |sum, len| sum.checked_add(*len));
     let Some(sum) = sum.filter(|sum| *sum <= u64::MAX / 8) else { return nothing };
     let mut tiling = Tiling::of(lifetimes, lens);
-    let half = work.left() / 2;
-    work.with(half, |work| tiling.join(work));
+    let some = (work.left() / 4).min(JOINED_IN * lens.len() as u64);
+    work.with(some, |work| tiling.join(work));
     let outer = tiling.outer();
     if outer.len() == lens.len() && limit <= sum {
         return nothing;
@@ -43,7 +45,7 @@ pub(super) fn place(lifetimes: &[Lifetime], lens: &[u64], limit: u64, work: &mut
     let outer_lifetimes: Vec<Lifetime> = outer.iter().map(lifetime).collect();
     let outer_lens: Vec<u64> = outer.iter().map(|at| tiling.tiles[*at as usize].len).collect();
     let how = if outer.len() * FEW <= lens.len() { search::search } else { search::dive };
-    let share = work.left() / 2;
+    let share = work.left() / 4;
     let answer = work.with(share, |work| how(&outer_lifetimes, &outer_lens, limit, work));
     let found = answer.found.map(|found| {
         let offsets = tiling.spread(outer.iter().copied().zip(found.offsets), lens.len());
@@ -71,8 +73,23 @@ struct Tiling {
     /// They are a part of another.
     is_part: Vec<bool>,
     /// Of each moment, those that begin there, and that end.
-    begins: Vec<Vec<u32>>,
-    ends: Vec<Vec<u32>>,
+    begins: Vec<Touching>,
+    ends: Vec<Touching>,
+}
+
+/// Tiles that begin at a moment, or that end there. Those that have become a part of another are taken out when somebody looks: a moment at which many begin would be gone over for each of them.
+#[derive(Clone, Debug, Default)]
+struct Touching {
+    tiles: Vec<u32>,
+    /// Those that are no part.
+    count: usize,
+}
+
+impl Touching {
+    fn add(&mut self, tile: u32) {
+        self.tiles.push(tile);
+        self.count += 1;
+    }
 }
 
 impl Tiling {
@@ -84,10 +101,10 @@ impl Tiling {
         };
         let tiles: Vec<Tile> = lens.iter().enumerate().map(tile).collect();
         let moments = sections.count() + 1;
-        let (mut begins, mut ends) = (vec![Vec::new(); moments], vec![Vec::new(); moments]);
+        let (mut begins, mut ends) = (vec![Touching::default(); moments], vec![Touching::default(); moments]);
         for (tile, at) in tiles.iter().zip(0..) {
-            begins[tile.start as usize].push(at);
-            ends[tile.end as usize].push(at);
+            begins[tile.start as usize].add(at);
+            ends[tile.end as usize].add(at);
         }
         Tiling { is_part: vec![false; tiles.len()], tiles, begins, ends }
     }
@@ -140,21 +157,30 @@ impl Tiling {
 
     /// Nothing begins there, or nothing ends.
     fn is_bare(&self, moment: u32) -> bool {
-        self.begins[moment as usize].is_empty() || self.ends[moment as usize].is_empty()
+        self.begins[moment as usize].count == 0 || self.ends[moment as usize].count == 0
     }
 
     fn add(&mut self, tile: Tile) {
         let at = self.tiles.len() as u32;
         for (part, _) in &tile.parts {
             let Tile { start, end, .. } = self.tiles[*part as usize];
-            self.begins[start as usize].retain(|other| other != part);
-            self.ends[end as usize].retain(|other| other != part);
+            self.begins[start as usize].count -= 1;
+            self.ends[end as usize].count -= 1;
             self.is_part[*part as usize] = true;
         }
-        self.begins[tile.start as usize].push(at);
-        self.ends[tile.end as usize].push(at);
+        self.begins[tile.start as usize].add(at);
+        self.ends[tile.end as usize].add(at);
         self.is_part.push(false);
         self.tiles.push(tile);
+    }
+
+    /// What ends and what begins at a moment is as it is now.
+    fn look_at(&mut self, moment: u32) {
+        for touching in [&mut self.ends[moment as usize], &mut self.begins[moment as usize]] {
+            if touching.tiles.len() > touching.count {
+                touching.tiles.retain(|tile| !self.is_part[*tile as usize]);
+            }
+        }
     }
 
     fn sum(&self, of: &[u32]) -> u64 {
@@ -162,7 +188,7 @@ impl Tiling {
     }
 
     /// What is a rectangle with those of `first` and with what begins and ends at a moment: at each moment inside of it as many bytes begin as end. Of what is at a moment all, or the fewest that will do.
-    fn around(&self, moment: u32, first: &[u32], are_chosen: bool, work: &mut Work) -> Option<Vec<u32>> {
+    fn around(&mut self, moment: u32, first: &[u32], are_chosen: bool, work: &mut Work) -> Option<Vec<u32>> {
         let mut parts = first.to_vec();
         loop {
             let tiles = || parts.iter().map(|at| &self.tiles[*at as usize]);
@@ -189,13 +215,17 @@ impl Tiling {
     }
 
     /// What ends and what begins at a moment, as many bytes of each, with those of `parts` that do.
-    fn balanced(&self, moment: u32, parts: &[u32], are_chosen: bool, work: &mut Work) -> Option<Vec<u32>> {
-        let (ends, begins) = (&self.ends[moment as usize], &self.begins[moment as usize]);
+    fn balanced(&mut self, moment: u32, parts: &[u32], are_chosen: bool, work: &mut Work) -> Option<Vec<u32>> {
+        if self.is_bare(moment) {
+            return None;
+        }
+        self.look_at(moment);
+        let (ends, begins) = (&self.ends[moment as usize].tiles, &self.begins[moment as usize].tiles);
         let count = ends.len() + begins.len();
         let choices = if are_chosen && count <= CHOSEN_FROM { 1 << ends.len() | 1 << begins.len() } else { 1 };
         // Not with the last of it.
         let choices = if choices < work.left() / 4 { choices } else { 1 };
-        if self.is_bare(moment) || !work.take((count + parts.len()) as u64 / 8 + choices) {
+        if !work.take((count + parts.len()) as u64 / 8 + choices) {
             return None;
         }
         if choices == 1 || ends.len() == 1 || begins.len() == 1 {
@@ -229,21 +259,20 @@ impl Tiling {
     }
 
     /// Some of what begins and ends at a moment, where not all of it is of one tile: all that come from one moment and all that go to one, or the fewest around one that ends.
-    fn chosen_at(&self, moment: u32, work: &mut Work) -> Option<Vec<u32>> {
-        let (ends, begins) = (&self.ends[moment as usize], &self.begins[moment as usize]);
+    fn chosen_at(&mut self, moment: u32, work: &mut Work) -> Option<Vec<u32>> {
+        self.look_at(moment);
+        let (ends, begins) = (&self.ends[moment as usize].tiles, &self.begins[moment as usize].tiles);
         if !work.take((ends.len() + begins.len()) as u64 / 8 + 1) {
             return None;
         }
+        let few: Vec<u32> = ends.iter().copied().filter(|_| ends.len() + begins.len() <= CHOSEN_FROM).collect();
         let (mut from, mut to) = (BTreeMap::<u32, Vec<u32>>::new(), BTreeMap::<u32, Vec<u32>>::new());
         ends.iter().for_each(|at| from.entry(self.tiles[*at as usize].start).or_default().push(*at));
         begins.iter().for_each(|at| to.entry(self.tiles[*at as usize].end).or_default().push(*at));
         let by_sum: BTreeMap<u64, &Vec<u32>> = to.values().map(|begin| (self.sum(begin), begin)).collect();
         let both = |end: &Vec<u32>| by_sum.get(&self.sum(end)).map(|begin| [end.as_slice(), begin].concat());
-        let mut parts = from.values().find_map(both).or_else(|| {
-            let is_some = ends.len() + begins.len() <= CHOSEN_FROM;
-            let mut ends = ends.iter().filter(|_| is_some);
-            ends.find_map(|end| self.around(moment, &[*end], true, work))
-        })?;
+        let of_one = from.values().find_map(both);
+        let mut parts = of_one.or_else(|| few.into_iter().find_map(|end| self.around(moment, &[end], true, work)))?;
         parts.sort_unstable();
         Some(parts)
     }

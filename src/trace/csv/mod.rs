@@ -53,7 +53,7 @@ const LAYOUT: Layout = Layout {
         "thread",
     ],
     required: 4,
-    needs: "a trace begins with tick,event,id,bytes",
+    needs: "a trace begins with tick,event,id,bytes, a problem of placement with id,lower,upper,size",
 };
 const TICK: usize = 0;
 const EVENT: usize = 1;

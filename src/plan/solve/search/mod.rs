@@ -125,18 +125,30 @@ fn find(
         top = group.best.as_ref().map_or(top, |best| top.max(best.top));
         groups.push((group, *load, members));
     }
-    // The one that is highest decides, or has no answer yet, and comes first.
-    groups.sort_by_key(|(group, ..)| std::cmp::Reverse(group.top()));
-    let open = groups.iter().filter(|(group, ..)| group.top() > low).count();
-    let (mut offsets, mut top, mut low) = (vec![0; lens.len()], low, low);
-    for (at, (mut group, load, members)) in groups.into_iter().enumerate() {
-        group.aim_at(load.max(top));
-        match open.saturating_sub(at) {
-            others @ 2.. => work.with(work.left() / others as u64, |work| how(&mut group, work)),
-            _ => how(&mut group, work),
+    // The one that is highest decides, or has no answer yet: it is searched, and again as long as it is. Half of the work each time is for those that are highest then.
+    loop {
+        groups.sort_by_key(|(group, ..)| std::cmp::Reverse(group.top()));
+        let is_other_open = groups.iter().skip(1).any(|(group, ..)| group.top() > low);
+        let Some((group, load, _)) = groups.first_mut() else { break };
+        group.aim_at((*load).max(low));
+        if group.is_over(work) {
+            break;
         }
-        // What a group is allowed because of another is no bound of its own.
-        low = low.max(if group.low > group.bound { group.low } else { 0 });
+        let before = work.done();
+        match work.left() {
+            left @ SLICE.. if is_other_open => work.with(left / 2, |work| how(group, work)),
+            _ => how(group, work),
+        }
+        // Whoever searches does some work.
+        if work.done() == before {
+            break;
+        }
+    }
+    let least = low;
+    let (mut offsets, mut top, mut low) = (vec![0; lens.len()], least, least);
+    for (group, load, members) in groups {
+        // What a group is allowed because of another is no bound.
+        low = low.max(if group.bound == load.max(least) { group.low } else { 0 });
         let Some(one) = group.best else { return Answer { found: None, low } };
         members.iter().zip(&one.offsets).for_each(|(at, offset)| offsets[*at] = *offset);
         top = top.max(one.top);
@@ -206,7 +218,9 @@ impl<'a> Group<'a> {
 
     /// Nothing below this is wanted from now on.
     fn aim_at(&mut self, bound: u64) {
-        (self.bound, self.low) = (bound, bound);
+        if self.bound != bound {
+            (self.bound, self.low) = (bound, bound);
+        }
     }
 
     /// Passes and the search take turns, each longer than the last: what one finds at once may take the other for ever.
