@@ -53,6 +53,25 @@ spec:
 """
 # What an expression of a policy must not set: an API server refuses a configuration with any of them, as they are of one piece (kubernetes.io, Mutating Admission Policy).
 ATOMIC = ("fieldRef", "resourceFieldRef", "secretKeyRef", "configMapKeyRef", "secretRef", "configMapRef", "command:", "args:", "capabilities")
+# Fields of the Prometheus Operator's kinds (monitoring.coreos.com/v1, 0.93) that the chart may write. An API server drops others without a word: what is asked for does not happen.
+RELABELINGS = [{"sourceLabels": [str], "separator": str, "targetLabel": str, "regex": str, "modulus": int, "replacement": str, "action": str}]
+OPERATOR_SPECS = {
+    "PodMonitor": {
+        "selector": {"matchLabels": dict, "matchExpressions": list},
+        "podMetricsEndpoints": [
+            {"port": str, "path": str, "interval": str, "scrapeTimeout": str, "relabelings": RELABELINGS, "metricRelabelings": RELABELINGS}
+        ],
+    },
+    "PrometheusRule": {
+        "groups": [
+            {
+                "name": str,
+                "interval": str,
+                "rules": [{"alert": str, "record": str, "expr": str, "for": str, "keep_firing_for": str, "labels": dict, "annotations": dict}],
+            }
+        ]
+    },
+}
 # The first Kubernetes that has their kinds as they are written.
 EXAMPLE_SINCE = {"admission": 36, "claim": 34, "sidecar": 34}
 # What examples need beyond the standard that their kind could have.
@@ -237,6 +256,10 @@ def chart(yaml, helm, stitchd):
                 file.write(config)
                 file.flush()
                 ran(named(f"{name}: the daemon reads its configuration"), [stitchd, "serve", "--config", file.name, "--print-config"])
+    done = template(helm, "--set", "metrics.podMonitor.enabled=true", "--set", "metrics.podMonitor.relabelings[0].targetLabl=pod")
+    monitors = [document for document in yaml.safe_load_all(done.stdout) if document and document["kind"] == "PodMonitor"]
+    wrong = [error for monitor in monitors for error in unfit(monitor["spec"], OPERATOR_SPECS["PodMonitor"], "PodMonitor")]
+    check(named("a field that the Prometheus Operator does not have is seen"), any("has no targetLabl" in error for error in wrong), f"{done.stderr}{wrong}")
     for flags, expected in [
         (["--set", "gpu.acess=nri"], "acess"),
         (["--set", "gpu.access=mps"], "access"),
@@ -265,9 +288,25 @@ def chart(yaml, helm, stitchd):
         check(named("the package has the dashboard in it"), own["uid"] == "stitchd")
 
 
+def unfit(value, wanted, at):
+    """What of a value is not as it should be."""
+    if isinstance(wanted, type):
+        return [] if type(value) is wanted else [f"{at} is {value!r}, not {wanted.__name__}"]
+    if type(value) is not type(wanted):
+        return [f"{at} is {value!r}, not {type(wanted).__name__}"]
+    if isinstance(wanted, list):
+        return [wrong for nth, one in enumerate(value) for wrong in unfit(one, wanted[0], f"{at}[{nth}]")]
+    unknown = [f"{at} has no {name}" for name in value if name not in wanted]
+    return unknown + [wrong for name in value if name in wanted for wrong in unfit(value[name], wanted[name], f"{at}.{name}")]
+
+
 def documents(yaml, name, text, since=0):
     """What a text says, held against the schemas of every version that we name."""
     found = [document for document in yaml.safe_load_all(text) if document]
+    others = [document for document in found if document["apiVersion"] == "monitoring.coreos.com/v1"]
+    if others:
+        wrong = [error for document in others for error in unfit(document["spec"], OPERATOR_SPECS[document["kind"]], document["kind"])]
+        check(f"{name} fits the Prometheus Operator, {len(others)} documents", not wrong, "\n".join(wrong))
     try:
         import kubernetes_validate
     except ImportError:

@@ -14,7 +14,7 @@ use crate::ids::{DeviceId, SessionId};
 use crate::ledger::{AccountView, Change, LedgerError, SessionView};
 use crate::limits;
 use crate::runtime::Counter;
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 use crate::wire::status::status;
 use crate::wire::v1::admin_server::Admin;
 use crate::wire::{convert, v1};
@@ -102,7 +102,9 @@ impl Came for v1::EvictReply {
 
 impl Came for v1::DrainReply {
     fn words(&self) -> String {
-        format!("{} still leased, to {} sessions", Bytes::new(self.leased_bytes), self.session_ids.len())
+        let (leased, reserved) = (Bytes::new(self.leased_bytes), Bytes::new(self.reserved_bytes));
+        let sessions = counted(self.session_ids.len() as u64, "session");
+        format!("{leased} still leased, to {sessions}, and {reserved} reserved for plans")
     }
 }
 
@@ -126,7 +128,11 @@ impl Service {
         let done = act(request.into_inner()).await;
         match &done {
             Ok(reply) => {
-                tracing::info!(target: "audit", uid = peer.uid, pid = peer.pid, what, outcome = reply.words(), "acted");
+                let outcome = reply.words();
+                tracing::info!(target: "audit", uid = peer.uid, pid = peer.pid, what, outcome, "acted");
+                self.0.note_event(v1::event::Kind::Operator, format!("user {}: {what}; {outcome}", peer.uid));
+                // Who looks now sees what has become of it.
+                self.0.forget_live();
             }
             Err(error) => {
                 let why = error.message();
@@ -165,7 +171,7 @@ impl Admin for Service {
             if change == Change::default() {
                 return Err(status(
                     ErrorKind::Invalid,
-                    "nothing is to be otherwise: name a limit, a priority, or lends",
+                    "nothing is to be otherwise: name a limit, a priority, or whether it lends",
                 ));
             }
             self.look_everywhere();
@@ -276,8 +282,10 @@ impl Admin for Service {
             }
             let holds = |view: &SessionView| view.held.iter().any(|(of, _)| *of == device);
             let sessions = self.0.steward.sessions();
+            let left = self.0.steward.device(device);
             Ok(v1::DrainReply {
-                leased_bytes: self.0.steward.device(device).map_or(0, |view| view.bytes.leased.get()),
+                leased_bytes: left.as_ref().map_or(0, |view| view.bytes.leased.get()),
+                reserved_bytes: left.map_or(0, |view| view.bytes.reserved.get()),
                 session_ids: sessions.iter().filter(|view| holds(view)).map(|view| view.session.0).collect(),
             })
         })

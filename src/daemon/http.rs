@@ -75,12 +75,8 @@ async fn serve(stream: TcpStream, router: Router) {
 async fn metrics(State(daemon): State<Arc<Daemon>>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     let format = Format::of(accept.unwrap_or_default());
-    let page = match format {
-        Format::Text => Page::Text,
-        Format::OpenMetrics => Page::OpenMetrics,
-    };
     let node = Arc::clone(&daemon);
-    let text = daemon.paced.get(page, move || node.render_metrics(format)).await;
+    let text = daemon.paced.get(Page::Metrics(format), move || node.render_metrics(format)).await;
     paced::answer([(header::CONTENT_TYPE, format.content_type())], text)
 }
 

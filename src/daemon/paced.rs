@@ -13,6 +13,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, IntoResponseParts, Response};
 use tokio::sync::Mutex as AsyncMutex;
 
+use super::metrics::Format;
 use crate::clock::Clock;
 
 /// A page as an answer.
@@ -29,12 +30,19 @@ pub(super) fn answer(headers: impl IntoResponseParts, page: Option<Bytes>) -> Re
 /// Which page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Page {
-    /// Metrics as Prometheus text.
-    Text,
-    /// Metrics as OpenMetrics.
-    OpenMetrics,
+    Metrics(Format),
     /// The figures of the live page.
     Live,
+}
+
+impl Page {
+    fn at(self) -> usize {
+        match self {
+            Page::Metrics(Format::Text) => 0,
+            Page::Metrics(Format::OpenMetrics) => 1,
+            Page::Live => 2,
+        }
+    }
 }
 
 const PAGES: usize = 3;
@@ -66,13 +74,13 @@ impl Shown {
 
     /// What was begun when so many had asked, or later.
     fn since(&self, page: Page, number: u64) -> Option<Bytes> {
-        self.pages()[page as usize].as_ref().filter(|(begun, _)| *begun >= number).map(|(_, made)| made.clone())
+        self.pages()[page.at()].as_ref().filter(|(begun, _)| *begun >= number).map(|(_, made)| made.clone())
     }
 
     fn show(&self, page: Page, begun: u64, made: Bytes) {
         let mut pages = self.pages();
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            pages[page as usize] = Some((begun, made));
+            pages[page.at()] = Some((begun, made));
         }
     }
 }
@@ -143,6 +151,8 @@ mod tests {
     use super::*;
     use crate::clock::SystemClock;
 
+    const TEXT: Page = Page::Metrics(Format::Text);
+
     fn paced() -> Paced {
         Paced::new(Arc::new(SystemClock::new()))
     }
@@ -156,7 +166,7 @@ mod tests {
         };
         let (begins, begun) = tokio::sync::oneshot::channel();
         let (goes_on, waits) = std::sync::mpsc::channel::<()>();
-        let first = paced.get(Page::Text, {
+        let first = paced.get(TEXT, {
             let make = make();
             move || {
                 begins.send(()).unwrap();
@@ -168,7 +178,7 @@ mod tests {
             begun.await.unwrap();
             let get = |page| paced.get(page, make());
             // The last one, when all the others have asked.
-            tokio::join!(get(Page::Text), get(Page::Text), get(Page::Live), get(Page::Text), async {
+            tokio::join!(get(TEXT), get(TEXT), get(Page::Live), get(TEXT), async {
                 goes_on.send(()).unwrap();
             })
         };
@@ -183,7 +193,7 @@ mod tests {
         let (paced, at_once) = (paced(), Arc::new(AtomicUsize::new(0)));
         for _ in 0..8 {
             let at_once = Arc::clone(&at_once);
-            let asks = paced.get(Page::Text, move || {
+            let asks = paced.get(TEXT, move || {
                 assert_eq!(at_once.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
                 std::thread::sleep(Duration::from_millis(10));
                 at_once.fetch_sub(1, Ordering::SeqCst);
@@ -191,7 +201,7 @@ mod tests {
             });
             let _ = tokio::time::timeout(Duration::from_millis(2), asks).await;
         }
-        assert_eq!(paced.get(Page::Text, || "last".into()).await.unwrap(), "last");
+        assert_eq!(paced.get(TEXT, || "last".into()).await.unwrap(), "last");
     }
 
     #[tokio::test]
@@ -206,7 +216,7 @@ mod tests {
                     waits.lock().unwrap().recv().unwrap();
                     made.fetch_add(1, Ordering::Relaxed).to_string()
                 };
-                paced.get(Page::Text, make).await.unwrap()
+                paced.get(TEXT, make).await.unwrap()
             })
         };
         let all: Vec<_> = (0..WAITING_MAX + 3).map(|_| ask()).collect();
@@ -214,7 +224,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         goes_on.send(()).unwrap();
-        while paced.shown.since(Page::Text, 0).is_none() {
+        while paced.shown.since(TEXT, 0).is_none() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         // The others wait for the second, which nobody lets go on yet.
@@ -226,8 +236,8 @@ mod tests {
             answers.push(asked.await.unwrap());
         }
         assert!(answers.iter().all(|answer| answer == "0" || answer == "1"), "{answers:?}");
-        assert!(paced.get(Page::Text, || panic!("a bug")).await.is_none());
-        assert_eq!(paced.get(Page::Text, || "again".to_owned()).await.unwrap(), "again");
+        assert!(paced.get(TEXT, || panic!("a bug")).await.is_none());
+        assert_eq!(paced.get(TEXT, || "again".to_owned()).await.unwrap(), "again");
         assert!(paced.shown.pages().iter().all(Option::is_none), "nobody waits");
     }
 }

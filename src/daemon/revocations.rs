@@ -93,7 +93,13 @@ impl Daemon {
                 let Some(entry) = self.registry.get(session) else { return };
                 let for_whom = self.registry.get(waiting).map_or_else(String::new, |entry| entry.name.clone());
                 tracing::warn!(%session, name = entry.name, pid = entry.pid, %device, %waiting, for_whom, "ending the process: it uses memory that another is guaranteed, and has not given it back in time (borrowed = \"end\")");
-                if !entry.end_process() {
+                if entry.end_process() {
+                    let text = format!(
+                        "{} ({session}, process {}): it used what {for_whom} is guaranteed, and did not give it back in time",
+                        entry.name, entry.pid
+                    );
+                    self.note_event(v1::event::Kind::Ended, text);
+                } else {
                     self.steward.spare(session);
                 }
             }

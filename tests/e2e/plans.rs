@@ -131,6 +131,12 @@ fn plans_are_listed_deleted_and_there_again_after_a_restart() {
     let plan_file = daemon.path().join("small.plan");
     run_json(&["plan", text(&trace), "-o", text(&plan_file), "--json"]);
     daemon.cli_json(&["reserve", "--plan", text(&plan_file)]);
+    // Whoever wants to work on the device is told that something of it is there, and how it goes.
+    let drained = daemon.cli(&["drain", "0"]);
+    let said = String::from_utf8(drained.stdout).unwrap();
+    assert!(drained.status.code() == Some(1) && said.contains("24.0 MiB is reserved for plans"), "{said}");
+    let undone = daemon.cli_json(&["drain", "0", "--undo"]);
+    assert_eq!(undone["reserved_bytes"].as_u64(), Some(24 * MIB));
     let again = daemon.cli_json(&["reserve", "--plan", text(&plan_file), "--release"]);
     assert_eq!(again["reserved_bytes"], 0);
     assert_eq!(daemon.cli(&["reserve", "--plan", text(&plan_file), "--release"]).status.code(), Some(2));

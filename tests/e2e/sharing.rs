@@ -170,6 +170,11 @@ fn a_device_that_is_drained_gets_empty_and_is_leased_again_when_that_ends() {
     let text = String::from_utf8(drained.stdout).unwrap();
     assert!(drained.status.code() == Some(1) && text.contains("4.0 MiB still is") && text.contains("'job'"), "{text}");
     assert_eq!(daemon.status()["devices"][0]["state"], "draining");
+    // Whoever looks at once sees it, and who did it.
+    let seen = daemon.cli_json(&["top"]);
+    let last = seen["events"].as_array().unwrap().last().unwrap();
+    assert_eq!((&seen["devices"][0]["state"], &last["kind"]), (&"draining".into(), &"operator".into()), "{seen}");
+    assert!(last["text"].as_str().unwrap().contains("drain GPU-"), "{last}");
     let error = job.runtime.alloc(&Request::of(Bytes::mib(8))).unwrap_err();
     assert!(chain(&error).contains("is being drained"), "{}", chain(&error));
     job.free(live);

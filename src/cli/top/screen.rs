@@ -355,6 +355,7 @@ fn session_lines(status: &v1::StatusReply, view: &View, room: usize) -> Vec<Stri
     let shown = if all - first > most { most.saturating_sub(1).max(1) } else { all - first };
     let titles = [
         "",
+        ">#",
         "session",
         "tenant",
         ">process",
@@ -375,6 +376,7 @@ fn session_lines(status: &v1::StatusReply, view: &View, room: usize) -> Vec<Stri
     for session in &sessions[first..first + shown] {
         table.row(vec![
             "█".into(),
+            session.session_id.to_string(),
             plain(&if session.name.is_empty() { format!("#{}", session.session_id) } else { session.name.clone() }),
             plain(&session.tenant),
             session.pid.to_string(),
@@ -543,9 +545,12 @@ mod tests {
         let live = live(vec![session(1, "b", 2), session(2, "c", 6), session(3, "a", 4)]);
         let mut view = view(120, 40);
         let order = |view: &View| -> String {
-            let named = |line: &String| line.strip_prefix("█  ").map(|line| line.chars().next().unwrap());
+            // Behind the number.
+            let named =
+                |line: &String| line.strip_prefix("█  ").map(|line| line.split_whitespace().nth(1).unwrap().to_owned());
             lines(&live, view).iter().filter_map(named).collect()
         };
+        assert!(lines(&live, &view).iter().any(|line| line.split_whitespace().take(3).eq(["█", "2", "c"])));
         assert_eq!(order(&view), "cab");
         view.sort_by(Sort::of('l'));
         assert_eq!(order(&view), "bac");

@@ -458,6 +458,8 @@ pub fn event_kind(event: &v1::Event) -> &'static str {
         Kind::NoAnswer => "no answer",
         Kind::DeviceLost => "device lost",
         Kind::TakenOver => "taken over",
+        Kind::Operator => "operator",
+        Kind::Ended => "ended",
         Kind::Unspecified => "unknown",
     }
 }

@@ -56,6 +56,11 @@ impl Daemon {
         self.live.events.note(v1::Event { at_ms: self.uptime_ms(), kind: kind.into(), text });
     }
 
+    /// What was worked out is not how it is any more.
+    pub(super) fn forget_live(&self) {
+        *self.live.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Notes figures, where it is time.
     pub(super) fn sample(&self) {
         let at_ms = self.uptime_ms();

@@ -46,12 +46,7 @@ pub(super) fn write<'a, Row>(
     if rows.is_empty() {
         return;
     }
-    let kind = match kind {
-        Kind::Counter => "counter",
-        Kind::Gauge => "gauge",
-    };
-    formatting::write_help_line(out, name, None, None, names::meaning(name));
-    formatting::write_type_line(out, name, None, None, kind);
+    write_head(out, name, kind);
     for (labels, row) in rows {
         for (at, value) in values.iter().enumerate() {
             out.extend([name, "{", &labels.0, ",", label, "=\"", value, "\"} "]);
@@ -59,6 +54,21 @@ pub(super) fn write<'a, Row>(
         }
     }
     out.push('\n');
+}
+
+/// Writes a family of one series without labels.
+pub(super) fn write_one(out: &mut String, (name, kind): (&'static str, Kind), figure: f64) {
+    write_head(out, name, kind);
+    writeln!(out, "{name} {figure}\n").expect("a string takes all");
+}
+
+fn write_head(out: &mut String, name: &'static str, kind: Kind) {
+    let kind = match kind {
+        Kind::Counter => "counter",
+        Kind::Gauge => "gauge",
+    };
+    formatting::write_help_line(out, name, None, None, names::meaning(name));
+    formatting::write_type_line(out, name, None, None, kind);
 }
 
 #[cfg(test)]

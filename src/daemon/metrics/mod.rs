@@ -145,6 +145,7 @@ impl Daemon {
         let recorder = PrometheusBuilder::new().build_recorder();
         with_local_recorder(&recorder, || self.record_state(&sessions));
         let mut text = recorder.handle().render();
+        process::write(&mut text);
         write_sessions(&mut text, &self.devices, &sessions, &self.tally.names());
         text.push_str(&self.latencies.render());
         match format {

@@ -57,7 +57,7 @@ const COUNTERS: [(&str, &str); 13] = [
     ("stitchd_session_starts_total", "Sessions that were opened."),
     ("stitchd_session_ends_total", "Sessions that are over, by how."),
     ("stitchd_keeper_restarts_total", "Keepers that were started in the place of one that had gone."),
-    ("process_cpu_seconds_total", "Processor time of the daemon, in whole seconds."),
+    ("process_cpu_seconds_total", "Processor time of the daemon."),
 ];
 
 /// What one means.

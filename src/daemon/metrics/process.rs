@@ -1,8 +1,18 @@
 //! The daemon's own process, by the names that every Prometheus client library uses for it.
 
-use metrics::{counter, gauge};
+use metrics::gauge;
 
+use super::families::{self, Kind};
 use crate::daemon::Daemon;
+
+/// Writes what the recorder does not: its counters are whole, and a daemon that idles takes half an hour for a second.
+pub(super) fn write(out: &mut String) {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    if let Some(own) = Stat::of(&stat) {
+        let seconds = own.cpu_ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+        families::write_one(out, ("process_cpu_seconds_total", Kind::Counter), seconds);
+    }
+}
 
 /// Records it; who counts its descriptors has walked a directory of them.
 pub(super) fn record(open_fds: u64) {
@@ -11,8 +21,6 @@ pub(super) fn record(open_fds: u64) {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let Some(own) = Stat::of(&stat) else { return };
     let ticks = rustix::param::clock_ticks_per_second() as f64;
-    // Whole: counters of this library are.
-    counter!("process_cpu_seconds_total").absolute((own.cpu_ticks as f64 / ticks) as u64);
     gauge!("process_resident_memory_bytes").set(own.resident_pages as f64 * rustix::param::page_size() as f64);
     gauge!("process_virtual_memory_bytes").set(own.virtual_bytes as f64);
     gauge!("process_threads").set(own.threads as f64);
