@@ -149,6 +149,7 @@ fn read(args: &OrderArgs) -> Result<order::Described, Failure> {
 
 fn dimension(text: &str) -> Result<(String, u64), Failure> {
     let parsed = text.split_once('=').and_then(|(name, size)| Some((name.to_owned(), size.parse().ok()?)));
+    let parsed = parsed.filter(|(_, size)| *size > 0);
     parsed.ok_or_else(|| Failure::Usage(format!("--dim: '{text}' is no NAME=SIZE, such as batch=32")))
 }
 

@@ -4,7 +4,7 @@
 
 mod fields;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use prost::Message as _;
 
@@ -117,12 +117,20 @@ pub fn read_onnx(bytes: &[u8], dims: &BTreeMap<String, u64>) -> Result<Described
         sizes.insert(tensor.name.clone(), of_weight(tensor)?);
     }
     let weights: HashSet<String> = sizes.keys().cloned().collect();
+    let mut named = BTreeSet::new();
     for info in graph.input.iter().chain(&graph.output).chain(&graph.value_info) {
+        let shape = info.of.as_ref().and_then(|of| of.tensor.as_ref()?.shape.as_ref());
+        named.extend(shape.iter().flat_map(|shape| &shape.dim).filter_map(|dim| dim.param.as_deref()));
         if let Some(bytes) = of_value(info, dims)? {
             sizes.entry(info.name.clone()).or_insert(bytes);
         }
     }
     let mut described = Described::default();
+    for unknown in dims.keys().filter(|name| !named.contains(name.as_str())) {
+        let there = named.iter().copied().collect::<Vec<_>>().join(", ");
+        let there = if there.is_empty() { "none has a name".to_owned() } else { format!("there is {there}") };
+        described.notes.push(format!("--dim {unknown}: the model has no dimension of that name; {there}"));
+    }
     let mut said = HashSet::new();
     let mut tensor = |tensors: &mut Vec<(String, u64)>, name: &str| {
         if said.insert(name.to_owned()) {

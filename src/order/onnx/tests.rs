@@ -26,6 +26,10 @@ fn a_model_is_read_with_its_types_shapes_and_named_dimensions() {
     let read = read_onnx(&model, &BTreeMap::from([("batch".to_owned(), 4)])).unwrap();
     let sizes: Vec<(&str, u64)> = read.tensors.iter().map(|(name, bytes)| (name.as_str(), *bytes)).collect();
     assert_eq!(sizes, [("x", 1600), ("w", 2000), ("a", 160), ("b", 3200), ("y", 1760)]);
+    assert_eq!(read.notes, [""; 0]);
+    let more = BTreeMap::from([("batch".to_owned(), 4), ("bacth".to_owned(), 8)]);
+    let notes = read_onnx(&model, &more).unwrap().notes;
+    assert_eq!(notes, ["--dim bacth: the model has no dimension of that name; there is batch"]);
     let names: Vec<&str> = read.nodes.iter().map(|node| node.name.as_str()).collect();
     assert_eq!(names, ["MatMul#0", "relu", "join"]);
     assert_eq!((&read.nodes[1].inputs, &read.kept), (&vec!["x".to_owned()], &vec!["w".to_owned(), "y".to_owned()]));
