@@ -169,3 +169,67 @@ fn the_manifests_say_what_the_program_understands() {
     assert_eq!(flags_of("keep"), ["--state-dir=/run/stitchd-state"]);
     assert!(String::from_utf8(run(&["keep", "--help"]).stdout).unwrap().contains("--state-dir <DIR>"));
 }
+
+/// Names of all fields, but for those of an object whose own names are data.
+fn fields(of: &serde_json::Value, into: &mut std::collections::BTreeSet<String>) {
+    match of {
+        serde_json::Value::Object(object) => {
+            for (name, value) in object {
+                into.insert(name.clone());
+                if name != "counters" {
+                    fields(value, into);
+                }
+            }
+        }
+        serde_json::Value::Array(all) => all.iter().for_each(|one| fields(one, into)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_field_of_an_answer_is_in_the_documents() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let missing = |document: &str, answers: &[serde_json::Value]| -> Vec<String> {
+        let text = std::fs::read_to_string(root.join(document)).unwrap();
+        let mut names = std::collections::BTreeSet::new();
+        answers.iter().for_each(|answer| fields(answer, &mut names));
+        assert!(names.len() > 20, "{names:?}");
+        names.into_iter().filter(|name| !text.contains(&format!("`{name}`"))).collect()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let problem = dir.path().join("problem.csv");
+    std::fs::write(&problem, "id,lower,upper,size\na,0,2,3\nb,1,3,4\n").unwrap();
+    let data = |name: &str| root.join("tests/data").join(name).to_str().unwrap().to_owned();
+    let profile = dir.path().join("profile.json");
+    let measured = |parallelism: &str, degree: u64, batch: u64| {
+        let bytes = [batch << 20, batch << 20];
+        serde_json::json!({"parallelism": parallelism, "degree": degree, "batch_size": batch, "isolated_bytes": bytes, "added_bytes": bytes})
+    };
+    let measurements =
+        [measured("pipeline", 1, 8), measured("pipeline", 1, 16), measured("data", 2, 8), measured("data", 2, 16)];
+    let whole = serde_json::json!({"layers": 2, "target_batch_size": 16, "measurements": measurements});
+    std::fs::write(&profile, whole.to_string()).unwrap();
+    let answers = [
+        run_json(&["plan", problem.to_str().unwrap(), "--json"]),
+        run_json(&["plan", &data("resnet50-olla.csv.zst"), "--json"]),
+        run_json(&["order", &data("graphs/alexnet-1.json.zst"), "--json"]),
+        run_json(&[
+            "partition",
+            profile.to_str().unwrap(),
+            "--nodes",
+            "1",
+            "--gpus-per-node",
+            "2",
+            "--memory",
+            "1GiB",
+            "--json",
+        ]),
+    ];
+    assert_eq!(missing("README.md", &answers), [""; 0]);
+    let daemon = TestDaemon::start(64);
+    let session = daemon.session("job");
+    let runtime = session.runtime(0, stitchd::runtime::RuntimeConfig::default()).unwrap();
+    runtime.alloc(&stitchd::pool::Request::of(stitchd::units::Bytes::mib(4))).unwrap();
+    let of_daemon = [daemon.status(), daemon.cli_json(&["sessions"]), daemon.cli_json(&["top"])];
+    assert_eq!(missing("deploy/README.md", &of_daemon), [""; 0]);
+}
