@@ -14,7 +14,7 @@ use crate::wire::v1::admin_client::AdminClient;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd health --socket /run/stitchd/stitchd.sock || systemctl restart stitchd\n  stitchd health --timeout 2s   # in a probe: one that does not answer by then is not well"
+    after_help = "Examples:\n  stitchd health --socket /run/stitchd/stitchd.sock || echo \"no: $?\"   # 1 of one that shuts down, 3 where none answers\n  stitchd health --timeout 2s   # in a probe: one that does not answer by then is not well"
 )]
 pub(super) struct HealthArgs {
     #[command(flatten)]

@@ -161,7 +161,10 @@ fn unknown(head: &[u8]) -> &'static str {
         (b"PK\x03\x04", "this is a zip archive, as torch.save writes; a memory snapshot is what _dump_snapshot writes"),
         (b"(dp", "this is a pickle of protocol 0, and snapshots have 2 or a later one"),
         (b"(lp", "this is a pickle of protocol 0, and snapshots have 2 or a later one"),
-        (b"{", "this is JSON"),
+        (
+            b"{",
+            "this is JSON, as graphs are, which `stitchd order` reads, and profiles, which `stitchd partition` does",
+        ),
         (b"[", "this is JSON"),
     ];
     known.iter().find(|(start, _)| head.starts_with(start)).map_or("this is nothing known", |(_, what)| what)
