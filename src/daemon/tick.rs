@@ -17,13 +17,13 @@ use crate::ledger::AccountView;
 /// Where somebody waits.
 const TICK: Duration = Duration::from_millis(20);
 /// Where nobody does, until somebody may.
-const IDLE_TICK: Duration = Duration::from_millis(500);
+const IDLE_TICK: Duration = Duration::from_secs(1);
 const MEND_EVERY: Duration = Duration::from_millis(100);
 /// How often drivers are asked where nobody waits: at each idle tick.
-const ASK_EVERY: Duration = Duration::from_millis(400);
+const ASK_EVERY: Duration = Duration::from_millis(900);
 /// Where nobody scrapes what was recorded would pile up.
 const SORT_EVERY: Duration = Duration::from_secs(5);
-/// So long another daemon could come in where somebody removes the lock: at every second idle tick.
+/// So long another daemon could come in where somebody removes the lock: at each idle tick.
 const LOOK_EVERY: Duration = Duration::from_millis(900);
 const CONTESTED_LOOK_EVERY: Duration = Duration::from_millis(100);
 

@@ -322,8 +322,8 @@ fn json_of(made: &Value, names: [&str; 4]) -> Value {
     names.iter().map(|name| made[*name].clone()).collect()
 }
 
-#[test]
 #[expect(clippy::disallowed_methods, reason = "where other people's data is, if it is there")]
+#[test]
 fn shared_problems_are_stacked_at_the_bound() {
     let Some(directory) =
         std::env::var_os("STITCHD_TEST_DATA").map(|dir| std::path::PathBuf::from(dir).join("problems"))
