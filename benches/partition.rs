@@ -319,7 +319,7 @@ fn times() -> Vec<Compared> {
         }
         let profile = model.profile(64, Fit::Logarithm);
         for (schedule, microbatches) in
-            [(Schedule::GPipe, 1), (Schedule::OneForwardOneBackward, 16), (Schedule::OneForwardOneBackward, 1024)]
+            [(Schedule::GPipe, 1), (Schedule::OneForwardOneBackward, 16), (Schedule::OneForwardOneBackward, 512)]
         {
             let profile = profile.clone().scheduled(schedule, microbatches).unwrap();
             for (nodes, gpus) in [(128, 8), (64, 16), (32, 32), (60, 6)] {
