@@ -142,10 +142,11 @@ impl Daemon {
     /// Everything as Prometheus reads it.
     pub(super) fn render_metrics(&self, format: Format) -> String {
         let sessions = self.session_figures();
+        let own = process::Stat::read();
         let recorder = PrometheusBuilder::new().build_recorder();
-        with_local_recorder(&recorder, || self.record_state(&sessions));
+        with_local_recorder(&recorder, || self.record_state(&sessions, own));
         let mut text = recorder.handle().render();
-        process::write(&mut text);
+        process::write(&mut text, own);
         write_sessions(&mut text, &self.devices, &sessions, &self.tally.names());
         text.push_str(&self.latencies.render());
         match format {
@@ -203,10 +204,10 @@ impl Daemon {
         self.devices.first().map_or(DeviceId(0), |device| device.id)
     }
 
-    fn record_state(&self, sessions: &[SessionFigures]) {
+    fn record_state(&self, sessions: &[SessionFigures], own: Option<process::Stat>) {
         names::describe();
         let open_fds = Daemon::open_fds();
-        process::record(open_fds);
+        process::record(open_fds, own);
         gauge!("stitchd_build_info", "version" => env!("CARGO_PKG_VERSION"), "revision" => option_env!("STITCHD_REVISION").unwrap_or("unknown")).set(1.0);
         let requests = self.steward.requests();
         for account in self.steward.devices() {

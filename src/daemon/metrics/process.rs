@@ -6,20 +6,18 @@ use super::families::{self, Kind};
 use crate::daemon::Daemon;
 
 /// Writes what the recorder does not: its counters are whole, and a daemon that idles takes half an hour for a second.
-pub(super) fn write(out: &mut String) {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    if let Some(own) = Stat::of(&stat) {
+pub(super) fn write(out: &mut String, own: Option<Stat>) {
+    if let Some(own) = own {
         let seconds = own.cpu_ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
         families::write_one(out, ("process_cpu_seconds_total", Kind::Counter), seconds);
     }
 }
 
 /// Records it; who counts its descriptors has walked a directory of them.
-pub(super) fn record(open_fds: u64) {
+pub(super) fn record(open_fds: u64, own: Option<Stat>) {
     gauge!("process_open_fds").set(open_fds as f64);
     gauge!("process_max_fds").set(Daemon::open_fds_max() as f64);
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let Some(own) = Stat::of(&stat) else { return };
+    let Some(own) = own else { return };
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     gauge!("process_resident_memory_bytes").set(own.resident_pages as f64 * rustix::param::page_size() as f64);
     gauge!("process_virtual_memory_bytes").set(own.virtual_bytes as f64);
@@ -31,7 +29,7 @@ pub(super) fn record(open_fds: u64) {
 
 /// What /proc/PID/stat says, as far as it is shown (proc_pid_stat(5)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Stat {
+pub(super) struct Stat {
     cpu_ticks: u64,
     threads: u64,
     start_ticks: u64,
@@ -40,6 +38,11 @@ struct Stat {
 }
 
 impl Stat {
+    /// Of this process.
+    pub(super) fn read() -> Option<Stat> {
+        Stat::of(&std::fs::read_to_string("/proc/self/stat").unwrap_or_default())
+    }
+
     fn of(text: &str) -> Option<Stat> {
         // The name before may hold anything.
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
@@ -72,6 +75,6 @@ mod tests {
         assert_eq!(Stat::of(text), Some(stat));
         assert_eq!([Stat::of(""), Stat::of("7 (a) S 1")], [None, None]);
         assert_eq!((boot_time("cpu 1 2\nbtime 17\n"), boot_time("cpu 1")), (Some(17), None));
-        assert!(Stat::of(&std::fs::read_to_string("/proc/self/stat").unwrap()).unwrap().threads > 0);
+        assert!(Stat::read().unwrap().threads > 0);
     }
 }
