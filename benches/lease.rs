@@ -18,6 +18,7 @@ use std::time::Duration;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use stitchd::ids::StreamId;
 use stitchd::pool::Request;
+use stitchd::pool::pages::PagePolicy;
 use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::{Session, SessionConfig};
 use stitchd::units::{Bytes, DeviceAddress, Place as _};
@@ -68,7 +69,10 @@ impl Daemon {
 
     fn runtime(&self) -> (Arc<Session>, Runtime) {
         let session = self.session();
-        let config = RuntimeConfig { granule: CHUNK, ..RuntimeConfig::default() };
+        let config = RuntimeConfig {
+            pages: PagePolicy { granule: CHUNK, ..PagePolicy::default() }.with_uniform_chunks(),
+            ..RuntimeConfig::default()
+        };
         let runtime = session.runtime(0, config).unwrap();
         (session, runtime)
     }

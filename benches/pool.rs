@@ -374,7 +374,7 @@ fn main() {
         let iteration = Iteration::of(&trace, Bytes::ZERO);
         compared.push(measure(label, &iteration, &runtime, 3));
         let served = runtime.stats().served;
-        let others = served.stitching + served.small - before.stitching - before.small;
+        let others = served.pool - before.pool;
         assert_eq!(others, 0, "{name}: every request is served from the plan, or this measures something else");
     }
     let label = "request that varies, qwen-moe-V-last";
@@ -382,23 +382,23 @@ fn main() {
         compared.push(reused(label.to_owned(), "qwen-moe-V-last"));
     }
     for name in ["gpt2-345m-VR", "gpt2-medium-hf", "opt-13b-Z3-RO", "resnet50-olla"] {
-        let label = format!("exact-match pair, {name}");
+        let label = format!("unplanned pair, {name}");
         if !support::is_wanted(&label) {
             continue;
         }
-        let iteration = Iteration::of(&trace(name), Bytes::mib(2));
+        let iteration = Iteration::of(&trace(name), Bytes::ZERO);
         let runtime = runtime();
         compared.push(measure(label, &iteration, &runtime, WARM_UP));
-        let settled = runtime.stats().stitch;
+        let settled = runtime.stats();
         run_once_more(&runtime, &iteration);
-        let after = runtime.stats().stitch;
+        let after = runtime.stats();
         assert_eq!(
-            (settled.stitched, settled.grown),
-            (after.stitched, after.grown),
-            "{name}: the job has settled, or this measures something else"
+            (settled.pages.new_places, settled.held),
+            (after.pages.new_places, after.held),
+            "{name}: the job makes no driver calls, or this measures something else"
         );
     }
-    let label = "exact-match pair, at random";
+    let label = "unplanned pair, at random";
     if support::is_wanted(label) {
         compared.push(at_random(label.to_owned()));
     }

@@ -22,6 +22,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use stitchd::driver::{Access, Driver, Handle};
 use stitchd::ids::{DeviceId, StreamId};
 use stitchd::pool::Request;
+use stitchd::pool::pages::PagePolicy;
 use stitchd::runtime::{Runtime, RuntimeConfig};
 use stitchd::session::giving::GiverThread;
 use stitchd::session::{Session, SessionConfig};
@@ -162,7 +163,11 @@ impl Plain {
 
 fn join(socket: PathBuf, name: &str, chunk: Bytes) -> (Arc<Session>, Arc<Runtime>, GiverThread) {
     let session = Session::connect(&SessionConfig::new(socket, name)).unwrap();
-    let config = RuntimeConfig { granule: chunk, wait: PATIENCE, ..RuntimeConfig::default() };
+    let config = RuntimeConfig {
+        pages: PagePolicy { granule: chunk, ..PagePolicy::default() }.with_uniform_chunks(),
+        wait: PATIENCE,
+        ..RuntimeConfig::default()
+    };
     let runtime = Arc::new(session.runtime(0, config).unwrap());
     let giver = GiverThread::begin(&session, Arc::clone(&runtime)).unwrap();
     (session, runtime, giver)

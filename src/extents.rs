@@ -39,6 +39,21 @@ impl Extents {
         self.by_start.get(&start).copied()
     }
 
+    /// `len` from `start` on is all free.
+    pub(crate) fn covers(&self, start: u64, len: u64) -> bool {
+        self.by_start.range(..=start).next_back().is_some_and(|(from, has)| start + len <= from + has)
+    }
+
+    /// Start and length of each that is at least so long, the shortest first.
+    pub(crate) fn at_least(&self, len: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.by_len.range((len, 0)..).map(|(len, start)| (*start, *len))
+    }
+
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.by_start.len()
+    }
+
     /// Start and length of each, in the order of places.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.by_start.iter().map(|(start, len)| (*start, *len))

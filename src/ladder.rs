@@ -70,6 +70,9 @@ pub enum Shape {
     AtMost(Bytes),
     /// All of one size, rounded up to the next step of the ladder.
     Uniform(Bytes),
+    /// All of this size, whether the ladder has it or not, but for a last one that is as long as what is left; in
+    /// multiples of the smallest step.
+    Fitted(Bytes),
 }
 
 impl Shape {
@@ -188,6 +191,14 @@ impl Ladder {
                 let step = self.step_at_least(wanted);
                 vec![Part { len: step, count: len.round_up(step)?.get() / step.get() }]
             }
+            Shape::Fitted(wanted) => {
+                let len = len.round_up(self.smallest())?;
+                let each = wanted.round_down(self.smallest()).max(self.smallest()).min(limits::CHUNK_LEN_MAX);
+                let whole = Part { len: each, count: len.get() / each.get() };
+                let rest = Part { len: Bytes::new(len.get() % each.get()), count: 1 };
+                let parts = [whole, rest].into_iter();
+                parts.filter(|part| part.count > 0 && !part.len.is_zero()).collect()
+            }
             Shape::Largest | Shape::AtMost(_) => {
                 let most = match shape {
                     // Hundreds of small chunks for one of these would be worse than one that is larger.
@@ -303,6 +314,20 @@ mod tests {
         assert_eq!(parts, [Part { len: Bytes::mib(2), count: 3 }]);
         let parts = ladder.cover(Bytes::mib(5), Shape::Uniform(Bytes::mib(3))).unwrap();
         assert_eq!(parts, [Part { len: Bytes::mib(32), count: 1 }]);
+    }
+
+    #[test]
+    fn fitted_chunks_leave_one_shorter_chunk_at_the_end() {
+        let ladder = Ladder::standard();
+        let counts = |len, each| {
+            let parts = ladder.cover(Bytes::mib(len), Shape::Fitted(Bytes::mib(each))).unwrap();
+            parts.iter().map(|part| (part.len.get() >> 20, part.count)).collect::<Vec<_>>()
+        };
+        assert_eq!(counts(50, 16), [(16, 3), (2, 1)]);
+        assert_eq!(counts(49, 16), [(16, 3), (2, 1)], "rounded up to the smallest step");
+        assert_eq!(counts(48, 17), [(16, 3)], "chunks are multiples of the smallest step");
+        assert_eq!(counts(6, 64), [(6, 1)]);
+        assert_eq!(ladder.cover(Bytes::ZERO, Shape::Fitted(Bytes::mib(2))), None);
     }
 
     #[test]

@@ -8,8 +8,8 @@
 //!  ┌───────────────────────────────────┐                     ┌───────────────────────────────────┐
 //!  │ runtime, one per device           │   gRPC: sessions,   │ ledger: who holds which chunk     │
 //!  │   planned pool   ← a plan         │   plans, status     │ store: the chunks' driver handles │
-//!  │   stitching pool ← PBlock, SBlock │◄───────────────────►│ registry: sessions and processes  │
-//!  │   small pool     ← under 2 MiB    │                     │ plans, metrics, probes            │
+//!  │   page pool      ← all the rest   │◄───────────────────►│ registry: sessions and processes  │
+//!  │                                   │                     │ plans, metrics, probes            │
 //!  │ mappings ◄── chunks               │◄── fds, in batches ─│ chunk socket                      │
 //!  │ stats page                        │──── shared page ───►│                                   │
 //!  └───────────────────────────────────┘                     └───────────────────────────────────┘
@@ -31,7 +31,7 @@
 //! | `keeper` | the process that holds descriptors while no daemon does |
 //! | [`trace`] | what a job did: allocations and frees in order |
 //! | [`plan`] | from a trace to addresses, made ahead of time, and checked by somebody else |
-//! | [`pool`] | who gets which bytes: the planned, the packed, the stitching and the small pool |
+//! | [`pool`] | which request gets which bytes: the planned pool and the page pool |
 //! | [`context`] | where in its job a thread is |
 //! | [`record`] | a trace of a running job: a tap in its runtime, and who makes events of what comes out |
 //! | [`runtime`] | the pools of one device in one process, and the way to more memory |
@@ -72,10 +72,9 @@
 //! | reservation | a range of addresses held in one process, nothing behind it yet ([`memory::Reservation`]) |
 //! | mapping | chunks made visible at a reservation, with access ([`memory::Mapping`]) |
 //! | span | a half-open interval of bytes; the only interval type ([`units::Span`]) |
-//! | block | what the stitching pool hands out: a PBlock owns its chunks, an SBlock shows those of several PBlocks ([`pool::stitching`]) |
-//! | stitch, split, evict, trim | make an SBlock, cut a PBlock, drop an idle SBlock's mappings, give idle chunks back |
+//! | home, place | the one address of a chunk at which its free bytes are counted; addresses that show free bytes of several chunks side by side ([`pool::pages`]) |
+//! | stitch, trim | make a place, give idle chunks back |
 //! | lend, lent block, tail | the static pool's idle slots go to a request whose place is taken; what serves it then, at addresses of its own; slots behind the plan's, for such requests (`runtime::lent`) |
-//! | slab | a block of the stitching pool that the small pool cuts up ([`pool::small`]) |
 //! | allocation | what a caller received: an address and a size |
 //! | pool | the policy that serves allocations ([`pool`]) |
 //! | idle, live | not in use, in use |
@@ -128,7 +127,6 @@
 //! | dynamic, varies | a request whose size is another in each iteration ([`plan::DynamicEntry`]); where it may go in the static pool is its reusable space ([`plan::ReuseSpaces`]) |
 //! | auto mode, offer | plans made from the first iterations of the job that they are for, and one that waits for an iteration to begin ([`auto`], [`runtime::Offer`]) |
 //! | hole | a part of the static pool without memory behind it yet, a slot of a mapping without a chunk |
-//! | packed | side by side in units of 512 bytes, in a range that grows at its end ([`pool::packed`]) |
 //! | private pool | memory for what a captured graph replays: nobody else is served from it ([`runtime::PrivatePoolId`]) |
 //! | segment | contiguous addresses of one pool with memory behind all of them, for whoever looks at everything ([`runtime::Segment`]) |
 //! | to occupy | an allocation occupies what it was served, which may be more than was asked for |

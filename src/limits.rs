@@ -181,14 +181,13 @@ pub const ACQUIRES_QUEUED_MAX: usize = 16;
 pub const LINK_TICKET_MS_MAX: u64 = 150_000;
 /// Milliseconds that a ticket for the chunks of a lease is good for.
 pub const TICKET_MS_MAX: u64 = 10_000;
-/// Addresses of one range of the packed pool: more than any device has memory, so that it never has to begin another.
-pub const PACKED_RANGE_LEN: Bytes = Bytes::gib(512);
+/// Addresses of one range of the page pool: more than any device has memory, so that a stream seldom
+/// needs another.
+pub const PAGE_RANGE_LEN: Bytes = Bytes::gib(512);
 /// Memory of the device that a process pretends to have which goes without a daemon: enough to try things.
 pub const PRIVATE_HOST_LEN: Bytes = Bytes::gib(1);
-/// Smallest size that the stitching pool serves; below it the small pool does.
-pub const STITCH_LEN_MIN: Bytes = Bytes::mib(2);
-/// Alignment of every allocation, and the unit that sizes are rounded to below [`STITCH_LEN_MIN`]: what PyTorch's
-/// caching allocator gives, and what kernels have come to rely on.
+/// Alignment of every allocation, and the unit that sizes are rounded to: what PyTorch's caching allocator gives, and
+/// what kernels have come to rely on.
 pub const ALLOCATION_ALIGNMENT: Bytes = Bytes::new(512);
 
 /// What an allocation of so many bytes occupies; `None` where that is more than any address space. A request for nothing occupies one unit, so that its address is its own.
@@ -204,7 +203,6 @@ pub const fn occupied_len(bytes: Bytes) -> Bytes {
 }
 
 const _: () = assert!(CHUNK_LEN_MIN.get() <= CHUNK_LEN_MAX.get());
-const _: () = assert!(STITCH_LEN_MIN.get() >= CHUNK_LEN_MIN.get());
 const _: () = assert!(RELEASE_CHUNKS_MAX * 11 < CHUNK_MESSAGE_LEN_MAX);
 const _: () = assert!(RECORD_AHEAD_MAX.is_power_of_two());
 const _: () = assert!(FDS_PER_MESSAGE_MAX * 32 < CHUNK_MESSAGE_LEN_MAX);

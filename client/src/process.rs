@@ -292,11 +292,8 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
     let chosen = environment.plan_file().map(|path| choose_plan(path, environment.position())).transpose()?;
     let Found { plan: file, is_of_several_jobs, .. } = chosen.unwrap_or_default();
     let plans_itself = environment.plans_itself() || is_of_several_jobs;
-    let config = match &file {
-        Some((_, plan)) => RuntimeConfig::default().beside(plan),
-        None if plans_itself => RuntimeConfig::default().planning(),
-        None => RuntimeConfig::default(),
-    };
+    let config = RuntimeConfig::default();
+    let config = if plans_itself { config.planning() } else { config };
     let runtime = limited(origin, device, config)?;
     if let (Origin::Daemon(session), Some((_, plan))) = (origin, &file) {
         // Before its memory is asked for.

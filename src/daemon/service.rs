@@ -190,7 +190,7 @@ impl Daemon {
                 let parts = self.ladder.cover(len, shape).filter(is_few);
                 parts.or_else(|| self.ladder.cover(len, Shape::Largest))
             }
-            Shape::Largest | Shape::Uniform(_) => self.ladder.cover(len, shape),
+            Shape::Largest | Shape::Uniform(_) | Shape::Fitted(_) => self.ladder.cover(len, shape),
         }
     }
 

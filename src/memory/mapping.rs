@@ -180,6 +180,12 @@ impl Mapping {
         Ok(taken.map(|slot| slot.chunk.take().expect("no slot of the run was taken before")).collect())
     }
 
+    /// Forgets slots at the end whose chunks were taken: their addresses are for new slots.
+    pub fn forget_last_holes(&mut self) {
+        let holes = self.slots.iter().rev().take_while(|slot| slot.chunk.is_none()).count();
+        self.slots.truncate(self.slots.len() - holes);
+    }
+
     /// The addresses of a run of slots.
     fn run(&self, slots: Range<usize>) -> AddressSpan {
         let start = self.slots[slots.start].start;

@@ -23,9 +23,7 @@ pub enum LaidState {
     Free,
     /// An allocation, for which so many bytes were asked.
     Live(Bytes),
-    /// The small pool, which cuts it up.
-    Slab,
-    /// An allocation at other addresses: a stitched block shows its chunks.
+    /// An allocation at other addresses: a place shows its chunks.
     Shown,
 }
 

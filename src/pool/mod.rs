@@ -1,7 +1,6 @@
 //! Policy: who gets which bytes of what this process holds.
 //!
-//! With a plan [`planned`] serves the requests that it foresaw, and [`packed`] the rest. Without one [`stitching`] serves requests from 2 MiB up, and [`small`] what is smaller, from slabs of the
-//! stitching pool.
+//! With a plan [`planned`] serves the requests that it foresaw; [`pages`] serves everything else.
 //!
 //! Not for: getting memory (the runtime does, and hands it over) or events and threads (the runtime again). Pools are plain data behind one
 //! lock.
@@ -10,11 +9,9 @@
 
 mod address_map;
 mod laid;
-pub mod packed;
+pub mod pages;
 pub mod planned;
-pub mod small;
 mod starts;
-pub mod stitching;
 
 pub use address_map::AddressMap;
 pub use laid::{Found, Laid, LaidState};

@@ -110,8 +110,6 @@ pub struct ServedBytes {
     pub planned: Bytes,
     /// In idle bytes of a plan's pool.
     pub reuse: Bytes,
-    /// By blocks of whole chunks.
-    pub stitching: Bytes,
-    /// By slabs.
-    pub small: Bytes,
+    /// By the pool that serves what no plan does.
+    pub pool: Bytes,
 }

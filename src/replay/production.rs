@@ -95,8 +95,7 @@ impl Production {
             import_seconds: Mutex::new(0.0),
             reserved: Mutex::default(),
         });
-        let config = plan.map_or(options.runtime, |plan| options.runtime.beside(plan));
-        let config = config.on(&options.ladder);
+        let config = options.runtime.on(&options.ladder);
         let runtime = Runtime::new(
             device,
             Arc::clone(&source) as Arc<dyn ChunkSource>,
@@ -226,8 +225,7 @@ impl Allocator for Production {
             served: ServedBytes {
                 planned: stats.served.planned_bytes,
                 reuse: stats.served.reuse_bytes,
-                stitching: stats.served.stitching_bytes,
-                small: stats.served.small_bytes,
+                pool: stats.served.pool_bytes,
             },
             deviations: stats.planned.deviations(),
             auto: self.planner.as_ref().map(|planner| AutoPlans {

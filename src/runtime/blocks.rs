@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 
 use super::{Pools, PrivatePoolId, Runtime};
 use crate::ids::StreamId;
-use crate::pool::stitching::Holder;
 use crate::pool::{Found, Laid, LaidState};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, Span};
 
@@ -18,7 +17,7 @@ pub struct Segment {
     pub span: AddressSpan,
     /// Whose.
     pub pool: SegmentPool,
-    /// It is, or is a slab in, a stitched block at addresses of its own: its memory is other segments', where it is [`BlockState::Shown`].
+    /// It is a place at addresses of its own: its memory is other segments', where it is [`BlockState::Shown`].
     pub is_stitched: bool,
     /// The stream of its first block.
     pub stream: StreamId,
@@ -31,14 +30,10 @@ pub struct Segment {
 pub enum SegmentPool {
     /// The plan's static pool.
     Planned,
-    /// The packed pool, beside a plan.
-    Packed,
-    /// The stitching pool, where its chunks are at home.
-    Stitching,
-    /// A live block of the stitching pool, or of the static one, at addresses of its own.
+    /// The page pool, where its chunks have their homes.
+    Pool,
+    /// A live place of the page pool, or memory lent by the static one, at addresses of its own.
     Stitched,
-    /// A slab of the small pool.
-    Slab,
     /// A private pool.
     Private(PrivatePoolId),
 }
@@ -144,43 +139,35 @@ impl Pools {
         if let Some(found) = self.static_pools().find_map(|installed| installed.lent.find(address)) {
             return Some(found);
         }
-        let found = self.packed.find(address).or_else(|| match self.stitching.find(address)? {
-            Holder::Live(found) => Some(found),
-            Holder::Slab(slab) => self.small.find(slab, address),
-        });
-        found.or_else(|| self.private.find(address))
+        self.pages.find(address).or_else(|| self.private.find(address))
     }
 
     /// What lies where, pool by pool.
     pub(super) fn segments(&self) -> Vec<Segment> {
         let mut segments = Vec::new();
         for installed in self.static_pools() {
-            self.cut(SegmentPool::Planned, false, &installed.pool.laid(), &mut segments);
+            cut(SegmentPool::Planned, &installed.pool.laid(), &mut segments);
             for block in installed.lent.laid() {
-                self.cut(SegmentPool::Stitched, true, &block, &mut segments);
+                cut(SegmentPool::Stitched, &block, &mut segments);
             }
         }
-        let (home, stitched) = self.stitching.laid();
-        let packed = self.packed.laid().into_iter().map(|range| (SegmentPool::Packed, range));
-        let home = home.into_iter().map(|range| (SegmentPool::Stitching, range));
-        let stitched = stitched.into_iter().map(|range| (SegmentPool::Stitched, range));
+        let (homes, places) = self.pages.laid();
+        let homes = homes.into_iter().map(|range| (SegmentPool::Pool, range));
+        let places = places.into_iter().map(|range| (SegmentPool::Stitched, range));
         let private = self.private.laid().into_iter().map(|(id, range)| (SegmentPool::Private(id), range));
-        for (pool, range) in packed.chain(home).chain(stitched).chain(private) {
-            self.cut(pool, pool == SegmentPool::Stitched, &range, &mut segments);
+        for (pool, range) in homes.chain(places).chain(private) {
+            cut(pool, &range, &mut segments);
         }
         segments
     }
+}
 
-    /// Makes segments of what lies in one range: one ends where memory does, and at a slab, which is one of its own. Free neighbours are one block.
-    fn cut(&self, pool: SegmentPool, is_stitched: bool, range: &[Laid], segments: &mut Vec<Segment>) {
+/// Makes segments of what lies in one range: one ends where memory does. Free neighbours are one block.
+fn cut(pool: SegmentPool, range: &[Laid], segments: &mut Vec<Segment>) {
+    {
         let mut open: Option<Segment> = None;
+        let is_stitched = pool == SegmentPool::Stitched;
         for laid in range {
-            if laid.state == LaidState::Slab {
-                segments.extend(open.take());
-                let slab = self.small.laid(laid.span.start());
-                self.cut(SegmentPool::Slab, is_stitched, &slab, segments);
-                continue;
-            }
             if open.as_ref().is_some_and(|open| open.span.end() != laid.span.start()) {
                 segments.extend(open.take());
             }
@@ -189,7 +176,7 @@ impl Pools {
             segment.span = joined(segment.span, laid.span);
             let (state, requested) = match laid.state {
                 LaidState::Live(bytes) => (BlockState::Live, bytes),
-                LaidState::Free | LaidState::Slab => (BlockState::Free, Bytes::ZERO),
+                LaidState::Free => (BlockState::Free, Bytes::ZERO),
                 LaidState::Shown => (BlockState::Shown, Bytes::ZERO),
             };
             match segment.blocks.last_mut().filter(|last| last.state == state && state == BlockState::Free) {

@@ -26,15 +26,15 @@ macro_rules! counters {
 counters! {
     /// Requests served at the address of the plan.
     RequestsPlanned = 0, "requests_planned";
-    /// Requests served by the stitching pool, or packed beside a plan.
-    RequestsStitching = 1, "requests_stitching";
-    /// Requests served by the small pool.
+    /// Requests served by the page pool.
+    RequestsPool = 1, "requests_pool";
+    /// Always 0: what the small pool served, which was a pool of its own.
     RequestsSmall = 2, "requests_small";
     /// Bytes of planned requests, as asked for.
     BytesPlanned = 3, "bytes_planned";
     /// Bytes of those.
-    BytesStitching = 4, "bytes_stitching";
-    /// Bytes of requests to the small pool.
+    BytesPool = 4, "bytes_pool";
+    /// Always 0, as `requests_small` is.
     BytesSmall = 5, "bytes_small";
     /// Bytes of live allocations, as asked for.
     LiveBytes = 6, "live_bytes";
@@ -104,11 +104,9 @@ counters! {
 
 impl Counter {
     /// Requests served, by who served them.
-    pub const REQUESTS: [Counter; 4] =
-        [Counter::RequestsPlanned, Counter::RequestsReuse, Counter::RequestsStitching, Counter::RequestsSmall];
+    pub const REQUESTS: [Counter; 3] = [Counter::RequestsPlanned, Counter::RequestsReuse, Counter::RequestsPool];
     /// Bytes of each.
-    pub const BYTES: [Counter; 4] =
-        [Counter::BytesPlanned, Counter::BytesReuse, Counter::BytesStitching, Counter::BytesSmall];
+    pub const BYTES: [Counter; 3] = [Counter::BytesPlanned, Counter::BytesReuse, Counter::BytesPool];
     /// What two runtimes have counted of this, together. The figures may be another process's word, and anything.
     pub fn both(self, one: u64, other: u64) -> u64 {
         match self {
@@ -141,10 +139,8 @@ impl Counter {
     pub(super) const PLANNED: (Counter, Counter) = (Counter::RequestsPlanned, Counter::BytesPlanned);
     /// The same of one that the static pool serves out of order.
     pub(super) const REUSED: (Counter, Counter) = (Counter::RequestsReuse, Counter::BytesReuse);
-    /// The same of one that is stitched, or packed beside a plan.
-    pub(super) const STITCHED: (Counter, Counter) = (Counter::RequestsStitching, Counter::BytesStitching);
-    /// The same of a small one.
-    pub(super) const SMALL: (Counter, Counter) = (Counter::RequestsSmall, Counter::BytesSmall);
+    /// The same of one that the page pool serves.
+    pub(super) const POOL: (Counter, Counter) = (Counter::RequestsPool, Counter::BytesPool);
     /// Deviations from the plan, by kind.
     pub const DEVIATIONS: [Counter; 5] = [
         Counter::DeviationsLate,

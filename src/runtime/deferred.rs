@@ -134,7 +134,7 @@ impl Runtime {
     /// Takes back what is in no private pool; false where nobody has it.
     #[inline]
     pub(super) fn free_shared(&self, pools: &mut Pools, address: DeviceAddress, stream: StreamId) -> bool {
-        let is_freed = pools.free(address, stream, self.counters).is_ok();
+        let is_freed = pools.free(address, self.counters).is_ok();
         if is_freed {
             pools.note(|tap| tap.free(address, stream, false));
         }
@@ -183,7 +183,7 @@ impl Runtime {
             });
             if one.events.is_empty() && one.unknown.is_empty() {
                 pools.deferred.addresses.remove(&one.address);
-                if pools.free(one.address, one.stream, self.counters).is_ok() {
+                if pools.free(one.address, self.counters).is_ok() {
                     pools.note(|tap| tap.free_completed(one.address, one.stream));
                 } else {
                     is_spent |= self.free_private(pools, one.address).expect("it was live when its free came");
@@ -208,25 +208,6 @@ impl Runtime {
         let served = pools.alloc(request, self.counters);
         pools.expect_frees();
         served
-    }
-
-    /// Asks about other streams that used idle blocks last: what they have passed is for `stream`, too.
-    pub(super) fn pass_streams(&self, pools: &mut Pools, stream: StreamId) -> bool {
-        if pools.private.is_open() {
-            return false;
-        }
-        let driver = self.device.driver();
-        let mut any = false;
-        for other in pools.stitching.unpassed_streams(stream) {
-            let moment = pools.stitching.moment();
-            let Ok(event) = driver.record_event(self.device.id(), other) else { continue };
-            if driver.query_event(event).unwrap_or(false) {
-                pools.stitching.note_passed(other, moment);
-                any = true;
-            }
-            pools.deferred.forget(driver, event);
-        }
-        any
     }
 }
 

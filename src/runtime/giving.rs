@@ -41,7 +41,7 @@ impl Runtime {
         if cannot(&self.lock()) || self.synchronize().is_err() {
             return Bytes::ZERO;
         }
-        let slice = self.config.granule.checked_mul(AT_ONCE).unwrap_or(Bytes::MAX);
+        let slice = self.config.granule().checked_mul(AT_ONCE).unwrap_or(Bytes::MAX);
         let mut given = Bytes::ZERO;
         while given < wanted {
             let chunks = {
@@ -49,8 +49,7 @@ impl Runtime {
                 if pools.private.is_open() {
                     return given;
                 }
-                pools.empty_small_slabs();
-                let chunks = pools.take_parked((wanted - given).min(slice), self.config.granule);
+                let chunks = pools.take_parked((wanted - given).min(slice), self.config.granule());
                 self.note_held(&mut pools);
                 chunks
             };

@@ -63,7 +63,7 @@ impl Installed {
     ) -> Result<Installed, super::PlanInstallError> {
         let held: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
         let device = chunks.first().ok_or(MemoryError::Unstitchable(held))?.device();
-        let generous = held.checked_add(tail_room(held, config.granule)).unwrap_or(held);
+        let generous = held.checked_add(tail_room(held, config.granule())).unwrap_or(held);
         // Where addresses are few there is no tail.
         let mut mapping = Mapping::empty(device, generous).or_else(|_| Mapping::empty(device, held))?;
         mapping.put(0, chunks)?;
@@ -75,7 +75,7 @@ impl Installed {
         if !config.reuses {
             pool.stop_reusing();
         }
-        let granule = config.granule;
+        let granule = config.granule();
         let (base, lent) = (mapping.slot_count(), LentBlocks::default());
         let span = plan.cycle_span();
         let cycle = (0..base).take_while(|slot| slot_begins(&mapping, *slot) < span).count();
@@ -89,7 +89,7 @@ impl Installed {
         device: &Arc<Device>,
         config: &RuntimeConfig,
     ) -> Result<Installed, super::PlanInstallError> {
-        let granule = config.granule;
+        let granule = config.granule();
         let count = plan.pool_len.get().div_ceil(granule.get()).max(1) as usize;
         let len = granule.checked_mul(count as u64).ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
         let generous = Mapping::hollow(device, granule, count, tail_room(len, granule));

@@ -66,9 +66,8 @@ impl Pools {
         let planned = self.static_pools().find_map(|installed| installed.chunks_at(span));
         let chunks: Vec<(DeviceAddress, Arc<Chunk>)> = match planned {
             Some(chunks) => chunks,
-            _ if self.packed.len_of(address).is_some() => self.packed.chunks_at(address),
-            _ if self.private.len_of(address).is_some() => self.private.chunks_at(address),
-            _ => self.stitching.chunks_at(address),
+            None if self.private.len_of(address).is_some() => self.private.chunks_at(address),
+            None => self.pages.chunks_at(address),
         };
         let part = |(start, chunk): (DeviceAddress, Arc<Chunk>)| {
             let from = start.max(span.start());

@@ -11,13 +11,12 @@
 //!   pools under the lock, and the request tries again: another thread may have been faster.
 //! * Counters are written under the lock, one writer each, and read by anybody.
 
-mod back_and_forth;
 mod blocks;
 mod config;
 mod counters;
 mod deferred;
+mod fallback;
 mod giving;
-mod grow;
 mod installed;
 mod kept;
 mod lent;
@@ -25,7 +24,7 @@ mod lock;
 mod manifest;
 mod need;
 mod offer;
-mod overflow;
+mod plan_fallbacks;
 mod private_pools;
 mod room;
 mod sleep;
@@ -55,15 +54,12 @@ use crate::ladder::Shape;
 use crate::limits;
 use crate::memory::{Chunk, Device, MemoryError};
 use crate::plan::Plan;
-use crate::pool::packed::{PackedPool, PackedUse};
+use crate::pool::pages::{PageCounts, PagePool, PageUse};
 use crate::pool::planned::{InstallError, PlannedCounts, Served};
-use crate::pool::small::SmallPool;
-use crate::pool::stitching::{StitchCounts, StitchUse, StitchingPool};
 use crate::pool::{AddressMap, Request};
 use crate::record::Tap;
 use crate::sync::Mutex;
 use crate::units::{Bytes, DeviceAddress};
-use back_and_forth::BackAndForth;
 use deferred::Deferred;
 use installed::Installed;
 use lock::{Held, Lock};
@@ -96,10 +92,8 @@ struct Pools {
     counts_before: PlannedCounts,
     /// The plan that is installed where the next iteration begins.
     offered: Option<Offer>,
-    /// What an installed plan does not serve.
-    packed: PackedPool,
-    stitching: StitchingPool,
-    small: SmallPool,
+    /// What no plan serves.
+    pages: PagePool,
     /// Memory for what captured graphs replay.
     private: PrivatePools,
     /// Something was asked for on another stream than the default one.
@@ -109,7 +103,6 @@ struct Pools {
     deferred: Deferred,
     /// The last request has not been served because frees are expected.
     is_held_up: bool,
-    between: BackAndForth,
     /// What the process has set itself as the most that it holds here.
     limit: Option<Bytes>,
     /// Until then the source is not asked for more: it has just refused.
@@ -216,16 +209,6 @@ impl AllocError {
     pub fn is_lack(&self) -> bool {
         matches!(self, AllocError::TooLarge { .. }) || self.kind().is_lack()
     }
-
-    /// The same error of a request for `bytes`.
-    fn asked_for(mut self, bytes: Bytes) -> AllocError {
-        let (AllocError::OutOfMemory { requested, .. }
-        | AllocError::TooLarge { requested }
-        | AllocError::Asleep { requested }
-        | AllocError::Memory { requested, .. }) = &mut self;
-        *requested = bytes;
-        self
-    }
 }
 
 /// An address that is not a live allocation of this runtime: freed before, or never its own.
@@ -271,7 +254,7 @@ impl PlanInstallError {
 /// What the runtime holds and has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RuntimeStats {
-    /// Bytes of all chunks: static pool and stitching pool.
+    /// Bytes of all chunks: static pools, page pool and private pools.
     pub held: Bytes,
     /// Most of them at one time.
     pub peak_held: Bytes,
@@ -287,12 +270,10 @@ pub struct RuntimeStats {
     pub served: ServedCounts,
     /// The plan's side of it.
     pub planned: PlannedCounts,
-    /// The stitching pool's side of it.
-    pub stitch: StitchCounts,
-    /// What the stitching pool holds.
-    pub stitch_use: StitchUse,
-    /// What the packed pool holds.
-    pub packed_use: PackedUse,
+    /// The page pool's side of it.
+    pub pages: PageCounts,
+    /// What the page pool holds.
+    pub page_use: PageUse,
     /// What private pools hold.
     pub private_use: PrivateUse,
     /// Bytes of chunks of which nothing is in use, of plans that are served from no more.
@@ -310,18 +291,14 @@ pub struct ServedCounts {
     pub planned: u64,
     /// In a space that the plan leaves idle.
     pub reuse: u64,
-    /// By the packed pool and the stitching pool.
-    pub stitching: u64,
-    /// By the small pool.
-    pub small: u64,
+    /// By the page pool.
+    pub pool: u64,
     /// Bytes of each, as asked for.
     pub planned_bytes: Bytes,
     /// See above.
     pub reuse_bytes: Bytes,
     /// See above.
-    pub stitching_bytes: Bytes,
-    /// See above.
-    pub small_bytes: Bytes,
+    pub pool_bytes: Bytes,
 }
 
 impl Runtime {
@@ -333,21 +310,17 @@ impl Runtime {
         config: RuntimeConfig,
         counters: Counters,
     ) -> Runtime {
-        let stitch = config.stitching_on(&device);
         let pools = Pools {
             planned: None,
             retired: Vec::new(),
             counts_before: PlannedCounts::default(),
             offered: None,
-            packed: PackedPool::new(Arc::clone(&device), config.packed()),
-            stitching: StitchingPool::new(Arc::clone(&device), config.granule, stitch),
-            small: SmallPool::new(config.granule),
+            pages: PagePool::new(Arc::clone(&device), config.pages),
             private: PrivatePools::default(),
             has_streams: false,
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
             is_held_up: false,
-            between: BackAndForth::default(),
             limit: None,
             refused_until: Duration::ZERO,
             taps: Vec::new(),
@@ -512,7 +485,6 @@ impl Runtime {
             if pools.private.is_open() || pools.asleep.is_some() {
                 return Bytes::ZERO;
             }
-            pools.empty_small_slabs();
             let chunks = pools.take_idle(wanted);
             self.note_held(&mut pools);
             chunks
@@ -555,17 +527,14 @@ impl Runtime {
             served: ServedCounts {
                 planned: count(Counter::RequestsPlanned),
                 reuse: count(Counter::RequestsReuse),
-                stitching: count(Counter::RequestsStitching),
-                small: count(Counter::RequestsSmall),
+                pool: count(Counter::RequestsPool),
                 planned_bytes: bytes(Counter::BytesPlanned),
                 reuse_bytes: bytes(Counter::BytesReuse),
-                stitching_bytes: bytes(Counter::BytesStitching),
-                small_bytes: bytes(Counter::BytesSmall),
+                pool_bytes: bytes(Counter::BytesPool),
             },
             planned: pools.planned_counts(),
-            stitch: pools.stitching.counts(),
-            stitch_use: pools.stitching.usage(),
-            packed_use: pools.packed.usage(),
+            pages: pools.pages.counts(),
+            page_use: pools.pages.usage(),
             private_use: pools.private.usage(),
             retired_idle: pools.retired_idle(),
             tail_idle: pools.tail_idle(),
@@ -577,10 +546,8 @@ impl Runtime {
     pub fn invariants(&self) -> Result<(), String> {
         let pools = self.lock();
         pools.static_pools().try_for_each(Installed::invariants)?;
-        pools.packed.invariants()?;
-        pools.stitching.invariants()?;
-        pools.private.invariants()?;
-        pools.small.invariants()
+        pools.pages.invariants()?;
+        pools.private.invariants()
     }
 
     #[inline]
@@ -599,14 +566,14 @@ impl Runtime {
             pools.until_look = self.look_for_beginning(pools);
             return;
         }
-        if pools.stitching.block_count() >= WALKED_AT_ONCE {
+        if pools.pages.run_count() >= WALKED_AT_ONCE {
             self.note_contiguous(pools);
         }
         self.note_held(pools);
     }
 
     fn note_contiguous(&self, pools: &Pools) {
-        self.counters.set(Counter::ContiguousBytes, pools.stitching.usage().largest_contiguous.get());
+        self.counters.set(Counter::ContiguousBytes, pools.pages.usage().largest_contiguous.get());
     }
 
     /// Writes to the counters what is held, and in which pieces unless there are so many that this is not the moment.
@@ -616,12 +583,11 @@ impl Runtime {
         pools.peak.note(held);
         self.counters.set(Counter::HeldBytes, held.get());
         self.counters.raise(Counter::PeakHeldBytes, held.get());
-        self.counters
-            .set(Counter::StitchableBytes, pools.stitching.idle_bytes().get() + pools.packed.free_bytes().get());
+        self.counters.set(Counter::StitchableBytes, pools.pages.free_bytes().get());
         let (mappings, addresses) = self.device.mapped();
         self.counters.set(Counter::Mappings, mappings);
         self.counters.set(Counter::AddressBytes, addresses.get());
-        if pools.stitching.block_count() < WALKED_AT_ONCE {
+        if pools.pages.run_count() < WALKED_AT_ONCE {
             self.note_contiguous(pools);
         }
         let planned = pools.planned_counts();
@@ -630,7 +596,7 @@ impl Runtime {
         self.counters.set(Counter::DeviationsUnplanned, planned.unplanned);
         self.counters.set(Counter::DeviationsSkipped, planned.skipped);
         self.counters.set(Counter::DeviationsResized, planned.resized);
-        self.counters.set(Counter::StitchedBytes, pools.stitching.counts().stitched_bytes.get());
+        self.counters.set(Counter::StitchedBytes, pools.pages.counts().stitched_bytes.get());
     }
 }
 
@@ -643,8 +609,7 @@ impl Drop for Runtime {
         for installed in pools.retired.drain(..).chain(pools.planned.take()) {
             chunks.extend(installed.mapping.chunks().cloned());
         }
-        chunks.extend(pools.packed.take_all());
-        chunks.extend(pools.stitching.take_all());
+        chunks.extend(pools.pages.take_all());
         chunks.extend(pools.private.take_all());
         self.give_back(chunks);
         // The next runtime of the session may count on in the same cells.
@@ -679,8 +644,8 @@ impl Pools {
                     self.is_held_up = true;
                     return None;
                 }
-                not_here => match self.packed.alloc(request.bytes, request.stream) {
-                    Some(address) => (address, Counter::STITCHED),
+                not_here => match self.pages.alloc(request.bytes, request.stream) {
+                    Some(address) => (address, Counter::POOL),
                     None if not_here == Served::Unknown => (installed.pool.alloc_anywhere(request)?, Counter::REUSED),
                     None => return None,
                 },
@@ -688,53 +653,25 @@ impl Pools {
             counters.served(by, request.bytes, limits::occupied_len(request.bytes));
             return Some(address);
         }
-        if SmallPool::serves(request.bytes) {
-            return self.alloc_small(request, counters);
-        }
-        if self.stitching.leaves_to_packing(request.bytes, request.stream) {
-            let address = self.packed.alloc(request.bytes, request.stream)?;
-            counters.served(Counter::STITCHED, request.bytes, limits::occupied_len(request.bytes));
-            return Some(address);
-        }
-        let served = self.stitching.alloc(request.bytes, request.stream)?;
-        counters.served(Counter::STITCHED, request.bytes, served.len);
-        Some(served.address)
-    }
-
-    #[inline]
-    fn alloc_small(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
-        let address = self.small.alloc(request.bytes, request.stream)?;
-        counters.served(Counter::SMALL, request.bytes, limits::occupied_len(request.bytes));
+        let address = self.pages.alloc(request.bytes, request.stream)?;
+        counters.served(Counter::POOL, request.bytes, limits::occupied_len(request.bytes));
         Some(address)
     }
 
     #[inline]
-    fn free(&mut self, address: DeviceAddress, stream: StreamId, counters: Counters) -> Result<(), NotLive> {
-        if let Some(bytes) = self.planned.as_mut().and_then(|installed| installed.pool.free(address)) {
-            counters.freed(bytes, limits::occupied_len(bytes));
-            return Ok(());
-        }
-        self.free_beside_plan(address, stream, counters)
+    fn free(&mut self, address: DeviceAddress, counters: Counters) -> Result<(), NotLive> {
+        let planned = self.planned.as_mut().and_then(|installed| installed.pool.free(address));
+        let freed = planned.or_else(|| self.pages.free(address)).or_else(|| self.free_of_plans(address));
+        let bytes = freed.ok_or(NotLive(address))?;
+        counters.freed(bytes, limits::occupied_len(bytes));
+        Ok(())
     }
 
-    #[inline]
-    fn free_beside_plan(
-        &mut self,
-        address: DeviceAddress,
-        stream: StreamId,
-        counters: Counters,
-    ) -> Result<(), NotLive> {
-        let packed = self.packed.free(address);
-        let packed = packed.or_else(|| self.planned.as_mut().and_then(|installed| installed.free_lent(address)));
-        if let Some(bytes) = packed.or_else(|| self.free_retired(address)) {
-            counters.freed(bytes, limits::occupied_len(bytes));
-        } else if let Some(bytes) = self.stitching.free(address, stream) {
-            counters.freed(bytes, self.stitching.block_len(bytes).unwrap_or(bytes));
-        } else {
-            let bytes = self.free_small(address).ok_or(NotLive(address))?;
-            counters.freed(bytes, limits::occupied_len(bytes));
-        }
-        Ok(())
+    /// Takes back what the plan has lent, or what an earlier plan served.
+    #[cold]
+    fn free_of_plans(&mut self, address: DeviceAddress) -> Option<Bytes> {
+        let lent = self.planned.as_mut().and_then(|installed| installed.free_lent(address));
+        lent.or_else(|| self.retired.iter_mut().find_map(|installed| installed.free(address)))
     }
 
     /// No stream but the one that an allocation was made on has to pass its free, and it is not freed already.
@@ -751,49 +688,26 @@ impl Pools {
         self.has_streams || stream != StreamId::DEFAULT
     }
 
-    /// It lies in memory of another stream than this. The stitching pool knows by itself which stream used a block last.
+    /// It lies in memory of another stream than this.
     fn is_of_another(&self, address: DeviceAddress, stream: StreamId) -> bool {
         let of = self.static_pools().find_map(|installed| installed.stream_at(address));
-        let of = of.or_else(|| self.packed.stream_at(address)).or_else(|| self.small.stream_at(address));
-        of.or_else(|| self.private.stream_at(address)).is_some_and(|of| of != stream)
-    }
-
-    /// Takes an allocation back that a plan served which is there no more.
-    #[inline]
-    fn free_retired(&mut self, address: DeviceAddress) -> Option<Bytes> {
-        self.retired.iter_mut().find_map(|installed| installed.free(address))
-    }
-
-    fn free_small(&mut self, address: DeviceAddress) -> Option<Bytes> {
-        let freed = self.small.free(address)?;
-        if let Some((slab, stream)) = freed.slab {
-            self.stitching.take_back(slab, stream);
-        }
-        Some(freed.bytes)
-    }
-
-    /// Gives the small pool's empty slabs back to the stitching pool.
-    fn empty_small_slabs(&mut self) {
-        for (slab, stream) in self.small.trim() {
-            self.stitching.take_back(slab, stream);
-        }
+        let of = of.or_else(|| self.pages.stream_at(address)).or_else(|| self.private.stream_at(address));
+        of.is_some_and(|of| of != stream)
     }
 
     fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
         let planned = self.static_pools().find_map(|installed| installed.len_of(address));
-        let planned = planned.or_else(|| self.packed.len_of(address));
-        let planned = planned.or_else(|| self.stitching.len_of(address)).or_else(|| self.small.len_of(address));
-        planned.or_else(|| self.private.len_of(address))
+        planned.or_else(|| self.pages.len_of(address)).or_else(|| self.private.len_of(address))
     }
 
     fn is_live(&self, address: DeviceAddress) -> bool {
         self.len_of(address).is_some()
     }
 
-    /// Bytes that serve nobody now: idle blocks of the stitching pool, what is free in the packed one, and what is idle behind a plan's end. Up to there the static pool is as large as its plan needs it.
+    /// Idle bytes: of the page pool, of earlier plans, and behind a plan's end. Up to there the static pool is as large
+    /// as its plan needs it.
     fn idle(&self) -> Bytes {
-        let stitching = self.stitching.held() - self.stitching.live_bytes();
-        stitching + self.packed.free_bytes() + self.retired_idle() + self.tail_idle()
+        self.pages.free_bytes() + self.retired_idle() + self.tail_idle()
     }
 
     fn tail_idle(&self) -> Bytes {
@@ -819,7 +733,7 @@ impl Pools {
 
     /// Bytes of chunks of which nothing is in use.
     fn idle_chunks(&self) -> Bytes {
-        self.stitching.idle_bytes() + self.packed.usage().idle_chunks + self.retired_idle() + self.tail_idle()
+        self.pages.usage().idle_chunks + self.retired_idle() + self.tail_idle()
     }
 
     /// The same of plans that are served from no more: nearly always there are none.
@@ -829,8 +743,8 @@ impl Pools {
 
     /// Takes chunks out of which nothing is in use, until they hold `wanted` bytes or none is left. Those of the plan that is served from stay.
     fn take_idle(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        let mut chunks = self.take_outside(wanted);
-        fill_up(&mut chunks, wanted, |rest| self.packed.trim(rest));
+        let mut chunks = self.pages.trim(wanted);
+        fill_up(&mut chunks, wanted, |rest| self.take_retired(rest));
         fill_up(&mut chunks, wanted, |rest| self.take_tail(rest));
         chunks
     }
@@ -838,13 +752,6 @@ impl Pools {
     /// The same behind the plan that is served from.
     fn take_tail(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
         self.planned.as_mut().map_or_else(Vec::new, |installed| installed.take_tail(wanted))
-    }
-
-    /// The same, and those of the packed pool stay, too.
-    fn take_outside(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        let mut chunks = self.stitching.trim(wanted);
-        fill_up(&mut chunks, wanted, |rest| self.take_retired(rest));
-        chunks
     }
 
     /// The same of plans that are served from no more.
@@ -859,14 +766,13 @@ impl Pools {
 
     fn held(&self) -> Bytes {
         let planned: Bytes = self.static_pools().map(Installed::held).sum();
-        let all = planned + self.packed.held() + self.stitching.held() + self.private.held();
+        let all = planned + self.pages.held() + self.private.held();
         all.saturating_sub(self.slept())
     }
 
     fn live_allocations(&self) -> u64 {
         let planned: u64 = self.static_pools().map(Installed::live_allocations).sum();
-        let small = self.small.live_allocations() + self.private.live_allocations();
-        planned + self.packed.live_allocations() + self.stitching.live_allocations() + small
+        planned + self.pages.live_allocations() + self.private.live_allocations()
     }
 }
 

@@ -14,6 +14,9 @@ use crate::ids::StreamId;
 use crate::plan::Plan;
 use crate::units::Bytes;
 
+/// A job may hold so many chunks more with a plan than without: tiny jobs have no plan otherwise.
+const SHARED_CHUNKS: u64 = 4;
+
 /// A plan ready to be served from, without memory.
 #[derive(Debug)]
 pub struct Offer {
@@ -92,16 +95,12 @@ impl Runtime {
         } else {
             pools.retire_plan();
             chunks.extend(pools.take_retired(most));
-            // Without a plan the pools have taken from each other what is idle.
-            if had_late_plan {
-                chunks.extend(pools.packed.trim(most));
-            }
         }
         if chunks.is_empty() {
             return had_late_plan;
         }
         // After a failing driver they go back, and are asked for.
-        if pools.stitching.grow(&chunks, stream).is_err() {
+        if pools.pages.extend(&chunks, stream).is_err() {
             self.give_back(chunks);
         }
         self.note_held(&mut pools);
@@ -119,7 +118,6 @@ impl Runtime {
         // Elsewhere they may be gone already.
         let carried = if self.counters.get(Counter::Iterations) > 0 { carried } else { Bytes::ZERO };
         self.finish_deferred(pools);
-        pools.empty_small_slabs();
         let len = installed.cycle_len();
         // The plan that is there gives up what nobody uses.
         let replaced = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::idle).saturating_sub(pools.tail_idle());
@@ -128,9 +126,12 @@ impl Runtime {
         // Streams that do not wait for each other have parts that each are as large as theirs needs to be, and seldom were all at once.
         let live = self.counters.get(Counter::PeakLiveBytes);
         let most = Bytes::new(self.counters.get(Counter::PeakHeldBytes).max(live.saturating_add(live / 64)));
+        // What lives from iteration to iteration shares chunks with what does not.
+        let shared = self.config.granule().checked_mul(SHARED_CHUNKS).unwrap_or(Bytes::ZERO);
+        let most = most.checked_add(shared).unwrap_or(most);
         // Where memory stays with its addresses nothing moves; and larger chunks than ours are a plan's that was there before the job, which stays.
         let stays = self.device.capabilities().memory_stays_with_addresses;
-        let is_other = pools.planned.as_ref().is_some_and(|there| !there.has_slots_of(self.config.granule));
+        let is_other = pools.planned.as_ref().is_some_and(|there| !there.has_slots_of(self.config.granule()));
         if stays || is_other || after.is_none_or(|after| after > most) {
             self.counters.add(Counter::PlansRefused, 1);
             return;

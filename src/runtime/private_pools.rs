@@ -1,6 +1,6 @@
 //! Private pools: memory for what a captured graph will replay. A graph keeps the addresses that it was captured with, and writes there whenever it is replayed, whoever has them then.
 //!
-//! So a pool has chunks of its own, packed as beside a plan. Its memory stays where it is until the pool is released as often as it was begun and nothing in it is live; until then what is freed inside serves that
+//! So each is a page pool with chunks of its own, which grows at its end and is never stitched. Its memory stays where it is until the pool is released as often as it was begun and nothing in it is live; until then what is freed inside serves that
 //! pool alone, and nothing else.
 //!
 //! Not for: who asks for such memory. The caller says for each request ([`Runtime::alloc_private`]).
@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::grow::ROUNDS_MAX;
+use super::fallback::ROUNDS_MAX;
 use super::{AllocError, Counter, NotLive, Pools, Runtime, SourceError};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
 use crate::limits;
 use crate::memory::{Chunk, Device};
-use crate::pool::packed::{PackedPool, Prefer};
+use crate::pool::pages::{PagePolicy, PagePool};
 use crate::pool::{Found, Laid, Request};
 use crate::units::{Bytes, DeviceAddress};
 
@@ -46,12 +46,12 @@ pub(super) struct PrivatePools {
     /// Pools that are open, each as often as it is.
     open: u32,
     /// Released, and nothing in them is live: their chunks are to be given back, outside of the lock.
-    spent: Vec<PackedPool>,
+    spent: Vec<PagePool>,
 }
 
 #[derive(Debug)]
 struct PrivatePool {
-    memory: PackedPool,
+    memory: PagePool,
     /// How often it was begun and not ended.
     open: u32,
     /// How often it was begun and not released.
@@ -64,8 +64,8 @@ impl PrivatePools {
         self.open > 0
     }
 
-    fn begin(&mut self, id: PrivatePoolId, device: &Arc<Device>, granule: Bytes) {
-        let anew = || PrivatePool { memory: PackedPool::new(Arc::clone(device), granule), open: 0, uses: 0 };
+    fn begin(&mut self, id: PrivatePoolId, device: &Arc<Device>, policy: PagePolicy) {
+        let anew = || PrivatePool { memory: PagePool::new(Arc::clone(device), policy), open: 0, uses: 0 };
         let pool = self.pools.entry(id).or_insert_with(anew);
         pool.open += 1;
         pool.uses += 1;
@@ -103,7 +103,7 @@ impl PrivatePools {
     }
 
     /// Every pool's memory, those among them that are to be given back.
-    fn memories(&self) -> impl Iterator<Item = &PackedPool> {
+    fn memories(&self) -> impl Iterator<Item = &PagePool> {
         self.pools.values().map(|pool| &pool.memory).chain(&self.spent)
     }
 
@@ -124,7 +124,7 @@ impl PrivatePools {
     pub(super) fn laid(&self) -> Vec<(PrivatePoolId, Vec<Laid>)> {
         let of = |(id, pool): (&PrivatePoolId, &PrivatePool)| {
             let id = *id;
-            pool.memory.laid().into_iter().map(move |range| (id, range))
+            pool.memory.laid().0.into_iter().map(move |range| (id, range))
         };
         self.pools.iter().flat_map(of).collect()
     }
@@ -134,19 +134,19 @@ impl PrivatePools {
     }
 
     pub(super) fn range_count(&self) -> usize {
-        self.memories().map(PackedPool::range_count).sum()
+        self.memories().map(PagePool::range_count).sum()
     }
 
     pub(super) fn held(&self) -> Bytes {
-        self.memories().map(PackedPool::held).sum()
+        self.memories().map(PagePool::held).sum()
     }
 
     pub(super) fn live_allocations(&self) -> u64 {
-        self.memories().map(PackedPool::live_allocations).sum()
+        self.memories().map(PagePool::live_allocations).sum()
     }
 
     pub(super) fn usage(&self) -> PrivateUse {
-        let free: Bytes = self.memories().map(PackedPool::free_bytes).sum();
+        let free: Bytes = self.memories().map(PagePool::free_bytes).sum();
         let held = self.held();
         PrivateUse { pools: self.pools.len(), held, live: held - free }
     }
@@ -156,7 +156,7 @@ impl PrivatePools {
         if open != self.open {
             return Err(format!("{} private pools are counted as open, and {open} are", self.open));
         }
-        self.memories().try_for_each(PackedPool::invariants)
+        self.memories().try_for_each(PagePool::invariants)
     }
 
     /// The chunks of pools that are over: their mappings go.
@@ -180,8 +180,7 @@ impl Runtime {
     pub fn begin_private(&self, id: PrivatePoolId) {
         let _giving = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
         let mut pools = self.lock();
-        pools.private.begin(id, &self.device, self.config.granule);
-        pools.stitching.keep_mapped(true);
+        pools.private.begin(id, &self.device, PagePolicy { stitches: false, ..self.config.pages });
     }
 
     /// A private pool is open.
@@ -194,8 +193,6 @@ impl Runtime {
         let was_open = {
             let mut pools = self.lock();
             let was_open = pools.private.end(id);
-            let is_open = pools.private.is_open();
-            pools.stitching.keep_mapped(is_open);
             self.finish_deferred(&mut pools);
             was_open
         };
@@ -221,7 +218,7 @@ impl Runtime {
         match &served {
             Ok(_) => {
                 let len = limits::occupied_len(bytes);
-                self.counters.served(Counter::STITCHED, bytes, len);
+                self.counters.served(Counter::POOL, bytes, len);
                 pools.note(|tap| tap.left_out(request));
             }
             Err(error) => self.count_failure(&mut pools, error),
@@ -239,8 +236,7 @@ impl Runtime {
                 if let Some(address) = pool.memory.alloc(bytes, stream) {
                     return Ok(address);
                 }
-                let lacks = pool.memory.lacks(bytes, stream, Prefer::FewChunks);
-                lacks.ok_or(AllocError::TooLarge { requested: bytes })?
+                pool.memory.lacks_at_end(bytes, stream).ok_or(AllocError::TooLarge { requested: bytes })?
             };
             // Outside the lock: others go on.
             let chunks = match self.acquire(lacks, Duration::ZERO) {
@@ -248,7 +244,7 @@ impl Runtime {
                 Err(error) => return Err(self.out_of_memory(bytes, error)),
             };
             let mut pools = self.lock();
-            let grown = pools.private.pools.get_mut(&id).map(|pool| pool.memory.grow(&chunks, bytes, stream));
+            let grown = pools.private.pools.get_mut(&id).map(|pool| pool.memory.extend(&chunks, stream));
             if let Some(Ok(())) = grown {
                 // Under the lock: another thread may give them back at once, and gives up handles that are its alone.
                 drop(chunks);

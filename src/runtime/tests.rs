@@ -12,7 +12,7 @@ use crate::ids::{ChunkId, DeviceId};
 use crate::ladder::Ladder;
 use crate::memory::Chunk;
 use crate::plan::{Entry, Lane};
-use crate::pool::stitching::StitchConfig;
+use crate::pool::pages::PagePolicy;
 use crate::record::{self, Collected};
 use crate::trace::ContextKey;
 use crate::trace::binary::Remarks;
@@ -130,7 +130,7 @@ fn plan() -> Plan {
 #[test]
 fn a_request_of_more_than_one_lease_takes_several_or_none() {
     let sim = SimDriver::new(SimOptions::with_devices(&[Bytes::gib(512)]));
-    let bench = Bench::over(Arc::new(sim), 150 << 10, RuntimeConfig::default());
+    let bench = Bench::over(Arc::new(sim), 150 << 10, RuntimeConfig::default().planning());
     // 128 GiB come, 72 do not, and those that came go back.
     let error = bench.alloc(Bytes::gib(200)).unwrap_err();
     assert!(crate::error::chain(&error).contains("only 22.00 GiB left"), "{}", crate::error::chain(&error));
@@ -142,7 +142,7 @@ fn a_request_of_more_than_one_lease_takes_several_or_none() {
 }
 
 #[test]
-fn a_request_goes_to_the_plan_and_what_it_does_not_have_is_packed() {
+fn a_request_goes_to_the_plan_and_else_to_the_page_pool() {
     let bench = Bench::new(64, RuntimeConfig::default());
     bench.runtime.install_plan(&plan()).unwrap();
     let planned = bench.alloc(Bytes::mib(3)).unwrap();
@@ -150,7 +150,7 @@ fn a_request_goes_to_the_plan_and_what_it_does_not_have_is_packed() {
     let small = bench.alloc(Bytes::kib(1)).unwrap();
     let unplanned = bench.alloc(Bytes::kib(7)).unwrap();
     let stats = bench.runtime.stats();
-    assert_eq!((stats.served.planned, stats.served.stitching, stats.served.small), (2, 2, 0));
+    assert_eq!((stats.served.planned, stats.served.pool), (2, 2));
     assert_eq!((stats.static_pool, stats.live_allocations), (Bytes::mib(4), 4));
     assert_eq!(stats.live, Bytes::mib(6) + Bytes::kib(8));
     for address in [planned, again, small, unplanned] {
@@ -162,14 +162,14 @@ fn a_request_goes_to_the_plan_and_what_it_does_not_have_is_packed() {
 }
 
 #[test]
-fn without_a_plan_what_is_too_small_to_be_stitched_lies_side_by_side() {
+fn requests_lie_side_by_side_whatever_their_size() {
     let bench = Bench::new(64, RuntimeConfig::default());
-    // Blocks of their own would take 4 MiB each.
+    // Whole chunks would take 4 MiB each.
     let kib = Bytes::kib(2304);
     let mut held: Vec<DeviceAddress> = (0..16).map(|_| bench.alloc(kib).unwrap()).collect();
     let stats = bench.runtime.stats();
     assert_eq!((stats.live, stats.held), (Bytes::mib(36), Bytes::mib(36)));
-    // Whole chunks, and what is large enough, are blocks; so is what leaves little of one over.
+    // Chunks matter at the end alone.
     for (bytes, len) in [(Bytes::mib(4), 4), (Bytes::mib(9), 10), (Bytes::kib(4000), 4)] {
         let before = bench.runtime.stats().held;
         let address = bench.alloc(bytes).unwrap();
@@ -180,16 +180,15 @@ fn without_a_plan_what_is_too_small_to_be_stitched_lies_side_by_side() {
 }
 
 #[test]
-fn without_a_plan_each_pool_takes_what_the_other_has_idle() {
+fn free_memory_serves_requests_of_any_size() {
     let bench = Bench::new(40, RuntimeConfig::default());
     for _ in 0..3 {
-        let packed: Vec<DeviceAddress> = (0..16).map(|_| bench.alloc(Bytes::kib(2304)).unwrap()).collect();
-        packed.into_iter().for_each(|address| bench.free(address));
+        let blocks: Vec<DeviceAddress> = (0..16).map(|_| bench.alloc(Bytes::kib(2304)).unwrap()).collect();
+        blocks.into_iter().for_each(|address| bench.free(address));
         let block = bench.alloc(Bytes::mib(40)).unwrap();
         assert_eq!(bench.runtime.stats().held, Bytes::mib(40));
         bench.free(block);
     }
-    // What neither can serve is refused, once each has looked at the other's.
     let kept = bench.alloc(Bytes::kib(2304)).unwrap();
     let error = bench.alloc(Bytes::mib(40)).unwrap_err();
     assert!(matches!(error, AllocError::OutOfMemory { .. }), "{error}");
@@ -200,38 +199,19 @@ fn without_a_plan_each_pool_takes_what_the_other_has_idle() {
 }
 
 #[test]
-fn nothing_is_packed_without_a_plan_where_the_pools_could_take_nothing_from_each_other() {
-    // Chunks of two sizes, as where a large plan could not be had; chunks that do not leave their addresses; and a stream beside the default one.
-    let large = RuntimeConfig { packed_granule: Some(Bytes::mib(32)), ..RuntimeConfig::default() };
-    let stays = HostOptions { memory_stays_with_addresses: true, ..HostOptions::with_devices(&[Bytes::gib(4)]) };
-    let benches = [
-        (Bench::new(64, large), STREAM),
-        (Bench::over(Arc::new(HostDriver::new(stays.clone())), 64, RuntimeConfig::default()), STREAM),
-        (Bench::over(Arc::new(HostDriver::new(stays)), 64, RuntimeConfig::default().planning()), STREAM),
-        bench_with_stream(),
-    ];
-    for (bench, stream) in benches {
-        let small: Vec<DeviceAddress> = (0..8).map(|_| bench.alloc_on(Bytes::kib(2304), stream).unwrap()).collect();
-        assert_eq!(bench.runtime.stats().packed_use.held, Bytes::ZERO);
-        small.into_iter().for_each(|address| bench.runtime.free(address, stream).unwrap());
-        assert!(bench.alloc_on(Bytes::mib(60), stream).is_ok());
-    }
-}
-
-#[test]
-fn borders_are_where_chunks_meet_whatever_the_addresses_of_a_range_are() {
-    // Nothing is packed, so that each has a range of its own.
-    let stitch = StitchConfig { packed_below: Some(Bytes::ZERO), ..StitchConfig::default() };
-    let bench = Bench::new(256, RuntimeConfig { granule: Bytes::mib(8), stitch, ..RuntimeConfig::default() });
-    // Ranges are aligned to the device's granularity, so most do not begin at a multiple of 8 MiB: a few of them, to be sure.
+fn borders_are_where_chunks_meet() {
+    let pages = PagePolicy { granule: Bytes::mib(8), ..PagePolicy::default() }.with_uniform_chunks();
+    let bench = Bench::new(256, RuntimeConfig { pages, ..RuntimeConfig::default() });
+    // A range is aligned to the device's granularity: most do not begin at a multiple of 8 MiB.
+    let mut at = 0;
     for mib in [20, 9, 33, 8] {
         let address = bench.runtime.alloc(&Request::of(Bytes::mib(mib))).unwrap();
         let offsets: Vec<u64> =
-            bench.runtime.borders(address).iter().map(|border| border.get() - address.get()).collect();
-        let expected: Vec<u64> = (1..mib.div_ceil(8)).map(|n| n * (8 << 20)).collect();
+            bench.runtime.borders(address).iter().map(|border| (border.get() - address.get()) >> 20).collect();
+        let expected: Vec<u64> = (at + 1..at + mib).filter(|mib| mib % 8 == 0).map(|mib| mib - at).collect();
         assert_eq!(offsets, expected, "{mib} MiB");
+        at += mib;
     }
-    // A small allocation lies in a slab of one chunk.
     let small = bench.runtime.alloc(&Request::of(Bytes::kib(600))).unwrap();
     assert_eq!(bench.runtime.borders(small), []);
 }
@@ -256,24 +236,24 @@ fn a_regular_job_asks_for_nothing_after_its_first_iteration() {
 fn under_pressure_idle_pieces_are_stitched_and_only_then_is_it_out_of_memory() {
     let bench = Bench::new(16, RuntimeConfig::default());
     let blocks: Vec<_> = (0..8).map(|_| bench.alloc(Bytes::mib(2)).unwrap()).collect();
+    bench.alloc(Bytes::mib(2)).unwrap_err();
     for at in [0, 2, 4, 6] {
         bench.free(blocks[at]);
     }
     let stitched = bench.alloc(Bytes::mib(8)).unwrap();
-    assert_eq!(bench.runtime.stats().stitch.stitched, 1);
+    assert_eq!(bench.runtime.stats().pages.new_places, 1);
     assert_eq!(bench.runtime.counters.get(Counter::RescuedBytes), 8 << 20);
     let error = bench.alloc(Bytes::mib(2)).unwrap_err();
     let AllocError::OutOfMemory { requested, held, live, stitchable, .. } = &error else { panic!("{error:?}") };
     assert_eq!((*requested, *held, *live, *stitchable), (Bytes::mib(2), Bytes::mib(16), Bytes::mib(16), Bytes::ZERO));
-    assert_eq!(bench.runtime.stats().failures, 1);
+    assert_eq!(bench.runtime.stats().failures, 2);
     bench.free(stitched);
     bench.alloc(Bytes::mib(2)).unwrap();
 }
 
 #[test]
 fn beyond_the_soft_budget_only_what_is_missing_is_asked_for() {
-    let stitch = StitchConfig { fragmentation_limit: Bytes::mib(2), ..StitchConfig::default() };
-    let config = RuntimeConfig { soft_budget: Bytes::mib(8), stitch, ..RuntimeConfig::default() };
+    let config = RuntimeConfig { soft_budget: Bytes::mib(8), ..RuntimeConfig::default() };
     let bench = Bench::new(64, config);
     let blocks: Vec<_> = (0..4).map(|_| bench.alloc(Bytes::mib(2)).unwrap()).collect();
     bench.free(blocks[0]);
@@ -376,26 +356,6 @@ fn a_slab_that_another_stream_has_emptied_is_still_its_own_streams() {
 }
 
 #[test]
-fn beside_a_large_plan_chunks_are_large_while_there_are_such() {
-    let large = Plan { pool_len: Bytes::gib(32), ..Plan::default() };
-    let config = RuntimeConfig::default();
-    assert_eq!(config.beside(&plan()), config);
-    for (steps, expected) in [(vec![2, 32, 256], 32), (vec![2, 256], 2), (vec![64, 256], 64), (vec![2, 8], 8)] {
-        let ladder = Ladder::new(steps.into_iter().map(Bytes::mib).collect()).unwrap();
-        assert_eq!(config.beside(&large).on(&ladder).packed(), Bytes::mib(expected));
-        let chosen = RuntimeConfig { packed_granule: Some(Bytes::mib(2)), ..config };
-        assert_eq!(chosen.beside(&large).on(&ladder).packed(), ladder.steps()[0], "somebody has said otherwise");
-    }
-    // 40 MiB beside the plan of 4: one chunk of 32, and then small ones.
-    let bench = Bench::new(44, RuntimeConfig { packed_granule: Some(Bytes::mib(32)), ..config });
-    bench.runtime.install_plan(&plan()).unwrap();
-    let blocks: Vec<DeviceAddress> = (0..7).map(|_| bench.alloc(Bytes::mib(5)).unwrap()).collect();
-    let stats = bench.runtime.stats();
-    assert_eq!((stats.packed_use.held, stats.stitch_use.held), (Bytes::mib(32), Bytes::mib(6)));
-    blocks.into_iter().for_each(|block| bench.free(block));
-}
-
-#[test]
 fn a_request_whose_place_waits_for_a_stream_has_it_as_soon_as_that_has_passed() {
     let (bench, busy) = bench_with_stream();
     let stall = bench.host.stall(DeviceId(0), busy);
@@ -484,8 +444,8 @@ fn a_small_request_that_fails_names_the_bytes_that_were_asked_for() {
     assert!(matches!(error, AllocError::OutOfMemory { requested, .. } if requested == Bytes::kib(3)), "{error:?}");
 }
 
-/// Found by `tests/model`: a stitched block could not be unmapped, and its chunks went back, to be leased to somebody else while they were still
-/// visible here.
+/// Found by `tests/model`: a place could not be unmapped, and its chunks went back, to be leased to another
+/// process while they were still visible here.
 #[test]
 fn a_chunk_that_may_still_be_visible_here_is_never_given_back() {
     let host = Arc::new(HostDriver::new(HostOptions::with_devices(&[Bytes::gib(4)])));
@@ -502,12 +462,12 @@ fn a_chunk_that_may_still_be_visible_here_is_never_given_back() {
     faulty.layer().fail_always(&[Call::Unmap]);
     assert_eq!(bench.runtime.trim(Bytes::MAX), Bytes::ZERO);
     faulty.layer().fail_always(&[]);
-    assert_eq!(bench.runtime.trim(Bytes::MAX), Bytes::mib(8), "four chunks are visible in the stitched block");
-    assert_eq!(bench.source.state.lock().unwrap().left, Bytes::mib(8));
+    assert_eq!(bench.runtime.trim(Bytes::MAX), Bytes::mib(16), "all can be unmapped now");
+    assert_eq!(bench.source.state.lock().unwrap().left, Bytes::mib(16));
 }
 
 #[test]
-fn bytes_of_one_stream_go_to_another_only_behind_an_event() {
+fn chunks_of_one_stream_move_to_another_when_memory_is_out() {
     let bench = Bench::new(32, RuntimeConfig::default());
     let device = DeviceId(0);
     let (one, two) = (bench.host.create_stream(device).unwrap(), bench.host.create_stream(device).unwrap());
@@ -519,7 +479,9 @@ fn bytes_of_one_stream_go_to_another_only_behind_an_event() {
     bench.runtime.free(other, two).unwrap();
     drop(stall);
     assert_eq!(bench.alloc_on(Bytes::mib(16), two), Ok(other));
-    assert_eq!(bench.alloc_on(Bytes::mib(16), two), Ok(block));
+    // There is no more: the first stream's chunks move, and unmapping waits for it.
+    assert!(bench.alloc_on(Bytes::mib(16), two).is_ok());
+    assert_eq!(bench.runtime.stats().held, Bytes::mib(32));
 }
 
 #[test]
@@ -733,7 +695,7 @@ fn where_nothing_is_left_a_request_has_what_the_plan_has_idle_whoever_it_is_in_t
 
 #[test]
 fn a_late_plan_takes_chunks_of_its_own_size_only() {
-    let bench = Bench::new(400, RuntimeConfig { packed_granule: Some(Bytes::mib(32)), ..RuntimeConfig::default() });
+    let bench = Bench::new(400, RuntimeConfig::default());
     let large = |mib: u64| {
         let mut plan = plan();
         plan.entries[0].bytes = Bytes::mib(mib);
@@ -749,7 +711,7 @@ fn a_late_plan_takes_chunks_of_its_own_size_only() {
     bench.free(block);
     bench.runtime.trim(Bytes::mib(96));
     offer(&plan());
-    // What is beside the plan lies in large chunks, which are idle then.
+    // What is beside the plan lies in chunks of other sizes, which are idle then.
     let blocks: Vec<_> = (0..5).map(|_| bench.alloc(Bytes::mib(7)).unwrap()).collect();
     blocks.into_iter().for_each(|block| bench.free(block));
     offer(&large(41));
@@ -761,7 +723,7 @@ fn a_late_plan_takes_chunks_of_its_own_size_only() {
 
 #[test]
 fn where_no_large_chunks_are_left_nobody_is_asked_for_one_with_each_request() {
-    let bench = Bench::new(4 + 20, RuntimeConfig { packed_granule: Some(Bytes::mib(32)), ..RuntimeConfig::default() });
+    let bench = Bench::new(4 + 20, RuntimeConfig::default());
     bench.runtime.install_plan(&plan()).unwrap();
     let mut acquires = Vec::new();
     for _ in 0..3 {
@@ -778,7 +740,10 @@ fn where_no_large_chunks_are_left_nobody_is_asked_for_one_with_each_request() {
 fn where_chunks_are_large_what_is_small_lies_beside_others_and_fills_them() {
     // Where open files are few the smallest chunk is one of these.
     let granule = Bytes::mib(32);
-    let bench = Bench::new(1024, RuntimeConfig { granule, ..RuntimeConfig::default() });
+    let bench = Bench::new(
+        1024,
+        RuntimeConfig { pages: PagePolicy { granule, ..PagePolicy::default() }, ..RuntimeConfig::default() },
+    );
     let mut live = Bytes::ZERO;
     // To 1 MiB, to 2, and what is stitched where chunks are small: nothing of it fills a chunk.
     for (count, kib) in [(300, 100), (100, 1000), (40, 1800), (30, 2500), (6, 20_000), (2, 70_000)] {
@@ -789,6 +754,6 @@ fn where_chunks_are_large_what_is_small_lies_beside_others_and_fills_them() {
     }
     bench.runtime.invariants().unwrap();
     let held = bench.runtime.stats().held;
-    // One chunk for each of the two small arenas and for the packed pool may be begun.
-    assert!(held <= live.round_up(granule).unwrap() + granule + granule, "{held} for {live}");
+    // One chunk may be begun.
+    assert!(held <= live.round_up(granule).unwrap() + granule, "{held} for {live}");
 }

@@ -17,13 +17,9 @@ const FULL: u64 = 255;
 
 fn kind_of(segment: &Segment) -> Kind {
     match segment.pool {
-        // A slab in a stitched block has memory of others, too.
-        _ if segment.is_stitched => Kind::Stitched,
         SegmentPool::Planned => Kind::Planned,
-        SegmentPool::Packed => Kind::Packed,
-        SegmentPool::Stitching => Kind::Stitching,
+        SegmentPool::Pool => Kind::Pool,
         SegmentPool::Stitched => Kind::Stitched,
-        SegmentPool::Slab => Kind::Small,
         SegmentPool::Private(_) => Kind::Private,
     }
 }
@@ -152,13 +148,13 @@ mod tests {
 
     #[test]
     fn cells_say_how_much_of_them_is_in_use_and_ranges_that_touch_are_one() {
-        let one = segment(SegmentPool::Stitching, 1 << 40, &[(MIB, true), (MIB + 1, false), (MIB - 1, true)]);
-        let next = segment(SegmentPool::Stitching, (1 << 40) + 3 * MIB, &[(MIB / 2 - 1, false), (1, true)]);
+        let one = segment(SegmentPool::Pool, 1 << 40, &[(MIB, true), (MIB + 1, false), (MIB - 1, true)]);
+        let next = segment(SegmentPool::Pool, (1 << 40) + 3 * MIB, &[(MIB / 2 - 1, false), (1, true)]);
         let other = segment(SegmentPool::Planned, 2 << 40, &[(MIB, false)]);
         let map = map_of(&[next, other, one]);
         assert_eq!((map.cell_bytes, map.other_ranges), (512 << 10, 0));
         let [first, second] = &map.ranges[..] else { panic!("{map:?}") };
-        assert_eq!((first.kind(), first.address, first.len_bytes), (Kind::Stitching, 1 << 40, 3 * MIB + MIB / 2));
+        assert_eq!((first.kind(), first.address, first.len_bytes), (Kind::Pool, 1 << 40, 3 * MIB + MIB / 2));
         assert_eq!((first.live_bytes, first.largest_free_bytes), (2 * MIB, MIB + 1));
         // Almost full is not full, and one byte is not nothing.
         assert_eq!(first.used, [255, 255, 0, 0, 254, 255, 1]);
@@ -170,7 +166,7 @@ mod tests {
         for (count, mib) in [(1, 1), (1, 200_000), (47, 3_000), (48, 1), (5_000, 2), (3_000, 700)] {
             let of = |number: u64| {
                 let (len, live) = ((mib + number % 7) * MIB, number % 3 * MIB / 2);
-                segment(SegmentPool::Slab, number << 40, &[(live, true), (len - live, false)])
+                segment(SegmentPool::Pool, number << 40, &[(live, true), (len - live, false)])
             };
             let segments: Vec<Segment> = (1..=count).map(of).collect();
             let map = map_of(&segments);

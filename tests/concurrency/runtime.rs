@@ -107,7 +107,7 @@ impl Bench {
         runtime.synchronize().unwrap();
         let stats = runtime.stats();
         assert_eq!((stats.live, stats.live_allocations, stats.failures), (Bytes::ZERO, 0, refused));
-        assert_eq!(stats.served.planned + stats.served.stitching + stats.served.small, served);
+        assert_eq!(stats.served.planned + stats.served.pool, served);
         // The books learn of an allocation after it was made and of a free before.
         assert!(stats.peak_live >= Bytes::new(peak), "{stats:?}, {peak}");
         assert!(stats.peak_live <= Bytes::new(2 * total.get()) && stats.held <= total, "{stats:?}");
@@ -297,9 +297,9 @@ fn figures_are_whole_and_never_go_back_while_two_threads_write_them() {
         let writers = [writer(ONE), writer(TWO)];
         let counters = *bench.runtime.counters();
         let grows = [
-            Counter::RequestsStitching,
+            Counter::RequestsPool,
             Counter::RequestsSmall,
-            Counter::BytesStitching,
+            Counter::BytesPool,
             Counter::BytesSmall,
             Counter::PeakLiveBytes,
             Counter::PeakHeldBytes,

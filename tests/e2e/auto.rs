@@ -116,7 +116,7 @@ fn a_directory_with_plans_of_several_jobs_has_each_find_its_own_by_what_it_does_
         let wanted = ["plans_installed", "plans_refused", "deviations_blocked"].map(|name| counters[name].as_u64());
         assert_eq!(wanted, [Some(1), Some(0), Some(0)], "{counters}");
         // One that it made itself would come after the fourth iteration, of some fourteen requests each.
-        let stitched = counters["requests_stitching"].as_u64();
+        let stitched = counters["requests_pool"].as_u64();
         assert!(stitched < Some(3 * 14), "{counters}");
         assert!(plans(&second).is_empty(), "what it found is where it was");
     };

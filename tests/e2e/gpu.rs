@@ -384,7 +384,7 @@ fn a_lease_may_take_longer_than_a_client_would_wait_in_silence() {
     let daemon = TestDaemon::on(Machine::new(GpuKind::Cuda, SLOW), &[]);
     let patience = Duration::from_millis(1_500);
     let config = SessionConfig { patience, ..daemon.session_config("slow") };
-    let runtime = Session::connect(&config).unwrap().runtime(0, RuntimeConfig::default()).unwrap();
+    let runtime = Session::connect(&config).unwrap().runtime(0, RuntimeConfig::default().planning()).unwrap();
     let started = SystemClock::new();
     runtime.alloc(&Request::of(Bytes::mib(96))).unwrap();
     assert!(started.now() > patience + patience, "{:?} are no proof", started.now());
@@ -491,7 +491,7 @@ fn where_devices_make_chunks_of_4_mib_nobody_deals_in_smaller_ones() {
         runtime.alloc(&Request::of(Bytes::new(1_000))).unwrap();
     }
     let status = daemon.status();
-    // Two chunks for 6 MiB, and one for what is small.
+    // Two chunks for both.
     let figures = [0, 1].map(|at| (&status["devices"][at]["leased_bytes"], &status["devices"][at]["chunks"]));
-    assert_eq!(figures, [(&(12 * MIB).into(), &3.into()), (&(12 * MIB).into(), &3.into())]);
+    assert_eq!(figures, [(&(8 * MIB).into(), &2.into()), (&(8 * MIB).into(), &2.into())]);
 }

@@ -40,8 +40,7 @@ fn sessions_show_their_figures_from_the_stats_page() {
     let session = &sessions["sessions"][0];
     assert_eq!((session["name"].as_str(), session["pid"].as_u64()), (Some("trainer"), Some(std::process::id().into())));
     assert_eq!(session["counters"]["live_bytes"], 5 * MIB + 3072);
-    assert_eq!(session["counters"]["requests_stitching"], 1);
-    assert_eq!(session["counters"]["requests_small"], 1);
+    assert_eq!(session["counters"]["requests_pool"], 2);
     runtime.free(kept, stitchd::ids::StreamId::DEFAULT).unwrap();
     assert_eq!(daemon.cli_json(&["sessions"])["sessions"][0]["counters"]["live_bytes"], 3072);
 }

@@ -137,10 +137,7 @@ fn where_a_sessions_memory_lies_is_what_it_says_itself() {
     });
     let output = daemon.cli(&["top", "--once", "--map", &number.to_string()]);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        text.contains(&format!("where the memory of trainer #{number} lies")) && text.contains("0 stitching"),
-        "{text}"
-    );
+    assert!(text.contains(&format!("where the memory of trainer #{number} lies")) && text.contains("0 pool"), "{text}");
     assert_eq!(daemon.cli_json(&["top", "--map", &number.to_string()])["session"], number);
     drop((giver, runtime, session));
     eventually("that it is over", || daemon.http(&path).0.contains("404").then_some(()));

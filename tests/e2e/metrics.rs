@@ -70,7 +70,7 @@ fn every_figure_is_there_from_the_first_scrape_and_follows_what_happens() {
     let session = of_session("stitchd_session_bytes", &uuid, "quoted\\\" \\\\ name") + "kind=";
     assert_eq!(value(&text, &format!("{session}\"live\"}}")), mib(8));
     assert_eq!(value(&text, &format!("{session}\"leased\"}}")), mib(8));
-    assert_eq!(value(&text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"stitching\"}}")), 1.0);
+    assert_eq!(value(&text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"pool\"}}")), 1.0);
     assert_eq!(
         value(&text, &format!("stitchd_allocation_failures_total{{UUID=\"{uuid}\",reason=\"exhausted\"}}")),
         1.0
@@ -81,7 +81,7 @@ fn every_figure_is_there_from_the_first_scrape_and_follows_what_happens() {
     assert!(value(&text, "stitchd_acquire_seconds_count{result=\"granted\"}") >= 1.0);
     assert!(value(&text, "stitchd_acquire_seconds_count{result=\"refused\"}") >= 1.0);
     assert!(value(&text, "stitchd_driver_call_seconds_count{call=\"create\"}") >= 4.0, "8 MiB in chunks of 2");
-    let served = of_session("stitchd_session_requests_total", &uuid, "quoted\\\" \\\\ name") + "served=\"stitching\"}";
+    let served = of_session("stitchd_session_requests_total", &uuid, "quoted\\\" \\\\ name") + "served=\"pool\"}";
     assert_eq!(value(&text, &served), 1.0);
     assert!(value(&text, "process_resident_memory_bytes ") > 1e6 && value(&text, "process_start_time_seconds ") > 1e9);
 
@@ -91,7 +91,7 @@ fn every_figure_is_there_from_the_first_scrape_and_follows_what_happens() {
     let text =
         eventually("the session ends", || Some(scrape(&daemon)).filter(|text| value(text, "stitchd_sessions ") == 0.0));
     assert!(!text.contains("quoted"));
-    assert_eq!(value(&text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"stitching\"}}")), 1.0);
+    assert_eq!(value(&text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"pool\"}}")), 1.0);
     assert_eq!(value(&text, &format!("stitchd_returned_bytes_total{{UUID=\"{uuid}\",reason=\"release\"}}")), mib(8));
 }
 
@@ -125,8 +125,8 @@ fn what_was_counted_under_the_daemon_before_is_no_news_of_the_one_that_follows()
         runtime.alloc(&Request::of(Bytes::mib(4))).unwrap();
     }
     runtime.alloc(&Request::of(Bytes::mib(100))).unwrap_err();
-    let served = format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"stitching\"}}");
-    let of_it = of_session("stitchd_session_requests_total", &uuid, "stays") + "served=\"stitching\"}";
+    let served = format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"pool\"}}");
+    let of_it = of_session("stitchd_session_requests_total", &uuid, "stays") + "served=\"pool\"}";
     let failed = format!("stitchd_allocation_failures_total{{UUID=\"{uuid}\",reason=\"exhausted\"}}");
     let counted = |daemon: &TestDaemon| {
         let text = scrape(daemon);
@@ -141,14 +141,14 @@ fn what_was_counted_under_the_daemon_before_is_no_news_of_the_one_that_follows()
     assert_eq!(counted(&daemon), [1.0, 1.0, 1.0]);
     // Its own figures are its whole life's.
     let listed = daemon.cli_json(&["sessions"]);
-    assert_eq!(listed["sessions"][0]["counters"]["requests_stitching"], 4, "{listed}");
+    assert_eq!(listed["sessions"][0]["counters"]["requests_pool"], 4, "{listed}");
 }
 
 #[test]
 fn the_counters_of_a_name_do_not_go_down_when_one_of_its_sessions_ends() {
     let daemon = TestDaemon::with(&["--device=0=64MiB", "--http", "127.0.0.1:0"]);
     let uuid = daemon.uuid();
-    let served = of_session("stitchd_session_requests_total", &uuid, "twin") + "served=\"stitching\"}";
+    let served = of_session("stitchd_session_requests_total", &uuid, "twin") + "served=\"pool\"}";
     let (stays, goes) = (daemon.runtime("twin"), daemon.runtime("twin"));
     stays.alloc(&Request::of(Bytes::mib(4))).unwrap();
     for _ in 0..5 {
@@ -313,7 +313,7 @@ fn a_process_on_two_devices_is_counted_on_each_and_asked_for_what_lies_idle_ther
     assert_eq!(daemon.cli_json(&["sessions"])["sessions"][0]["counters"]["live_bytes"], 32 << 20);
     let served = |text: &str, device: u32| {
         let uuid = session.devices().iter().find(|of| of.ordinal == device).unwrap().uuid;
-        value(text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"stitching\"}}"))
+        value(text, &format!("stitchd_requests_total{{UUID=\"{uuid}\",served=\"pool\"}}"))
     };
     assert_eq!([served(&text, 0), served(&text, 1)], [2.0, 2.0]);
     // What lies idle on each is known, and exactly that is asked for.

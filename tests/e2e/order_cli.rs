@@ -178,7 +178,7 @@ fn what_an_order_allocates_is_served_from_its_plan_without_a_deviation() {
         assert!(least <= pool && pool < least + (1 << 20), "{name}: {pool} and {least}");
         let replayed = run_json(&["replay", text(&trace), "--pool", "stitchd", "--plan", text(&plan), "--json"]);
         let pool = &replayed["pools"][0];
-        let served = ["stitching", "small", "reuse"].map(|who| pool["served_bytes"][who].as_u64().unwrap());
+        let served = ["pool", "stitching", "reuse"].map(|who| pool["served_bytes"][who].as_u64().unwrap());
         assert_eq!((&pool["deviations"], served), (&json!(0), [0; 3]), "{name}: {pool}");
     }
 }

@@ -38,7 +38,7 @@ fn every_pool_is_replayed_and_the_plan_is_judged_by_what_it_was_not_made_from() 
     assert_eq!(pool(&shown, "caching")["driver_calls"]["malloc"], 137);
     let ours = pool(&shown, "stitchd");
     assert!(ours["efficiency"].as_f64().unwrap() > 0.99, "{ours}");
-    assert_eq!(ours["served_bytes"]["stitching"], 0, "all is planned: {ours}");
+    assert_eq!(ours["served_bytes"]["pool"], 0, "all is planned: {ours}");
     assert_eq!(ours["steady_driver_calls_per_iteration"], 0);
     assert!(ours["lease_rpcs"].as_u64().unwrap() >= 1 && ours["deviations"] == 0, "{ours}");
     assert!(shown["verdict"].as_str().unwrap().starts_with("fits in "), "{}", shown["verdict"]);
@@ -193,7 +193,7 @@ fn iterations_that_nobody_numbered_are_numbered_for_replays_and_plans() {
     assert_eq!(run(&["plan", "check", plan, file]).status.code(), Some(0));
     let served = run_json(&["replay", file, "--plan", plan, "--pool", "stitchd", "--json"]);
     let ours = pool(&served, "stitchd");
-    assert_eq!((&ours["deviations"], &ours["served_bytes"]["stitching"]), (&0.into(), &0.into()), "{ours}");
+    assert_eq!((&ours["deviations"], &ours["served_bytes"]["pool"]), (&0.into(), &0.into()), "{ours}");
 }
 
 /// A trace of two jobs on two devices at once. Each repeats itself, on the second with one request more between; of each device 12 MiB are live at the most.

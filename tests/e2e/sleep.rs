@@ -285,7 +285,7 @@ lib.stitch_tag_pop()
 free(idle, 32 * MIB)
 live = sum(block['size'] for segment in text(lib.stitch_memory_snapshot) for block in segment['blocks'] if block['state'] == 'active_allocated')
 say(lib.stitch_memory_stat(0, b'allocated_bytes.all.current') // MIB, lib.stitch_memory_stat(0, b'reserved_bytes.all.current') // MIB,
-    text(lib.stitch_counters)['requests_stitching'], live // MIB, lib.stitch_range_manifest(tagged, 0, None, 0) > 0)
+    text(lib.stitch_counters)['requests_pool'], live // MIB, lib.stitch_range_manifest(tagged, 0, None, 0) > 0)
 sys.stdin.readline()
 ";
     let Some(mut child) = python(&daemon, script) else { return };

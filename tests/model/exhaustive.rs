@@ -1,12 +1,11 @@
 //! Every list of up to six operations on tiny pools, with the checks of the random runs.
 
 use stitchd::ids::StreamId;
-use stitchd::pool::stitching::Effort;
+use stitchd::rng::Rng;
 
 use crate::job::Job;
+use crate::pages::{Bench as Pages, GRANULE, SETUP, Setup};
 use crate::planned::Bench as Planned;
-use crate::small::Bench as Small;
-use crate::stitching::{Bench as Stitching, GRANULE, SETUP, Setup};
 
 const LEN: u32 = 6;
 
@@ -35,71 +34,42 @@ fn every_list<B>(count: u64, new: impl Fn() -> B, act: impl Fn(&mut B, u64), che
 const ONE: StreamId = StreamId(0);
 const TWO: StreamId = StreamId(1);
 
-fn serve(bench: &mut Stitching, chunks: u64, stream: StreamId) {
-    if bench.alloc(chunks * GRANULE, stream).is_none() {
-        let _ = bench.stitch(chunks * GRANULE, stream, Effort::Last);
-    }
-}
-
-fn free(bench: &mut Stitching, nth: usize) {
-    if let Some((start, stream)) = bench.nth_live(nth) {
-        bench.free(start, stream);
-    }
-}
-
-fn stitching(alias: bool) {
+/// Requests of a half, one and a half and three granules in a pool of four, whose chunks are of one and
+/// of two; frees from either end; trims.
+fn pages(alias: bool, stays: bool) {
     let new = || {
-        let mut bench = Stitching::new(Setup { alias, chunks_max: 4, ..SETUP });
-        bench.grow(3, ONE);
+        let mut bench = Pages::new(Setup { alias, stays, granules_max: 5, ..SETUP });
+        bench.extend(&[1, 2], ONE);
         bench
     };
-    let act = |bench: &mut Stitching, operation| match operation {
-        0 => serve(bench, 1, ONE),
-        1 => serve(bench, 2, TWO),
-        2 => serve(bench, 3, ONE),
-        3 => free(bench, 0),
-        4 => free(bench, 1),
-        5 => bench.trim(GRANULE),
-        6 => {
-            bench.pass(ONE);
-            bench.pass(TWO);
-        }
-        _ => drop(bench.grow(1, TWO)),
-    };
-    every_list(8, new, act, Stitching::check_all, Stitching::end);
-}
-
-#[test]
-fn no_list_of_six_operations_makes_a_stitching_pool_share_bytes() {
-    stitching(true);
-}
-
-#[test]
-fn no_list_of_six_operations_makes_a_pool_that_moves_chunks_share_bytes() {
-    stitching(false);
-}
-
-#[test]
-fn no_list_of_six_operations_makes_a_small_pool_share_bytes() {
-    // A third and a half of a slab on one stream, a half on another; frees from either end and from the middle.
-    const SLAB: u64 = 2 << 20;
-    let serve = |bench: &mut Small, bytes: u64, stream: StreamId| {
-        if bench.alloc(bytes, stream).is_none() && bytes <= SLAB / 2 {
-            bench.add_slab(bytes, stream);
+    let serve = |bench: &mut Pages, bytes: u64, stream: StreamId| {
+        let mut rng = Rng::new(1);
+        let is_served = bench.alloc(bytes, stream) || bench.stitch(bytes, stream, &mut rng);
+        if !is_served && bench.extend(&[bytes.div_ceil(GRANULE)], stream) {
             bench.alloc(bytes, stream);
         }
     };
-    let act = |bench: &mut Small, operation| match operation {
-        0 => serve(bench, SLAB / 3, ONE),
-        1 => serve(bench, SLAB / 2, ONE),
-        2 => serve(bench, SLAB / 2, TWO),
-        3 if !bench.live.is_empty() => bench.free_nth(0),
-        4 if bench.live.len() > 1 => bench.free_nth(1),
-        5 if bench.live.len() > 2 => bench.free_nth(bench.live.len() - 1),
-        6 => bench.trim(),
-        _ => {}
+    let act = move |bench: &mut Pages, operation| match operation {
+        0 => serve(bench, GRANULE / 2, ONE),
+        1 => serve(bench, GRANULE + GRANULE / 2, ONE),
+        2 => serve(bench, 3 * GRANULE, ONE),
+        3 => serve(bench, GRANULE, TWO),
+        4 => bench.free_nth(0),
+        5 => bench.free_nth(1),
+        6 => drop(bench.trim(GRANULE)),
+        _ => drop(bench.extend(&[1], ONE)),
     };
-    every_list(7, Small::default, act, Small::check_all, Small::end);
+    every_list(8, new, act, Pages::check, Pages::end);
+}
+
+#[test]
+fn every_list_of_operations_on_pages() {
+    pages(true, false);
+}
+
+#[test]
+fn every_list_of_operations_on_pages_without_aliases() {
+    pages(false, false);
 }
 
 /// A plan of four requests, of which the first and third, and the second and fourth, can share bytes. Without a prologue the job is in its cycle;

@@ -12,16 +12,14 @@ mod faulty;
 mod job;
 mod ledger;
 mod memory;
-mod packed;
+mod pages;
 mod planned;
 mod private_pools;
 mod recording;
 mod reference;
 mod runtime;
-mod small;
 #[path = "../support/standin.rs"]
 mod standin;
-mod stitching;
 mod store;
 mod watch;
 

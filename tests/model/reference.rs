@@ -92,12 +92,6 @@ impl Physical {
         self.taken.get(&chunk).is_none_or(|taken| taken.len() == 0)
     }
 
-    /// True when `stream` may have all of the chunk now.
-    pub(crate) fn is_usable(&self, chunk: Handle, stream: StreamId, passed: impl Fn(StreamId) -> u64) -> bool {
-        let mut used = self.used.get(&chunk).into_iter().flatten();
-        self.is_idle(chunk) && used.all(|(_, _, last, at)| *last == stream || passed(*last) >= *at)
-    }
-
     /// The chunk is another's now.
     pub(crate) fn forget(&mut self, chunk: Handle) {
         assert!(self.is_idle(chunk), "a chunk leaves while somebody has bytes of it");

@@ -12,9 +12,9 @@ use super::guarded;
 use crate::process;
 
 /// The statistics of a device as one JSON object, flat, under the names of `torch.cuda.memory_stats` and with their meanings: `"allocated_bytes.all.current"`, `"reserved_bytes.all.peak"`, `"num_ooms"` and so on. All nine figures are there of
-/// `.all`, `.small_pool` and `.large_pool`, with `.current`, `.peak`, `.allocated` and `.freed`; small is what the small pool serves, which a process with a plan does not use. An allocation that was freed and waits for other streams
+/// `.all`, `.small_pool` and `.large_pool`, with `.current`, `.peak`, `.allocated` and `.freed`; one pool serves all sizes, so everything is large. An allocation that was freed and waits for other streams
 /// is active and not allocated, but for the peaks, which are those of `active` for both. The peaks of `allocation` and `active` are the most that this function has told: a count at every allocation would cost more than it says.
-/// So are those of what is large while something is small, and what is said of `inactive_split`, with all that came and went there.
+/// So is what is said of `inactive_split`, with all that came and went there.
 ///
 /// Writes at most `capacity` bytes to `text`, a NUL at the end among them, and returns how many the whole text has without its NUL: one that is cut is asked for again with more room. `text` may be NULL where capacity is 0.
 /// A device that nothing was allocated on has an empty object. What is under tags is counted with the rest; its peaks are added to the others', whenever they were.
@@ -135,7 +135,7 @@ pub extern "C" fn stitch_reset_accumulated_memory_stats(device: c_int) {
 
 /// All memory of a device that this process holds, and what lies where in it, as a JSON list of segments with the keys of `torch.cuda.memory_snapshot()`, by address. Segments are contiguous and mapped.
 ///
-/// Beside PyTorch's keys each has `pool`: `planned`, `packed`, `stitching`, `slab`, `private`, or `stitched`, and `is_stitched`. One that is stitched is a live block at addresses of its own, or a slab in one; its memory is that of other segments, whose blocks are
+/// Beside PyTorch's keys each has `pool`: `planned`, `pool`, `private`, or `stitched`, and `is_stitched`. One that is stitched is a live allocation at addresses of its own; its memory is that of other segments, whose blocks are
 /// `inactive` with `"shown": true`. So the sizes of all others together are what is reserved, and active blocks are counted once.
 ///
 /// `text` and the result are as for `stitch_memory_stats`. What other threads do between two calls may make it longer. Takes time proportional to all blocks, and other threads wait for it.
@@ -159,13 +159,10 @@ pub unsafe extern "C" fn stitch_memory_snapshot(device: c_int, text: *mut c_char
 fn segment_of(device: c_int, segment: &Segment) -> String {
     let (pool, id) = match segment.pool {
         SegmentPool::Planned => ("planned", PrivatePoolId(0, 0)),
-        SegmentPool::Packed => ("packed", PrivatePoolId(0, 0)),
-        SegmentPool::Stitching => ("stitching", PrivatePoolId(0, 0)),
+        SegmentPool::Pool => ("pool", PrivatePoolId(0, 0)),
         SegmentPool::Stitched => ("stitched", PrivatePoolId(0, 0)),
-        SegmentPool::Slab => ("slab", PrivatePoolId(0, 0)),
         SegmentPool::Private(id) => ("private", id),
     };
-    let kind = if segment.pool == SegmentPool::Slab { "small" } else { "large" };
     let sum = |counts: fn(&Block) -> bool, of: fn(&Block) -> Bytes| {
         segment.blocks.iter().filter(|block| counts(block)).map(of).sum::<Bytes>().get()
     };
@@ -176,7 +173,7 @@ fn segment_of(device: c_int, segment: &Segment) -> String {
     let _ = write!(
         text,
         "{{\"device\":{device},\"address\":{},\"total_size\":{},\"allocated_size\":{},\"active_size\":{},\
-         \"requested_size\":{},\"stream\":{},\"segment_type\":\"{kind}\",\"segment_pool_id\":[{},{}],\
+         \"requested_size\":{},\"stream\":{},\"segment_type\":\"large\",\"segment_pool_id\":[{},{}],\
          \"is_expandable\":false,\"frames\":[],\"pool\":\"{pool}\",\"is_stitched\":{},\"blocks\":[{}]}}",
         segment.span.start().get(),
         segment.span.len().get(),

@@ -163,8 +163,7 @@ fn print(result: &Result) {
         ">efficiency",
         ">plan",
         ">reuse",
-        ">stitching",
-        ">small",
+        ">pool",
         ">calls first",
         ">calls last",
         ">ns/alloc",
@@ -179,8 +178,7 @@ fn print(result: &Result) {
         let cell = |path: &[&str]| number(path).map_or_else(|| "-".to_owned(), |n| format!("{n:.0}"));
         let efficiency = act.peak_live().get() as f64 / act.peak_leased().get().max(1) as f64;
         let served = |pool: &str| {
-            let all: f64 =
-                ["planned", "reuse", "stitching", "small"].iter().filter_map(|pool| number(&["served", pool])).sum();
+            let all: f64 = ["planned", "reuse", "pool"].iter().filter_map(|pool| number(&["served", pool])).sum();
             number(&["served", pool]).map_or_else(|| "-".to_owned(), |n| format!("{:.1} %", 100.0 * n / all.max(1.0)))
         };
         table.row(vec![
@@ -191,8 +189,7 @@ fn print(result: &Result) {
             format!("{:.1} %", efficiency * 100.0),
             served("planned"),
             served("reuse"),
-            served("stitching"),
-            served("small"),
+            served("pool"),
             cell(&["driver_calls_first_iteration"]),
             cell(&["driver_calls_last_iteration"]),
             cell(&["ns_per_allocation"]),

@@ -227,11 +227,14 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         Failure::Usage(format!("there is no cost table '{}'; there are {names}", args.costs))
     })?;
     let is_auto = args.auto && !args.disables("plan");
-    let mut runtime = if is_auto { RuntimeConfig::default().planning() } else { RuntimeConfig::default() };
+    let mut runtime = RuntimeConfig::default();
+    if is_auto {
+        runtime = runtime.planning();
+    }
     for part in &args.disable {
         match part.as_str() {
             "plan" => {}
-            "stitch" => runtime.stitch.is_on = false,
+            "stitch" => runtime.pages.stitches = false,
             "reuse" => runtime.reuses = false,
             other => return Err(Failure::Usage(format!("--disable takes plan, reuse and stitch, not '{other}'"))),
         }

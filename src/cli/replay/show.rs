@@ -131,8 +131,10 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
         "served_bytes": {
             "planned": run.more.served.planned.get(),
             "reuse": run.more.served.reuse.get(),
-            "stitching": run.more.served.stitching.get(),
-            "small": run.more.served.small.get(),
+            "pool": run.more.served.pool.get(),
+            // The names of one version ago.
+            "stitching": run.more.served.pool.get(),
+            "small": 0,
         },
         "deviations": run.more.deviations,
         "auto": run.more.auto.map(|auto| json!({

@@ -18,24 +18,21 @@ pub(super) struct Sweep {
 }
 
 /// Every setting, with its unit and what it is.
-const KEYS: [(&str, &str); 12] = [
+const KEYS: [(&str, &str); 15] = [
     ("capacity", "bytes that the device has for this process"),
     ("gmlake.frag_limit", "bytes; GMLake's fragmentation limit (512MiB)"),
     ("gmlake.rules", "code or paper; the limit is about requests in the code, and about blocks in the paper (code)"),
     ("gmlake.stitched_max", "bytes of addresses that GMLake's stitched blocks may take (1000GiB)"),
     ("gmlake.stitches_max", "stitched blocks of GMLake before idle ones go (10000)"),
-    (
-        "stitchd.granule",
-        "bytes; the size of chunk that the pools grow by (2MiB; beside a plan of 32 GiB and more 32MiB), a power of two",
-    ),
-    ("stitchd.soft_budget", "bytes; up to which the pools rather ask for more than stitch (0)"),
-    ("stitchd.slack_per_mille", "above it they still do while at most so many thousandths are idle (20)"),
-    (
-        "stitchd.packed_below",
-        "bytes; without a plan smaller requests that would leave a sixteenth of their block over lie side by side (four chunks, 8MiB where they are of 2MiB; with --auto all)",
-    ),
-    ("stitchd.fragmentation_limit", "bytes; smaller blocks are not stitched, unless memory runs out (8MiB)"),
-    ("stitchd.stitch_limit", "bytes of addresses that stitched blocks may take (1TiB)"),
+    ("stitchd.granule", "bytes; smallest chunk, of which all others are multiples, a power of two (2MiB)"),
+    ("stitchd.chunk_per_mille", "a chunk has at most so many thousandths of what is held; 0: all of one granule (15)"),
+    ("stitchd.request_chunks", "what one request lacks comes in about so many chunks at least (4)"),
+    ("stitchd.chunk_max", "bytes; largest chunk (512MiB)"),
+    ("stitchd.ahead_per_mille", "the last chunk for a request has at least so many thousandths of what is held (1)"),
+    ("stitchd.soft_budget", "bytes; up to which the pool grows rather than stitches (0)"),
+    ("stitchd.slack_per_mille", "above it it still grows while at most so many thousandths are idle (3)"),
+    ("stitchd.piece_min", "bytes; a part of a chunk is stitched if it saves as much new memory (8MiB)"),
+    ("stitchd.stitch_min", "bytes; smaller requests are stitched only if memory runs out (2MiB)"),
     ("caching.OPTION", "any option of PyTorch's, such as caching.max_split_size_mb=128; expandable has it, too"),
 ];
 
@@ -97,13 +94,16 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
                 let steps = [granule].into_iter().chain(larger).collect();
                 setup.ladder = Ladder::new(steps).map_err(|error| wrong(error.to_string()))?;
             }
-            (setup.runtime.granule, setup.runtime.packed_granule) = (granule, Some(granule));
+            setup.runtime.pages.granule = granule;
         }
         "stitchd.soft_budget" => setup.runtime.soft_budget = bytes()?,
-        "stitchd.slack_per_mille" => setup.runtime.slack_per_mille = number()? as u64,
-        "stitchd.packed_below" => setup.runtime.stitch.packed_below = Some(bytes()?),
-        "stitchd.fragmentation_limit" => setup.runtime.stitch.fragmentation_limit = bytes()?,
-        "stitchd.stitch_limit" => setup.runtime.stitch.stitch_limit = bytes()?,
+        "stitchd.chunk_per_mille" => setup.runtime.pages.chunk_per_mille = number()? as u64,
+        "stitchd.request_chunks" => setup.runtime.pages.request_chunks = number()? as u64,
+        "stitchd.chunk_max" => setup.runtime.pages.chunk_max = bytes()?,
+        "stitchd.ahead_per_mille" => setup.runtime.pages.ahead_per_mille = number()? as u64,
+        "stitchd.slack_per_mille" => setup.runtime.pages.slack_per_mille = number()? as u64,
+        "stitchd.piece_min" => setup.runtime.pages.piece_min = bytes()?,
+        "stitchd.stitch_min" => setup.runtime.pages.stitch_min = bytes()?,
         key => {
             let unknown = || Failure::Usage(format!("there is no setting '{key}'; there are {}", keys()));
             let option = key.strip_prefix("caching.").ok_or_else(unknown)?;

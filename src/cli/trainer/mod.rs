@@ -156,8 +156,7 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
     let config = SessionConfig { library, tenant, pod, ..SessionConfig::new(args.socket.clone(), args.name.clone()) };
     let session = Session::connect(&config)?;
     let wait = Duration::from_secs(args.wait);
-    let config = RuntimeConfig { wait, ..RuntimeConfig::default() };
-    let runtime = Arc::new(session.runtime(0, plan.as_ref().map_or(config, |plan| config.beside(plan)))?);
+    let runtime = Arc::new(session.runtime(0, RuntimeConfig { wait, ..RuntimeConfig::default() })?);
     let giver = GiverThread::begin(&session, Arc::clone(&runtime));
     let giver = giver.context("starting the thread that gives memory back").map_err(Failure::Other)?;
     say(&json!({ "state": WAITING }));
@@ -328,14 +327,12 @@ impl Trainer {
                 "served": {
                     "planned": stats.served.planned,
                     "reuse": stats.served.reuse,
-                    "stitching": stats.served.stitching,
-                    "small": stats.served.small,
+                    "pool": stats.served.pool,
                 },
                 "served_bytes": {
                     "planned": stats.served.planned_bytes.get(),
                     "reuse": stats.served.reuse_bytes.get(),
-                    "stitching": stats.served.stitching_bytes.get(),
-                    "small": stats.served.small_bytes.get(),
+                    "pool": stats.served.pool_bytes.get(),
                 },
                 "deviations": stats.planned.deviations(),
                 "driver_calls_first_iteration": self.calls.first().copied().unwrap_or(0),

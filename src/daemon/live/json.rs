@@ -40,7 +40,7 @@ pub fn counter(session: &v1::SessionStatus, name: &str) -> u64 {
 
 /// Allocations that were served, by whichever pool.
 pub fn requests(session: &v1::SessionStatus) -> u64 {
-    ["planned", "reuse", "stitching", "small"]
+    ["planned", "reuse", "pool"]
         .map(|served| counter(session, &format!("requests_{served}")))
         .into_iter()
         .fold(0, u64::saturating_add)
@@ -419,15 +419,13 @@ pub fn address_map(session: u64, reply: &v1::AddressMapReply) -> Value {
     json!({ "session": session, "devices": reply.devices.iter().map(device).collect::<Vec<_>>() })
 }
 
-/// `planned`, `stitching` and so on.
+/// `planned`, `pool` and so on.
 pub fn range_kind(range: &v1::AddressRange) -> &'static str {
     use v1::address_range::Kind;
     match range.kind() {
         Kind::Planned => "planned",
-        Kind::Packed => "packed",
-        Kind::Stitching => "stitching",
+        Kind::Pool => "pool",
         Kind::Stitched => "stitched",
-        Kind::Small => "small",
         Kind::Private => "private",
         Kind::Unspecified => "unknown",
     }

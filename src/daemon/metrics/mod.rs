@@ -78,12 +78,8 @@ impl SessionCounts {
 }
 
 /// Pools by their label.
-const SERVED: [(&str, Counter); 4] = [
-    ("planned", Counter::RequestsPlanned),
-    ("reuse", Counter::RequestsReuse),
-    ("stitching", Counter::RequestsStitching),
-    ("small", Counter::RequestsSmall),
-];
+const SERVED: [(&str, Counter); 3] =
+    [("planned", Counter::RequestsPlanned), ("reuse", Counter::RequestsReuse), ("pool", Counter::RequestsPool)];
 
 const DEVIATIONS: [(&str, Counter); 5] = [
     ("late", Counter::DeviationsLate),

@@ -226,7 +226,7 @@ impl Allocator for Stalloc {
         }
         let small = if asked.bytes <= SMALL { self.small.take() } else { None };
         let (held, address) = if let Some(slot) = small {
-            self.more.served.small = self.more.served.small.saturating_add(asked.bytes);
+            self.more.served.pool = self.more.served.pool.saturating_add(asked.bytes);
             (Held::Small(slot), DeviceAddress::new(FIRST_ADDRESS - SMALL.get() * (slot + 1)))
         } else if asked.is_dynamic || asked.bytes <= SMALL {
             (Held::Fallback, self.fall_back(asked)?)
@@ -244,7 +244,7 @@ impl Allocator for Stalloc {
             }
         };
         if matches!(held, Held::Fallback) {
-            self.more.served.stitching = self.more.served.stitching.saturating_add(asked.bytes);
+            self.more.served.pool = self.more.served.pool.saturating_add(asked.bytes);
         }
         self.held[slot] = Some(held);
         Ok(address)
@@ -337,7 +337,7 @@ mod tests {
         let other = JOB.replace("5,alloc,4,8192,2,\n", "5,alloc,9,7000,2,\n5,free,9,,2,\n5,alloc,4,8192,2,\n");
         let (run, model) = ran(JOB, &other);
         assert_eq!((run.more.deviations, run.more.served.planned), (3, Bytes::new(4096 + 8192 + 6144)));
-        assert_eq!(run.more.served.stitching, Bytes::new(7000 + 8192 + 6144));
+        assert_eq!(run.more.served.pool, Bytes::new(7000 + 8192 + 6144));
         // Small segments of the caching allocator beside the pool, and the count where three requests leave it.
         assert_eq!((run.peak_reserved, model.at), (Bytes::mib(4), 2));
     }
@@ -353,14 +353,14 @@ mod tests {
         let sizes: Vec<_> = model.entries.iter().map(|(bytes, at)| (bytes.get(), at.is_some())).collect();
         assert_eq!(sizes, [(4096, true), (7000, false), (8192, true), (6144, true)]);
         assert_eq!((run.more.deviations, run.more.served.planned), (0, Bytes::new(4096 + 2 * (8192 + 6144))));
-        assert_eq!((run.more.served.stitching, run.more.overlapped), (Bytes::new(2 * 7000), Bytes::ZERO));
+        assert_eq!((run.more.served.pool, run.more.overlapped), (Bytes::new(2 * 7000), Bytes::ZERO));
     }
 
     #[test]
     fn requests_that_vary_do_not_count() {
         let rows = JOB.replace("1,alloc,2", "1,alloc,8,9000,1,1\n1,free,8,,1,\n1,alloc,2");
         let (run, _) = ran(&rows, &rows);
-        assert_eq!((run.more.deviations, run.more.served.stitching), (0, Bytes::new(9000)));
+        assert_eq!((run.more.deviations, run.more.served.pool), (0, Bytes::new(9000)));
     }
 
     #[test]
@@ -371,13 +371,13 @@ mod tests {
         let mut addresses: Vec<u64> = (0..4).map(|slot| model.alloc(&asked(slot, 512)).unwrap().get()).collect();
         addresses.sort_unstable();
         assert!(addresses.windows(2).all(|pair| pair[1] - pair[0] == 512), "{addresses:x?}");
-        assert_eq!((model.more.served.small, model.reserved().now), (Bytes::new(2048), Bytes::mib(4)));
+        assert_eq!((model.more.served.pool, model.reserved().now), (Bytes::new(2048), Bytes::mib(4)));
         // A fifth takes a segment, and what is free again is taken first.
         model.alloc(&asked(4, 1)).unwrap();
-        assert_eq!((model.more.served.stitching, model.reserved().now), (Bytes::new(1), Bytes::mib(6)));
+        assert_eq!((model.more.served.pool, model.reserved().now), (Bytes::new(2049), Bytes::mib(6)));
         model.free(2);
         model.alloc(&asked(5, 1)).unwrap();
-        assert_eq!((model.more.served.small, model.more.deviations), (Bytes::new(2049), 0));
+        assert_eq!((model.more.served.pool, model.more.deviations), (Bytes::new(2050), 0));
     }
 
     #[test]

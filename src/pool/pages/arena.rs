@@ -1,0 +1,406 @@
+//! One stream's addresses: the homes of its chunks, what is free there, and its places.
+//!
+//! Positions are in units of 512 bytes from address zero, so a free run and an address convert
+//! without a lookup. Two ranges never touch (each has a spare granule behind it), so no run crosses
+//! from one into another.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use slab::Slab;
+
+use super::place::Place;
+use super::{UNIT, address_of, bytes_of, unit_at};
+use crate::extents::Extents;
+use crate::ids::StreamId;
+use crate::limits;
+use crate::memory::{Chunk, Device, Mapping, MemoryError};
+use crate::pool::starts::Starts;
+use crate::units::{Bytes, DeviceAddress};
+
+#[derive(Debug)]
+pub(super) struct Arena {
+    pub(super) stream: StreamId,
+    pub(super) ranges: Slab<Range>,
+    /// The range that grows.
+    last: Option<usize>,
+    pub(super) free: Extents,
+    /// Chunks by the unit where their home begins.
+    pub(super) chunks: BTreeMap<u64, Home>,
+    pub(super) places: Slab<Place>,
+    /// Places by their length.
+    by_len: BTreeMap<u64, Vec<usize>>,
+    /// Slots of all places together: each is a mapping.
+    pub(super) shown_slots: usize,
+    pub(super) held: Bytes,
+}
+
+/// Contiguous addresses that chunks have their homes in.
+#[derive(Debug)]
+pub(super) struct Range {
+    pub(super) mapping: Mapping,
+    /// Where live allocations begin, in units from the start of the range.
+    pub(super) starts: Starts,
+}
+
+impl Range {
+    pub(super) fn first_unit(&self) -> u64 {
+        unit_at(self.mapping.span().start())
+    }
+
+    /// The unit behind the last slot.
+    fn end_unit(&self) -> u64 {
+        match self.mapping.slot_count() {
+            0 => self.first_unit(),
+            count => unit_at(self.mapping.slot_span(count - 1).end()),
+        }
+    }
+}
+
+/// Where a chunk has its home.
+#[derive(Debug)]
+pub(super) struct Home {
+    pub(super) range: usize,
+    pub(super) slot: usize,
+    pub(super) units: u64,
+    /// Places that may show it.
+    pub(super) places: Vec<usize>,
+}
+
+/// Places of one length, and of longer ones, that are looked at for one request.
+const LOOKED_AT_MAX: usize = 512;
+/// A request may use a place up to this many times its own length.
+const LONGER_MAX: u64 = 6;
+
+impl Arena {
+    pub(super) fn new(stream: StreamId) -> Arena {
+        Arena {
+            stream,
+            ranges: Slab::new(),
+            last: None,
+            free: Extents::default(),
+            chunks: BTreeMap::new(),
+            places: Slab::new(),
+            by_len: BTreeMap::new(),
+            shown_slots: 0,
+            held: Bytes::ZERO,
+        }
+    }
+
+    #[inline]
+    pub(super) fn take_best_fit(&mut self, units: u64) -> Option<(u64, u32)> {
+        let (_, start) = self.free.best_fit(units)?;
+        Some((start, self.take_run(start, units)))
+    }
+
+    /// Takes a part of a free run, and says in which range it lies.
+    pub(super) fn take_run(&mut self, start: u64, units: u64) -> u32 {
+        self.free.take(start, units);
+        let range = self.range_at(start);
+        let first = self.ranges[range].first_unit();
+        self.ranges[range].starts.set(start - first);
+        range as u32
+    }
+
+    #[inline]
+    pub(super) fn give_home(&mut self, start: u64, units: u64, range: u32) {
+        self.free.give(start, units);
+        let range = &mut self.ranges[range as usize];
+        let first = range.first_unit();
+        range.starts.clear(start - first);
+    }
+
+    /// The range that a home unit lies in. There is nearly always one.
+    #[inline]
+    fn range_at(&self, unit: u64) -> usize {
+        let contains = |range: &Range| range.mapping.span().contains(address_of(unit));
+        let found = self.ranges.iter().find(|(_, range)| contains(range));
+        found.expect("free runs lie in ranges").0
+    }
+
+    /// The unit behind the last chunk of the range that grows.
+    pub(super) fn end_unit(&self) -> Option<u64> {
+        self.last.map(|last| self.ranges[last].end_unit())
+    }
+
+    /// Free units right before the end, which new chunks continue.
+    pub(super) fn tail_units(&self) -> u64 {
+        let Some(end) = self.end_unit().filter(|_| self.can_continue()) else { return 0 };
+        self.free.ending_at(end).map_or(0, |start| end - start)
+    }
+
+    /// Free units right before the end that new chunks can continue for a request of so many units: none
+    /// where the range has no addresses left for the rest.
+    pub(super) fn tail_for(&self, units: u64, granule: Bytes) -> u64 {
+        let tail = self.tail_units().min(units);
+        let rest = bytes_of(units - tail).round_up(granule);
+        if rest.is_some_and(|rest| self.can_continue_by(rest)) { tail } else { 0 }
+    }
+
+    /// Where the free run at the end lies, if new chunks can continue it for a request of so many units.
+    /// Other ranges may lie before it or behind it.
+    pub(super) fn tail(&self, units: u64, granule: Bytes) -> std::ops::Range<u64> {
+        let Some(end) = self.end_unit() else { return 0..0 };
+        if self.tail_for(units, granule) > 0 { end - self.tail_units()..end } else { end..end }
+    }
+
+    /// New chunks of so many bytes continue the range that grows.
+    fn can_continue_by(&self, len: Bytes) -> bool {
+        self.can_continue() && self.last.is_some_and(|last| self.has_room(last, len))
+    }
+
+    fn can_continue(&self) -> bool {
+        self.last.is_some_and(|last| {
+            let device = self.ranges[last].mapping.device();
+            !device.capabilities().memory_stays_with_addresses
+        })
+    }
+
+    pub(super) fn extend(&mut self, device: &Arc<Device>, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        let len: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
+        let range = match self.last.filter(|_| self.can_continue_by(len)) {
+            Some(range) => range,
+            None => self.add_range(device, len)?,
+        };
+        let mapping = &mut self.ranges[range].mapping;
+        let first = mapping.slot_count();
+        if let Err(error) = mapping.put(first, chunks) {
+            self.drop_if_empty(range);
+            return Err(error);
+        }
+        for (slot, chunk) in (first..).zip(chunks) {
+            let start = unit_at(mapping.slot_span(slot).start());
+            let units = chunk.len().get() / UNIT;
+            self.chunks.insert(start, Home { range, slot, units, places: Vec::new() });
+            self.free.give(start, units);
+        }
+        self.last = Some(range);
+        self.held += len;
+        Ok(())
+    }
+
+    fn has_room(&self, range: usize, len: Bytes) -> bool {
+        let range = &self.ranges[range];
+        let used = bytes_of(range.end_unit() - range.first_unit());
+        let spare = range.mapping.device().capabilities().granularity;
+        used.checked_add(len)
+            .and_then(|sum| sum.checked_add(spare))
+            .is_some_and(|sum| sum <= range.mapping.span().len())
+    }
+
+    /// Addresses for new chunks: as many as any device has memory, or, where those cannot be had or
+    /// memory stays with its addresses, as many as these chunks need.
+    fn add_range(&mut self, device: &Arc<Device>, len: Bytes) -> Result<usize, MemoryError> {
+        let spare = device.capabilities().granularity;
+        let needed = len.checked_add(spare).ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
+        let generous = limits::PAGE_RANGE_LEN.max(needed);
+        let mapping = if device.capabilities().memory_stays_with_addresses {
+            Mapping::empty(device, needed)?
+        } else {
+            Mapping::empty(device, generous).or_else(|_| Mapping::empty(device, needed))?
+        };
+        Ok(self.ranges.insert(Range { mapping, starts: Starts::default() }))
+    }
+
+    /// Drops a range that has no chunk left.
+    pub(super) fn drop_if_empty(&mut self, range: usize) {
+        if self.ranges.get(range).is_some_and(|range| range.mapping.is_empty()) {
+            self.ranges.remove(range);
+            self.last = self.last.filter(|last| *last != range);
+        }
+    }
+
+    /// A place of at least so many units all of whose first units are free.
+    pub(super) fn free_place(&self, units: u64) -> Option<usize> {
+        if self.places.is_empty() {
+            return None;
+        }
+        let most = units.saturating_mul(LONGER_MAX);
+        let candidates = self.by_len.range(units..=most).flat_map(|(_, places)| places).take(LOOKED_AT_MAX);
+        candidates.copied().find(|place| {
+            let pieces = self.places[*place].first_pieces(units);
+            pieces.into_iter().all(|piece| self.free.covers(piece.start, piece.units))
+        })
+    }
+
+    pub(super) fn occupy_place(&mut self, place: usize, units: u64, used: u64) -> DeviceAddress {
+        let place = &mut self.places[place];
+        for piece in place.first_pieces(units) {
+            self.free.take(piece.start, piece.units);
+        }
+        place.is_live = true;
+        place.used = used;
+        place.address()
+    }
+
+    pub(super) fn vacate_place(&mut self, place: usize, units: u64) {
+        let place = &mut self.places[place];
+        place.is_live = false;
+        for piece in place.first_pieces(units) {
+            self.free.give(piece.start, piece.units);
+        }
+    }
+
+    pub(super) fn add_place(&mut self, place: Place) -> usize {
+        let (units, slots) = (place.units(), place.mapping.slot_count());
+        let homes = place.homes.clone();
+        let id = self.places.insert(place);
+        self.by_len.entry(units).or_default().push(id);
+        self.shown_slots += slots;
+        for home in homes {
+            self.chunks.get_mut(&home).expect("a place shows chunks of its arena").places.push(id);
+        }
+        id
+    }
+
+    /// Forgets a place's length, before that changes or the place goes.
+    fn unlist(&mut self, id: usize) {
+        let units = self.places[id].units();
+        if let Some(places) = self.by_len.get_mut(&units) {
+            places.retain(|other| *other != id);
+            if places.is_empty() {
+                self.by_len.remove(&units);
+            }
+        }
+    }
+
+    /// Unmaps a place from its `keep`th slot on. On error nothing has changed.
+    pub(super) fn cut_place(&mut self, id: usize, keep: usize) -> Result<(), MemoryError> {
+        let place = &mut self.places[id];
+        let count = place.homes.len();
+        if keep >= count {
+            return Ok(());
+        }
+        place.mapping.take(keep..count)?;
+        self.unlist(id);
+        let place = &mut self.places[id];
+        place.pieces.truncate(keep);
+        let gone = place.homes.split_off(keep);
+        self.shown_slots -= gone.len();
+        for home in gone {
+            if !self.places[id].homes.contains(&home)
+                && let Some(home) = self.chunks.get_mut(&home)
+            {
+                home.places.retain(|other| *other != id);
+            }
+        }
+        if keep == 0 {
+            self.places.remove(id);
+        } else {
+            let units = self.places[id].units();
+            self.by_len.entry(units).or_default().push(id);
+        }
+        Ok(())
+    }
+
+    /// The home that a unit lies in, by its first unit.
+    pub(super) fn home_at(&self, unit: u64) -> Option<(u64, &Home)> {
+        let (start, home) = self.chunks.range(..=unit).next_back()?;
+        (unit < start + home.units).then_some((*start, home))
+    }
+
+    pub(super) fn chunk(&self, home: &Home) -> &Arc<Chunk> {
+        self.ranges[home.range].mapping.chunk(home.slot).expect("a home has its chunk")
+    }
+
+    pub(super) fn run_count(&self) -> usize {
+        self.free.count()
+    }
+
+    pub(super) fn range_count(&self) -> usize {
+        self.ranges.len()
+    }
+
+    pub(super) fn longest_run(&self) -> u64 {
+        self.free.longest()
+    }
+
+    pub(super) fn into_chunks(mut self) -> Vec<Arc<Chunk>> {
+        // Shown addresses first: a chunk is given up once nothing shows it.
+        self.places.clear();
+        self.ranges.iter().flat_map(|(_, range)| range.mapping.chunks().cloned()).collect()
+    }
+
+    /// `home` and `places` are the live allocations of this arena: unit or address, units, range or place.
+    pub(super) fn invariants(
+        &self,
+        home: &[(u64, u64, u32)],
+        places: &[(DeviceAddress, u64, usize)],
+    ) -> Result<(), String> {
+        self.free.invariants()?;
+        let mut all: Vec<(u64, u64)> = self.free.iter().collect();
+        for (start, units, range) in home {
+            all.push((*start, *units));
+            let range = &self.ranges[*range as usize];
+            if range.starts.last_until(start - range.first_unit()) != Some(start - range.first_unit()) {
+                return Err(format!("the allocation at unit {start} is not found by its start"));
+            }
+        }
+        for (address, units, id) in places {
+            let place = self.places.get(*id).ok_or_else(|| format!("place {id} is live and gone"))?;
+            if !place.is_live || place.address() != *address || place.units() < *units {
+                return Err(format!("place {id} serves {units} units at {address} and says otherwise"));
+            }
+            all.extend(place.first_pieces(*units).iter().map(|piece| (piece.start, piece.units)));
+        }
+        if self.places.iter().filter(|(_, place)| place.is_live).count() != places.len() {
+            return Err("a place is live and serves no allocation".to_owned());
+        }
+        all.sort_unstable();
+        self.check_cover(&all)?;
+        self.check_places()
+    }
+
+    /// What is live and what is free cover the chunks, each unit once.
+    fn check_cover(&self, all: &[(u64, u64)]) -> Result<(), String> {
+        let joined = |runs: &mut dyn Iterator<Item = (u64, u64)>| {
+            let mut joined: Vec<(u64, u64)> = Vec::new();
+            for (start, units) in runs {
+                match joined.last_mut() {
+                    Some((last, len)) if *last + *len == start => *len += units,
+                    Some((last, len)) if *last + *len > start => return Err(format!("unit {start} is used twice")),
+                    _ => joined.push((start, units)),
+                }
+            }
+            Ok(joined)
+        };
+        let used = joined(&mut all.iter().copied())?;
+        let homes = joined(&mut self.chunks.iter().map(|(start, home)| (*start, home.units)))?;
+        if used != homes {
+            return Err("live allocations and free runs do not cover the chunks".to_owned());
+        }
+        let held: Bytes = self.chunks.values().map(|home| bytes_of(home.units)).sum();
+        let mapped: Bytes =
+            self.ranges.iter().flat_map(|(_, range)| range.mapping.chunks()).map(|chunk| chunk.len()).sum();
+        if held != self.held || mapped != self.held {
+            return Err(format!("{} are counted, homes have {held} and {mapped} are mapped", self.held));
+        }
+        Ok(())
+    }
+
+    fn check_places(&self) -> Result<(), String> {
+        let mut slots = 0;
+        for (id, place) in &self.places {
+            slots += place.homes.len();
+            place.invariants().map_err(|wrong| format!("place {id}: {wrong}"))?;
+            for (slot, home) in place.homes.iter().enumerate() {
+                let here = self.chunks.get(home).ok_or_else(|| format!("place {id} shows a chunk that is gone"))?;
+                let is_same = place.mapping.chunk(slot).is_some_and(|shown| Arc::ptr_eq(shown, self.chunk(here)));
+                if !is_same || !here.places.contains(&id) {
+                    return Err(format!("place {id} shows another chunk in slot {slot} than it says"));
+                }
+            }
+            if !self.by_len.get(&place.units()).is_some_and(|places| places.contains(&id)) {
+                return Err(format!("place {id} is not found by its length"));
+            }
+        }
+        if slots == self.shown_slots {
+            Ok(())
+        } else {
+            Err(format!("{} slots are counted, not {slots}", self.shown_slots))
+        }
+    }
+}

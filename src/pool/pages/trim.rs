@@ -1,0 +1,175 @@
+//! Giving chunks back: those that hold nothing live leave every address that shows them.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use super::arena::Arena;
+use super::{PagePool, UNIT, bytes_of, units_of};
+use crate::ids::StreamId;
+use crate::memory::Chunk;
+use crate::units::Bytes;
+
+impl PagePool {
+    /// Bytes of chunks that hold nothing live.
+    pub(super) fn idle_chunk_bytes(&self) -> Bytes {
+        let idle = self.arenas.iter().flat_map(|arena| arena.idle_homes(self.policy.granule.get() / UNIT));
+        idle.map(|(_, units)| bytes_of(units)).sum()
+    }
+
+    /// The same of the chunks that a stream has not.
+    pub fn idle_chunks_of_others(&self, stream: StreamId) -> Bytes {
+        let others = self.arenas.iter().filter(|arena| arena.stream != stream);
+        let idle = others.flat_map(|arena| arena.idle_homes(self.policy.granule.get() / UNIT));
+        idle.map(|(_, units)| bytes_of(units)).sum()
+    }
+
+    /// Some chunk holds nothing live.
+    pub fn has_idle_chunks(&self) -> bool {
+        let least = self.policy.granule.get() / UNIT;
+        self.arenas.iter().any(|arena| !arena.idle_homes(least).is_empty())
+    }
+
+    /// Takes idle chunks out until they hold `wanted` bytes or none is left; the chunks are the
+    /// caller's. Those that the fewest places show go first. What cannot be unmapped stays.
+    ///
+    /// Where memory stays with its addresses only whole ranges leave.
+    pub fn trim(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        self.trim_but(None, wanted)
+    }
+
+    /// The same of the chunks that a stream has not.
+    pub fn trim_others(&mut self, stream: StreamId, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        self.trim_but(Some(stream), wanted)
+    }
+
+    /// Bytes of a stream's idle chunks that can move to its end for a request: none where chunks can be shown twice
+    /// instead, or cannot leave their addresses.
+    pub fn movable(&self, bytes: Bytes, stream: StreamId) -> Bytes {
+        let capabilities = self.device.capabilities();
+        if capabilities.alias || capabilities.memory_stays_with_addresses || !self.policy.stitches {
+            return Bytes::ZERO;
+        }
+        let arena = self.arena_of(stream).map(|at| &self.arenas[at]);
+        let idle = arena.into_iter().flat_map(|arena| arena.idle_before_end(units_of(bytes), self.policy.granule));
+        idle.map(|(_, units)| bytes_of(units)).sum()
+    }
+
+    /// Takes such chunks until they hold `wanted` bytes or none is left.
+    pub fn trim_before_end(&mut self, bytes: Bytes, stream: StreamId, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let Some(at) = self.arena_of(stream).filter(|_| !self.movable(bytes, stream).is_zero()) else {
+            return Vec::new();
+        };
+        let arena = &mut self.arenas[at];
+        let idle = arena.idle_before_end(units_of(bytes), self.policy.granule);
+        let homes = arena.choose(idle, wanted);
+        arena.take_homes(homes)
+    }
+
+    fn trim_but(&mut self, keeps: Option<StreamId>, wanted: Bytes) -> Vec<Arc<Chunk>> {
+        let least = self.policy.granule.get() / UNIT;
+        let stays = self.device.capabilities().memory_stays_with_addresses;
+        let mut chunks = Vec::new();
+        for arena in self.arenas.iter_mut().filter(|arena| Some(arena.stream) != keeps) {
+            let found: Bytes = chunks.iter().map(|chunk: &Arc<Chunk>| chunk.len()).sum();
+            let left = wanted.saturating_sub(found);
+            if left.is_zero() {
+                break;
+            }
+            let homes =
+                if stays { arena.idle_ranges(least, left) } else { arena.choose(arena.idle_homes(least), left) };
+            chunks.extend(arena.take_homes(homes));
+        }
+        chunks
+    }
+}
+
+impl Arena {
+    /// Chunks that hold nothing live: where each has its home, and its units.
+    pub(super) fn idle_homes(&self, least: u64) -> Vec<(u64, u64)> {
+        let mut idle = Vec::new();
+        for (start, len) in self.free.at_least(least) {
+            let homes = self.chunks.range(start..start + len);
+            let whole = homes.filter(|(home, chunk)| *home + chunk.units <= start + len);
+            idle.extend(whole.map(|(home, chunk)| (*home, chunk.units)));
+        }
+        idle
+    }
+
+    /// The same without those in the free run at the end, where that can grow for so many units.
+    fn idle_before_end(&self, units: u64, granule: Bytes) -> Vec<(u64, u64)> {
+        let tail = self.tail(units, granule);
+        let idle = self.idle_homes(granule.get() / UNIT).into_iter();
+        idle.filter(|(home, units)| home + units <= tail.start || *home >= tail.end).collect()
+    }
+
+    /// Of some idle chunks those that together hold about `wanted` bytes, by their homes.
+    fn choose(&self, mut idle: Vec<(u64, u64)>, wanted: Bytes) -> Vec<u64> {
+        idle.sort_unstable_by_key(|(home, units)| (self.chunks[home].places.len(), Reverse(*units), Reverse(*home)));
+        let mut left = wanted.get().div_ceil(UNIT);
+        let (mut chosen, mut larger) = (Vec::new(), Vec::new());
+        for (home, units) in idle {
+            if units <= left {
+                left -= units;
+                chosen.push(home);
+            } else if left > 0 {
+                larger.push((units, home));
+            }
+        }
+        // What is left is less than any of the others holds: the smallest of them.
+        if left > 0 {
+            chosen.extend(larger.into_iter().min().map(|(_, home)| home));
+        }
+        chosen
+    }
+
+    /// The chunks of ranges in which nothing is live, until they hold `wanted` bytes.
+    fn idle_ranges(&self, least: u64, wanted: Bytes) -> Vec<u64> {
+        let idle = self.idle_homes(least);
+        let (mut chosen, mut found) = (Vec::new(), Bytes::ZERO);
+        for (id, range) in &self.ranges {
+            let here: Vec<(u64, u64)> =
+                idle.iter().copied().filter(|(home, _)| self.chunks[home].range == id).collect();
+            if found >= wanted || here.len() != range.mapping.chunks().count() {
+                continue;
+            }
+            found += here.iter().map(|(_, units)| bytes_of(*units)).sum();
+            chosen.extend(here.into_iter().map(|(home, _)| home));
+        }
+        chosen
+    }
+
+    /// Unmaps idle chunks wherever they are shown, and hands them over.
+    fn take_homes(&mut self, homes: Vec<u64>) -> Vec<Arc<Chunk>> {
+        let mut slots: Vec<(usize, usize, u64)> = Vec::new();
+        for home in homes {
+            if self.hide(home) {
+                let chunk = &self.chunks[&home];
+                slots.push((chunk.range, chunk.slot, home));
+            }
+        }
+        slots.sort_unstable();
+        let mut chunks = Vec::new();
+        for run in slots.chunk_by(|one, next| (one.0, one.1 + 1) == (next.0, next.1)) {
+            let (range, first, _) = run[0];
+            let Ok(taken) = self.ranges[range].mapping.take(first..first + run.len()) else { continue };
+            for (_, _, home) in run {
+                let units = self.chunks.remove(home).map_or(0, |chunk| chunk.units);
+                self.free.take(*home, units);
+                self.held -= bytes_of(units);
+            }
+            chunks.extend(taken);
+            self.ranges[range].mapping.forget_last_holes();
+            self.drop_if_empty(range);
+        }
+        chunks
+    }
+
+    /// Unmaps an idle chunk at every place that shows it. False where that fails.
+    fn hide(&mut self, home: u64) -> bool {
+        let places = self.chunks[&home].places.clone();
+        places.into_iter().all(|id| {
+            let first = self.places.get(id).and_then(|place| place.homes.iter().position(|shown| *shown == home));
+            first.is_none_or(|slot| self.cut_place(id, slot).is_ok())
+        })
+    }
+}
