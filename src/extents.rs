@@ -49,11 +49,6 @@ impl Extents {
         self.by_len.range((len, 0)..).map(|(len, start)| (*start, *len))
     }
 
-    /// How many there are.
-    pub(crate) fn count(&self) -> usize {
-        self.by_start.len()
-    }
-
     /// Start and length of each, in the order of places.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.by_start.iter().map(|(start, len)| (*start, *len))

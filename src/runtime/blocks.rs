@@ -164,28 +164,26 @@ impl Pools {
 
 /// Makes segments of what lies in one range: one ends where memory does. Free neighbours are one block.
 fn cut(pool: SegmentPool, range: &[Laid], segments: &mut Vec<Segment>) {
-    {
-        let mut open: Option<Segment> = None;
-        let is_stitched = pool == SegmentPool::Stitched;
-        for laid in range {
-            if open.as_ref().is_some_and(|open| open.span.end() != laid.span.start()) {
-                segments.extend(open.take());
-            }
-            let anew = || Segment { span: laid.span, pool, is_stitched, stream: laid.stream, blocks: Vec::new() };
-            let segment = open.get_or_insert_with(anew);
-            segment.span = joined(segment.span, laid.span);
-            let (state, requested) = match laid.state {
-                LaidState::Live(bytes) => (BlockState::Live, bytes),
-                LaidState::Free => (BlockState::Free, Bytes::ZERO),
-                LaidState::Shown => (BlockState::Shown, Bytes::ZERO),
-            };
-            match segment.blocks.last_mut().filter(|last| last.state == state && state == BlockState::Free) {
-                Some(last) => last.span = joined(last.span, laid.span),
-                None => segment.blocks.push(Block { span: laid.span, requested, state }),
-            }
+    let mut open: Option<Segment> = None;
+    let is_stitched = pool == SegmentPool::Stitched;
+    for laid in range {
+        if open.as_ref().is_some_and(|open| open.span.end() != laid.span.start()) {
+            segments.extend(open.take());
         }
-        segments.extend(open);
+        let new = || Segment { span: laid.span, pool, is_stitched, stream: laid.stream, blocks: Vec::new() };
+        let segment = open.get_or_insert_with(new);
+        segment.span = joined(segment.span, laid.span);
+        let (state, requested) = match laid.state {
+            LaidState::Live(bytes) => (BlockState::Live, bytes),
+            LaidState::Free => (BlockState::Free, Bytes::ZERO),
+            LaidState::Shown => (BlockState::Shown, Bytes::ZERO),
+        };
+        match segment.blocks.last_mut().filter(|last| last.state == state && state == BlockState::Free) {
+            Some(last) => last.span = joined(last.span, laid.span),
+            None => segment.blocks.push(Block { span: laid.span, requested, state }),
+        }
     }
+    segments.extend(open);
 }
 
 /// From the start of one to the end of another behind it.

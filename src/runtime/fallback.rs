@@ -511,7 +511,7 @@ impl Runtime {
             live,
             stitchable: pools.idle_chunks(),
             parked: pools.idle(),
-            contiguous: pools.pages.usage().largest_contiguous,
+            contiguous: pools.pages.largest_contiguous(),
             of_plan,
             source,
         }

@@ -121,9 +121,6 @@ struct Pools {
 /// So many allocations and frees at most is such a figure old: a walk costs as much as some hundred of them.
 const OPERATIONS_PER_LOOK: u32 = 8192;
 
-/// A walk over fewer blocks is less than the driver call that it follows.
-const WALKED_AT_ONCE: usize = 1024;
-
 /// One of the recordings of a runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TapNumber(u32);
@@ -566,17 +563,10 @@ impl Runtime {
             pools.until_look = self.look_for_beginning(pools);
             return;
         }
-        if pools.pages.run_count() >= WALKED_AT_ONCE {
-            self.note_contiguous(pools);
-        }
         self.note_held(pools);
     }
 
-    fn note_contiguous(&self, pools: &Pools) {
-        self.counters.set(Counter::ContiguousBytes, pools.pages.usage().largest_contiguous.get());
-    }
-
-    /// Writes to the counters what is held, and in which pieces unless there are so many that this is not the moment.
+    /// Writes to the counters what is held, and in which pieces.
     fn note_held(&self, pools: &mut Pools) {
         let held = pools.held();
         pools.note_marks(held);
@@ -587,9 +577,7 @@ impl Runtime {
         let (mappings, addresses) = self.device.mapped();
         self.counters.set(Counter::Mappings, mappings);
         self.counters.set(Counter::AddressBytes, addresses.get());
-        if pools.pages.run_count() < WALKED_AT_ONCE {
-            self.note_contiguous(pools);
-        }
+        self.counters.set(Counter::ContiguousBytes, pools.pages.largest_contiguous().get());
         let planned = pools.planned_counts();
         self.counters.set(Counter::DeviationsLate, planned.late);
         self.counters.set(Counter::DeviationsBlocked, planned.blocked);

@@ -306,10 +306,6 @@ impl Arena {
         self.ranges[home.range].mapping.chunk(home.slot).expect("a home has its chunk")
     }
 
-    pub(super) fn run_count(&self) -> usize {
-        self.free.count()
-    }
-
     pub(super) fn range_count(&self) -> usize {
         self.ranges.len()
     }

@@ -143,11 +143,6 @@ impl PagePool {
         }
     }
 
-    /// How it behaves.
-    pub fn policy(&self) -> &PagePolicy {
-        &self.policy
-    }
-
     #[inline]
     fn arena_of(&self, stream: StreamId) -> Option<usize> {
         self.arenas.iter().position(|arena| arena.stream == stream)
@@ -257,23 +252,22 @@ impl PagePool {
         self.counts
     }
 
-    /// Free runs: a walk over them takes time in proportion.
-    pub fn run_count(&self) -> usize {
-        self.arenas.iter().map(Arena::run_count).sum()
-    }
-
     /// Ranges of addresses.
     pub fn range_count(&self) -> usize {
         self.arenas.iter().map(Arena::range_count).sum()
     }
 
+    /// The longest free run. Takes no walk.
+    pub fn largest_contiguous(&self) -> Bytes {
+        bytes_of(self.arenas.iter().map(Arena::longest_run).max().unwrap_or(0))
+    }
+
     /// What the pool holds now. Walks over the free runs that are as long as a chunk.
     pub fn usage(&self) -> PageUse {
-        let longest = self.arenas.iter().map(Arena::longest_run).max().unwrap_or(0);
         PageUse {
             held: self.held(),
             live: bytes_of(self.live_units),
-            largest_contiguous: bytes_of(longest),
+            largest_contiguous: self.largest_contiguous(),
             idle_chunks: self.idle_chunk_bytes(),
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::arena::Arena;
 use super::place::{Piece, Place};
-use super::{At, Live, PagePolicy, PagePool, UNIT, bytes_of, units_of};
+use super::{At, Live, PagePool, UNIT, bytes_of, units_of};
 use crate::ids::StreamId;
 use crate::memory::{Chunk, Mapping, MemoryError};
 use crate::units::{Bytes, DeviceAddress};
@@ -232,16 +232,6 @@ impl PagePool {
                 self.counts.dropped_places += 1;
             }
         }
-    }
-
-    /// What a policy would have a request do: extend the end by so much, or stitch.
-    pub fn prefers_end(&self, shortage: Option<&Shortage>, at_end: Bytes) -> bool {
-        shortage.is_none_or(|shortage| shortage.lacks >= at_end)
-    }
-
-    /// The policy that it was made with.
-    pub fn chunk_len(&self, held: Bytes, lacks: Bytes) -> Bytes {
-        PagePolicy::chunk_len(&self.policy, held, lacks)
     }
 }
 

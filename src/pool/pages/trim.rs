@@ -23,12 +23,6 @@ impl PagePool {
         idle.map(|(_, units)| bytes_of(units)).sum()
     }
 
-    /// Some chunk holds nothing live.
-    pub fn has_idle_chunks(&self) -> bool {
-        let least = self.policy.granule.get() / UNIT;
-        self.arenas.iter().any(|arena| !arena.idle_homes(least).is_empty())
-    }
-
     /// Takes idle chunks out until they hold `wanted` bytes or none is left; the chunks are the
     /// caller's. Those that the fewest places show go first. What cannot be unmapped stays.
     ///
