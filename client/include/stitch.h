@@ -291,9 +291,9 @@ const char *stitch_last_error(void);
 
 /*
  The statistics of a device as one JSON object, flat, under the names of `torch.cuda.memory_stats` and with their meanings: `"allocated_bytes.all.current"`, `"reserved_bytes.all.peak"`, `"num_ooms"` and so on. All nine figures are there of
- `.all`, `.small_pool` and `.large_pool`, with `.current`, `.peak`, `.allocated` and `.freed`; small is what the small pool serves, which a process with a plan does not use. An allocation that was freed and waits for other streams
+ `.all`, `.small_pool` and `.large_pool`, with `.current`, `.peak`, `.allocated` and `.freed`; one pool serves all sizes, so everything is large. An allocation that was freed and waits for other streams
  is active and not allocated, but for the peaks, which are those of `active` for both. The peaks of `allocation` and `active` are the most that this function has told: a count at every allocation would cost more than it says.
- So are those of what is large while something is small, and what is said of `inactive_split`, with all that came and went there.
+ So is what is said of `inactive_split`, with all that came and went there.
 
  Writes at most `capacity` bytes to `text`, a NUL at the end among them, and returns how many the whole text has without its NUL: one that is cut is asked for again with more room. `text` may be NULL where capacity is 0.
  A device that nothing was allocated on has an empty object. What is under tags is counted with the rest; its peaks are added to the others', whenever they were.
@@ -357,7 +357,7 @@ void stitch_reset_accumulated_memory_stats(int device);
 /*
  All memory of a device that this process holds, and what lies where in it, as a JSON list of segments with the keys of `torch.cuda.memory_snapshot()`, by address. Segments are contiguous and mapped.
 
- Beside PyTorch's keys each has `pool`: `planned`, `packed`, `stitching`, `slab`, `private`, or `stitched`, and `is_stitched`. One that is stitched is a live block at addresses of its own, or a slab in one; its memory is that of other segments, whose blocks are
+ Beside PyTorch's keys each has `pool`: `planned`, `pool`, `private`, or `stitched`, and `is_stitched`. One that is stitched is a live allocation at addresses of its own; its memory is that of other segments, whose blocks are
  `inactive` with `"shown": true`. So the sizes of all others together are what is reserved, and active blocks are counted once.
 
  `text` and the result are as for `stitch_memory_stats`. What other threads do between two calls may make it longer. Takes time proportional to all blocks, and other threads wait for it.
