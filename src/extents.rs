@@ -44,6 +44,13 @@ impl Extents {
         self.by_start.range(..=start).next_back().is_some_and(|(from, has)| start + len <= from + has)
     }
 
+    /// The one that `place` lies in, or the next one: its start and its length.
+    pub(crate) fn at_or_after(&self, place: u64) -> Option<(u64, u64)> {
+        let pair = |(start, len): (&u64, &u64)| (*start, *len);
+        let before = self.by_start.range(..=place).next_back().map(pair);
+        before.filter(|(start, len)| start + len > place).or_else(|| self.by_start.range(place..).next().map(pair))
+    }
+
     /// Start and length of each that is at least so long, the shortest first.
     pub(crate) fn at_least(&self, len: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.by_len.range((len, 0)..).map(|(len, start)| (*start, *len))

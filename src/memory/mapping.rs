@@ -1,35 +1,32 @@
 //! Chunks made visible back to back at one range of addresses.
 
-use std::ops::Range;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Chunk, Device, MemoryError, Reservation};
 use crate::driver::{Access, DriverError};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place, Span};
 
-/// A run of chunks stitched into one range of addresses.
+/// Chunks stitched into one range of addresses.
 ///
 /// ```text
-///   addresses   |   slot 0    |   slot 1    | slot 2 (taken) |   slot 3    |
-///   chunks         chunk 17      chunk 4           –            chunk 90
+///   addresses   |  8 MiB  |       24 MiB       |  (hole)  |  8 MiB  |
+///   chunks        chunk 17       chunk 4                    chunk 90
 /// ```
 ///
-/// Slots can be taken out one run at a time, which leaves holes, and chunks of the same size put into holes; addresses stay where they are. A mapping that is made empty ([`Mapping::empty`]) has a hole for
-/// every granule. Dropping the mapping unmaps what is left and
-/// gives the addresses back. Before anything is unmapped the device is synchronised, because drivers do not do that
-/// reliably themselves. That is the device that owns the chunks, and no other: a peer that reaches them may have work queued, for which nobody waits here. Whoever has a peer use an
-/// allocation waits for that before it frees it.
+/// Runs of chunks can be taken out, which leaves holes, and others of any length put into holes;
+/// addresses stay where they are. A mapping that is made by [`Mapping::reserve`] is all hole.
+/// Dropping the mapping unmaps what is left and gives the addresses back.
+///
+/// Before anything is unmapped the device is synchronised, because drivers do not do that reliably
+/// themselves. That is the device that owns the chunks, and no other: a peer that reaches them may
+/// have work queued, which the caller waits for before it frees the allocation.
 #[derive(Debug)]
 pub struct Mapping {
     reservation: Reservation,
-    slots: Vec<Slot>,
-}
-
-#[derive(Debug)]
-struct Slot {
-    start: DeviceAddress,
-    len: Bytes,
-    chunk: Option<Arc<Chunk>>,
+    /// By the address where each begins. Dropped after the reservation: what is unmapped is released
+    /// last.
+    chunks: BTreeMap<DeviceAddress, Arc<Chunk>>,
 }
 
 impl Mapping {
@@ -38,8 +35,8 @@ impl Mapping {
         Mapping::stitch_as(chunks, Access::ReadWrite)
     }
 
-    /// Stitches `chunks`, in their order, into fresh addresses that may be used so. All chunks are of one device, and there is at least
-    /// one.
+    /// Stitches `chunks`, in their order, into fresh addresses with this access. All chunks are of one
+    /// device, and there is at least one.
     ///
     /// reserve → map chunk 0 … n−1 → one set-access over the whole run; a failure undoes what came before it.
     pub fn stitch_as(chunks: &[Arc<Chunk>], access: Access) -> Result<Mapping, MemoryError> {
@@ -48,79 +45,48 @@ impl Mapping {
             len = len.checked_add(chunk.len()).ok_or(MemoryError::Unstitchable(len))?;
         }
         let device = chunks.first().ok_or(MemoryError::Unstitchable(len))?.device();
-        let mut mapping =
-            Mapping { reservation: Reservation::new(device, len)?, slots: Vec::with_capacity(chunks.len()) };
-        let mut at = mapping.span().start();
-        wait_where_needed(device, len)?;
-        for chunk in chunks {
-            // An early return drops `mapping`, which unmaps the slots until here and gives the addresses back.
-            device.driver().map(at, chunk.handle()).map_err(MemoryError::of("map a chunk of", chunk.len()))?;
-            device.note_mapped(1);
-            mapping.slots.push(Slot { start: at, len: chunk.len(), chunk: Some(Arc::clone(chunk)) });
-            at = at.checked_add(chunk.len()).expect("the reservation holds all chunks");
-        }
-        assert_eq!(at, mapping.span().end(), "the slots fill the reservation");
-        device
-            .driver()
-            .set_access(mapping.span(), device.id(), access)
-            .map_err(MemoryError::of("set access to", len))?;
+        let mut mapping = Mapping::reserve(device, len)?;
+        // An early return drops `mapping`, which unmaps what was mapped and gives the addresses back.
+        mapping.map(mapping.span(), chunks, access)?;
         Ok(mapping)
     }
 
-    /// Addresses for `len` bytes with no slots yet: [`Mapping::put`] makes them, one behind the other.
-    pub fn empty(device: &Arc<Device>, len: Bytes) -> Result<Mapping, MemoryError> {
-        Ok(Mapping { reservation: Reservation::new(device, len)?, slots: Vec::new() })
+    /// Addresses for `len` bytes, without memory: [`Mapping::put`] brings it.
+    pub fn reserve(device: &Arc<Device>, len: Bytes) -> Result<Mapping, MemoryError> {
+        Ok(Mapping { reservation: Reservation::new(device, len)?, chunks: BTreeMap::new() })
     }
 
-    /// Addresses for `count` slots of `len` bytes each, all of them holes, and behind them for `room` bytes with no slots yet.
-    pub fn hollow(device: &Arc<Device>, len: Bytes, count: usize, room: Bytes) -> Result<Mapping, MemoryError> {
-        let whole = len.checked_mul(count as u64).and_then(|slots| slots.checked_add(room));
-        let whole = whole.ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
-        let reservation = Reservation::new(device, whole)?;
-        let start = |slot: usize| reservation.span().start().checked_add(Bytes::new(slot as u64 * len.get()));
-        let slot = |slot| Slot { start: start(slot).expect("it lies in the reservation"), len, chunk: None };
-        let slots = (0..count).map(slot).collect();
-        Ok(Mapping { reservation, slots })
+    /// Maps chunks side by side from `start` on, with read and write access. They fit into a hole
+    /// there. On failure nothing has changed, but for chunks that could not be unmapped again: those
+    /// are stuck.
+    pub fn put(&mut self, start: DeviceAddress, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
+        self.put_as(start, chunks, Access::ReadWrite)
     }
 
-    /// Maps chunks into slots that were taken, or behind the last, from slot `first` on, with read and write access. All are of the size of the slots, and they fit the addresses. On failure nothing has
-    /// changed, but for chunks that could not be unmapped again: those are stuck.
-    pub fn put(&mut self, first: usize, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
-        self.put_as(first, chunks, Access::ReadWrite)
-    }
-
-    /// [`Mapping::put`], for chunks that may be used so.
-    pub fn put_as(&mut self, first: usize, chunks: &[Arc<Chunk>], access: Access) -> Result<(), MemoryError> {
-        let slots = first..first + chunks.len();
-        let count = self.slots.len();
-        for chunk in chunks.iter().skip(count - first) {
-            let start = self.slots.last().map_or(self.span().start(), |last| {
-                last.start.checked_add(last.len).expect("it lies in the reservation")
-            });
-            let ends = start.checked_add(chunk.len()).is_some_and(|end| end <= self.span().end());
-            assert!(ends, "the slots fit the reservation");
-            self.slots.push(Slot { start, len: chunk.len(), chunk: None });
+    /// [`Mapping::put`] with this access.
+    pub fn put_as(&mut self, start: DeviceAddress, chunks: &[Arc<Chunk>], access: Access) -> Result<(), MemoryError> {
+        if chunks.is_empty() {
+            return Ok(());
         }
-        let fits = |(slot, chunk): (&Slot, &Arc<Chunk>)| slot.chunk.is_none() && slot.len == chunk.len();
-        assert!(self.slots[slots.clone()].iter().zip(chunks).all(fits), "chunks go into holes of their size");
-        self.fill(slots.clone(), chunks, access).inspect_err(|_| {
-            let done = slots.clone().take_while(|slot| self.slots[*slot].chunk.is_some()).count();
-            self.take_back(first..first + done);
-            self.slots.iter_mut().skip(first).take(done).for_each(|slot| slot.chunk = None);
-            self.slots.truncate(count);
+        let len: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
+        let run = Span::new(start, len).filter(|run| self.is_hole(*run)).expect("chunks go into a hole");
+        self.map(run, chunks, access).inspect_err(|_| {
+            self.take_back(run);
+            self.remove(run);
         })
     }
 
-    /// Maps chunks into slots that have none, and lets them be used.
-    fn fill(&mut self, slots: Range<usize>, chunks: &[Arc<Chunk>], access: Access) -> Result<(), MemoryError> {
+    /// Maps chunks, which fill the run, and lets them be used.
+    fn map(&mut self, run: AddressSpan, chunks: &[Arc<Chunk>], access: Access) -> Result<(), MemoryError> {
         let device = Arc::clone(self.device());
-        let run = self.run(slots.clone());
         wait_where_needed(&device, run.len())?;
-        for (slot, chunk) in slots.zip(chunks) {
-            let mapped = device.driver().map(self.slots[slot].start, chunk.handle());
+        let mut at = run.start();
+        for chunk in chunks {
+            let mapped = device.driver().map(at, chunk.handle());
             mapped.map_err(MemoryError::of("map a chunk of", chunk.len()))?;
             device.note_mapped(1);
-            self.slots[slot].chunk = Some(Arc::clone(chunk));
+            self.chunks.insert(at, Arc::clone(chunk));
+            at = at.checked_add(chunk.len()).expect("the run holds all chunks");
         }
         let allowed = device.driver().set_access(run, device.id(), access);
         allowed.map_err(MemoryError::of("set access to", run.len()))
@@ -136,86 +102,101 @@ impl Mapping {
         self.reservation.device()
     }
 
-    /// Slots, taken ones included.
-    pub fn slot_count(&self) -> usize {
-        self.slots.len()
+    /// The chunk that begins at this address.
+    pub fn chunk(&self, start: DeviceAddress) -> Option<&Arc<Chunk>> {
+        self.chunks.get(&start)
     }
 
-    /// The chunk in a slot, unless it was taken.
-    pub fn chunk(&self, slot: usize) -> Option<&Arc<Chunk>> {
-        self.slots[slot].chunk.as_ref()
+    /// All chunks, by the addresses where they begin.
+    pub fn chunks(&self) -> impl DoubleEndedIterator<Item = (DeviceAddress, &Arc<Chunk>)> {
+        self.chunks.iter().map(|(start, chunk)| (*start, chunk))
     }
 
-    /// The chunks of all slots that were not taken.
-    pub fn chunks(&self) -> impl Iterator<Item = &Arc<Chunk>> {
-        self.slots.iter().filter_map(|slot| slot.chunk.as_ref())
+    /// The chunks that have a part of `span`: where each begins, and the chunk.
+    pub fn chunks_in(&self, span: AddressSpan) -> impl Iterator<Item = (DeviceAddress, &Arc<Chunk>)> {
+        let first = self.chunks.range(..=span.start()).next_back();
+        let first = first.filter(|(start, chunk)| span_of(**start, chunk).contains(span.start()));
+        let from = first.map_or(span.start(), |(start, _)| *start);
+        self.chunks.range(from..span.end()).map(|(start, chunk)| (*start, chunk))
     }
 
-    /// The chunks of a run of slots that were not taken: where each is, and the chunk.
-    pub fn chunks_in(&self, slots: Range<usize>) -> Vec<(DeviceAddress, Arc<Chunk>)> {
-        self.slots[slots].iter().filter_map(|slot| Some((slot.start, Arc::clone(slot.chunk.as_ref()?)))).collect()
+    /// The address behind the last chunk; the first one where there is none.
+    pub fn chunks_end(&self) -> DeviceAddress {
+        let last = self.chunks.last_key_value();
+        last.map_or(self.span().start(), |(start, chunk)| span_of(*start, chunk).end())
     }
 
-    /// The addresses of a slot.
-    pub fn slot_span(&self, slot: usize) -> AddressSpan {
-        Span::new(self.slots[slot].start, self.slots[slot].len).expect("a slot lies in the reservation")
-    }
-
-    /// The slots that a part of the addresses lies in.
-    pub fn slots_at(&self, span: AddressSpan) -> Range<usize> {
-        let first = self.slots.partition_point(|slot| slot.start <= span.start()).saturating_sub(1);
-        first..self.slots.partition_point(|slot| slot.start < span.end())
-    }
-
-    /// True when every slot was taken.
+    /// It has no chunk.
     pub fn is_empty(&self) -> bool {
-        self.slots.iter().all(|slot| slot.chunk.is_none())
+        self.chunks.is_empty()
     }
 
-    /// Unmaps a run of slots, none of them taken, and hands their chunks over. Nothing live may be in them. On failure nothing has changed.
-    pub fn take(&mut self, slots: Range<usize>) -> Result<Vec<Arc<Chunk>>, MemoryError> {
-        let run = self.run(slots.clone());
-        self.unmap(run, slots.len()).map_err(MemoryError::of("unmap", run.len()))?;
-        let taken = self.slots[slots].iter_mut();
-        Ok(taken.map(|slot| slot.chunk.take().expect("no slot of the run was taken before")).collect())
+    /// How many chunks it has.
+    pub fn chunk_count(&self) -> usize {
+        self.chunks.len()
     }
 
-    /// Forgets slots at the end whose chunks were taken: their addresses are for new slots.
-    pub fn forget_last_holes(&mut self) {
-        let holes = self.slots.iter().rev().take_while(|slot| slot.chunk.is_none()).count();
-        self.slots.truncate(self.slots.len() - holes);
+    fn is_hole(&self, span: AddressSpan) -> bool {
+        let is_inside = self.span().start() <= span.start() && span.end() <= self.span().end();
+        is_inside && self.chunks_in(span).next().is_none()
     }
 
-    /// The addresses of a run of slots.
-    fn run(&self, slots: Range<usize>) -> AddressSpan {
-        let start = self.slots[slots.start].start;
-        let last = self.slot_span(slots.end - 1);
-        let len = last.end().checked_distance(start).expect("slots lie in order");
-        Span::new(start, len).expect("a run lies in the reservation")
+    /// Unmaps a run, which begins and ends with a chunk and has no hole, and hands its chunks over.
+    /// Nothing live may be in them. On failure nothing has changed.
+    pub fn take(&mut self, run: AddressSpan) -> Result<Vec<Arc<Chunk>>, MemoryError> {
+        let count = self.chunks_in(run).count();
+        self.unmap(run, count).map_err(MemoryError::of("unmap", run.len()))?;
+        Ok(self.remove(run))
     }
 
-    /// Unmaps a run of slots, none of them taken, for whom no failure may stop: what may still be visible is never released, so that nobody else gets it from us.
-    fn take_back(&mut self, slots: Range<usize>) {
-        if slots.is_empty() {
-            return;
+    /// [`Mapping::take`] of everything, for a mapping without holes.
+    pub fn take_all(&mut self) -> Result<Vec<Arc<Chunk>>, MemoryError> {
+        self.take(self.span())
+    }
+
+    fn remove(&mut self, run: AddressSpan) -> Vec<Arc<Chunk>> {
+        let starts: Vec<DeviceAddress> = self.chunks.range(run.start()..run.end()).map(|(start, _)| *start).collect();
+        starts.iter().filter_map(|start| self.chunks.remove(start)).collect()
+    }
+
+    /// Runs without holes that all chunks are in.
+    fn runs(&self) -> Vec<AddressSpan> {
+        let mut runs: Vec<AddressSpan> = Vec::new();
+        for (start, chunk) in self.chunks() {
+            match runs.last_mut().filter(|last| last.end() == start) {
+                Some(last) => *last = Span::new(last.start(), last.len() + chunk.len()).expect("runs end"),
+                None => runs.push(span_of(start, chunk)),
+            }
         }
-        let run = self.run(slots.clone());
-        if let Err(error) = self.unmap(run, slots.len()) {
-            self.device().note_quarantined(run.len(), &error);
-            for chunk in self.slots[slots].iter_mut().filter_map(|slot| slot.chunk.take()) {
+        runs
+    }
+
+    /// Unmaps the chunks at the start of a run, as far as they were mapped, whatever fails. What may
+    /// still be visible is never released: its next owner's bytes would be visible here.
+    fn take_back(&mut self, run: AddressSpan) {
+        let chunks = self.chunks.range(run.start()..run.end());
+        let (count, len) = chunks.fold((0, Bytes::ZERO), |(count, len), (_, chunk)| (count + 1, len + chunk.len()));
+        let Some(mapped) = Span::new(run.start(), len).filter(|_| count > 0) else { return };
+        if let Err(error) = self.unmap(mapped, count) {
+            self.device().note_quarantined(len, &error);
+            for chunk in self.remove(mapped) {
                 chunk.note_stuck();
                 std::mem::forget(chunk);
             }
         }
     }
 
-    /// Unmaps a run of so many slots.
-    fn unmap(&self, span: AddressSpan, slots: usize) -> Result<(), DriverError> {
+    /// Unmaps a run of so many chunks.
+    fn unmap(&self, span: AddressSpan, chunks: usize) -> Result<(), DriverError> {
         self.device().driver().synchronize(self.device().id())?;
         self.device().driver().unmap(span)?;
-        self.device().note_unmapped(slots);
+        self.device().note_unmapped(chunks);
         Ok(())
     }
+}
+
+fn span_of(start: DeviceAddress, chunk: &Chunk) -> AddressSpan {
+    Span::new(start, chunk.len()).expect("a chunk lies in the reservation")
 }
 
 /// Some devices take memory only while nothing runs.
@@ -229,16 +210,8 @@ fn wait_where_needed(device: &Arc<Device>, len: Bytes) -> Result<(), MemoryError
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        let mut at = 0;
-        while at < self.slots.len() {
-            let is_mapped = |slot: &Slot| slot.chunk.is_some();
-            let len = self.slots[at..].iter().take_while(|slot| is_mapped(slot)).count();
-            if len == 0 {
-                at += 1;
-                continue;
-            }
-            self.take_back(at..at + len);
-            at += len;
+        for run in self.runs() {
+            self.take_back(run);
         }
     }
 }

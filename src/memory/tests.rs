@@ -7,6 +7,7 @@ use crate::driver::layers::faulty::{Faults, Faulty};
 use crate::driver::sim::{SimDriver, SimOptions};
 use crate::driver::{Call, Driver};
 use crate::ids::{ChunkId, DeviceId};
+use crate::units::{Place as _, Span};
 
 fn faulty_device() -> (Arc<SimDriver>, Arc<Faulty>, Arc<Device>) {
     let sim = Arc::new(SimDriver::new(SimOptions::with_devices(&[Bytes::gib(1)])));
@@ -48,16 +49,27 @@ fn stitching_that_fails_at_any_call_leaves_nothing_behind() {
 }
 
 #[test]
-fn taken_slots_are_unmapped_and_the_rest_stays() {
+fn taken_chunks_are_unmapped_and_the_rest_stays() {
     let (sim, faulty, device) = faulty_device();
     let mut mapping = Mapping::stitch(&chunks(&device, 4)).unwrap();
+    let start = mapping.span().start();
+    let at = |mib| start.checked_add(Bytes::mib(mib)).unwrap();
+    let (second, last) = (at(2), at(12));
+    let run = Span::new(second, Bytes::mib(10)).unwrap();
     faulty.layer().fail_nth(1);
-    mapping.take(1..3).unwrap_err();
-    assert!(mapping.chunk(1).is_some());
-    let taken = mapping.take(1..3).unwrap();
+    mapping.take(run).unwrap_err();
+    assert!(mapping.chunk(second).is_some());
+    let taken = mapping.take(run).unwrap();
     assert_eq!(taken.iter().map(|chunk| chunk.len()).collect::<Vec<_>>(), [Bytes::mib(4), Bytes::mib(6)]);
-    assert!(mapping.chunk(1).is_none() && mapping.chunk(3).is_some());
+    assert!(mapping.chunk(second).is_none() && mapping.chunk(last).is_some());
     assert_eq!(sim.counts(), (4, 2, 1));
+    // A hole takes chunks of other lengths.
+    let other = Arc::new(Chunk::create(&device, ChunkId(9), Bytes::mib(8)).unwrap());
+    mapping.put(second, std::slice::from_ref(&other)).unwrap();
+    let inside = Span::new(at(5), Bytes::mib(7)).unwrap();
+    assert_eq!(mapping.chunks_in(inside).map(|(start, _)| start).collect::<Vec<_>>(), [second]);
+    let taken_again = mapping.take(Span::new(second, other.len()).unwrap()).unwrap();
+    drop((other, taken_again));
     drop(taken);
     assert_eq!(sim.counts(), (2, 2, 1));
     drop(mapping);
@@ -108,7 +120,7 @@ fn mappings_and_addresses_are_counted_and_end() {
     faulty.layer().fail_nth(3);
     Mapping::stitch(&held).unwrap_err();
     assert_eq!(device.mapped(), (3, Bytes::mib(12)));
-    mapping.take(0..2).unwrap();
+    mapping.take(Span::new(mapping.span().start(), Bytes::mib(6)).unwrap()).unwrap();
     assert_eq!(device.mapped(), (1, Bytes::mib(12)));
     drop(mapping);
     assert_eq!(device.mapped(), (0, Bytes::ZERO));

@@ -26,10 +26,16 @@ impl Default for RuntimeConfig {
 }
 
 impl RuntimeConfig {
-    /// The same for a runtime whose plan is made while the job runs. The plan takes over idle chunks
-    /// of one granule, so all chunks are of that size.
+    /// The same for a runtime whose plan is made while the job runs. What lives for good lies in the
+    /// page pool; the plan can take over only the chunks beside it, so all chunks are small.
     #[must_use]
     pub fn planning(self) -> RuntimeConfig {
+        self.with_uniform_chunks()
+    }
+
+    /// The same with chunks of one granule only.
+    #[must_use]
+    pub fn with_uniform_chunks(self) -> RuntimeConfig {
         RuntimeConfig { pages: self.pages.with_uniform_chunks(), ..self }
     }
 

@@ -451,15 +451,11 @@ impl Runtime {
         }
     }
 
-    /// Chunks of at least `len` bytes together, in as many leases as that takes: all of them, or none and why. Their
-    /// length follows from what is held.
+    /// Chunks of at least `len` bytes together, in as many leases as that takes: all of them, or none
+    /// and why. Their length follows from what is held; the last may be shorter.
     pub(super) fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
         let held = self.lock().held();
-        self.acquire_in(self.config.pages.chunk_len(held, len), len, wait)
-    }
-
-    /// The same in chunks of one length; the last may be shorter.
-    pub(super) fn acquire_in(&self, each: Bytes, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        let each = self.config.pages.chunk_len(held, len);
         // What a private pool has left may be what is asked for.
         self.give_back_spent();
         self.check_limit(len)?;

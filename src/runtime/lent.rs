@@ -9,11 +9,11 @@
 //!
 //! Not for: which parts of the pool may be had ([`PlannedPool::lendable`]).
 //!
-//! Invariant: the slots of a block that is live are lent by the planned pool, and no two live blocks have one in common.
+//! Invariant: the parts of a live block are lent by the planned pool, and no two live blocks have one in common.
 //!
 //! [`PlannedPool::lendable`]: crate::pool::planned::PlannedPool::lendable
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::installed::Installed;
@@ -22,12 +22,12 @@ use crate::limits;
 use crate::memory::{Chunk, Mapping, MemoryError};
 use crate::pool::planned::Lendable;
 use crate::pool::{Found, Laid, LaidState, Request};
-use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, PlanSpan, Span};
+use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, PlanOffset, PlanSpan, Span};
 
 /// Idle blocks that are kept. Above it those go that have been idle for the longest.
 const IDLE_MAX: usize = 256;
-/// Slots of all idle blocks together: each is a mapping, of which a process has some tens of thousands on some devices.
-const IDLE_SLOTS_MAX: usize = 4096;
+/// Parts of all idle blocks together: each is a mapping, of which a process has some tens of thousands on some devices.
+const IDLE_PARTS_MAX: usize = 4096;
 
 /// Blocks of one static pool.
 #[derive(Debug, Default)]
@@ -40,8 +40,8 @@ pub(super) struct LentBlocks {
 #[derive(Debug)]
 struct Block {
     mapping: Mapping,
-    /// Slots of the static pool, in the order in which they lie here.
-    slots: Vec<usize>,
+    /// The chunks' parts of the static pool, in the order in which they lie here.
+    parts: Vec<PlanSpan>,
     stream: StreamId,
     /// What was asked for, while it is live.
     live: Option<Bytes>,
@@ -90,7 +90,7 @@ impl LentBlocks {
     /// The chunks of a live block: where each is, and the chunk.
     pub(super) fn chunks_at(&self, address: DeviceAddress) -> Option<Vec<(DeviceAddress, Arc<Chunk>)>> {
         let (block, _) = self.live_at(address)?;
-        Some(block.mapping.chunks_in(0..block.mapping.slot_count()))
+        Some(block.mapping.chunks().map(|(start, chunk)| (start, Arc::clone(chunk))).collect())
     }
 
     /// The live block that has this address.
@@ -117,52 +117,51 @@ impl LentBlocks {
         self.blocks.values().filter_map(laid).collect()
     }
 
-    /// Nothing idle shows this slot any more.
-    pub(super) fn let_go(&mut self, slot: usize) {
-        self.blocks.retain(|_, block| block.live.is_some() || !block.slots.contains(&slot));
+    /// Unmaps the idle blocks that show this part of the pool.
+    pub(super) fn forget_idle(&mut self, part: PlanSpan) {
+        self.blocks.retain(|_, block| block.live.is_some() || !block.parts.contains(&part));
     }
 
-    /// The idle block that was used last and has room for `len` in such slots, and not much more.
-    fn ready(&self, len: Bytes, stream: StreamId, may_have: impl Fn(usize) -> bool) -> Option<DeviceAddress> {
+    /// The idle block that was used last and has room for `len` in such parts, and not much more.
+    fn ready(&self, len: Bytes, stream: StreamId, may_have: impl Fn(PlanSpan) -> bool) -> Option<DeviceAddress> {
         let most = len.get().saturating_add(len.get() / 4);
         let fits = |block: &Block| {
             let room = block.mapping.span().len();
             block.live.is_none()
                 && block.stream == stream
                 && (len.get()..=most.max(len.get())).contains(&room.get())
-                && block.slots.iter().all(|slot| may_have(*slot))
+                && block.parts.iter().all(|part| may_have(*part))
         };
         let ready = self.blocks.iter().filter(|(_, block)| fits(block));
         ready.max_by_key(|(_, block)| block.used).map(|(address, _)| *address)
     }
 
-    /// Lets those go that have been idle for the longest, so that one more of so many slots can be.
-    fn make_room(&mut self, slots: usize) {
+    /// Unmaps the blocks that have been idle for the longest, so that one more of so many parts can be.
+    fn make_room(&mut self, parts: usize) {
         loop {
             let idle = self.blocks.iter().filter(|(_, block)| block.live.is_none());
             let (count, shown) =
-                idle.clone().fold((0, slots), |(count, sum), (_, of)| (count + 1, sum + of.slots.len()));
+                idle.clone().fold((0, parts), |(count, sum), (_, of)| (count + 1, sum + of.parts.len()));
             let oldest = idle.min_by_key(|(_, block)| block.used).map(|(address, _)| *address);
-            let Some(oldest) = oldest.filter(|_| count >= IDLE_MAX || shown > IDLE_SLOTS_MAX) else { break };
+            let Some(oldest) = oldest.filter(|_| count >= IDLE_MAX || shown > IDLE_PARTS_MAX) else { break };
             self.blocks.remove(&oldest);
         }
     }
 
-    pub(super) fn invariants(&self, is_lent: impl Fn(usize) -> bool) -> Result<(), String> {
-        let mut slots: Vec<usize> = self.live().flat_map(|block| block.slots.iter().copied()).collect();
-        slots.sort_unstable();
-        if let Some(pair) = slots.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(format!("slot {} is lent twice", pair[0]));
+    pub(super) fn invariants(&self, is_lent: impl Fn(PlanSpan) -> bool) -> Result<(), String> {
+        let mut parts: Vec<PlanSpan> = self.live().flat_map(|block| block.parts.iter().copied()).collect();
+        parts.sort_unstable_by_key(|part| part.start());
+        if let Some(pair) = parts.windows(2).find(|pair| pair[0].end() > pair[1].start()) {
+            return Err(format!("{:?} is lent twice", pair[1]));
         }
-        slots
-            .into_iter()
-            .find(|slot| !is_lent(*slot))
-            .map_or(Ok(()), |slot| Err(format!("slot {slot} serves a lent block, and the plan does not know")))
+        let unknown = parts.into_iter().find(|part| !is_lent(*part));
+        unknown.map_or(Ok(()), |part| Err(format!("{part:?} serves a lent block, and the plan does not know")))
     }
 }
 
 impl Installed {
-    /// Serves a request from some of these slots, which are idle. Where capturing goes on nothing may be unmapped, and so no block makes room for another.
+    /// Serves a request from some of these parts, which are idle. While a graph is captured nothing may
+    /// be unmapped, and so no block makes room for another.
     pub(super) fn serve_lent(
         &mut self,
         request: &Request,
@@ -170,59 +169,57 @@ impl Installed {
         may_unmap: bool,
     ) -> Result<Option<Lent>, MemoryError> {
         let Some(len) = limits::allocation_len(request.bytes) else { return Ok(None) };
-        let mut is_idle = vec![false; self.mapping.slot_count()];
-        idle.iter().for_each(|one| is_idle[one.number] = true);
-        if let Some(address) = self.lent.ready(len, request.stream, |slot| is_idle[slot]) {
+        let is_idle: BTreeSet<PlanOffset> = idle.iter().map(|one| one.part.start()).collect();
+        if let Some(address) = self.lent.ready(len, request.stream, |part| is_idle.contains(&part.start())) {
             return Ok(Some(self.serve_at(address, request)));
         }
-        let slots = match self.chosen(len, idle) {
-            Ok(slots) => slots,
+        let parts = match self.chosen(len, idle) {
+            Ok(parts) => parts,
             Err(lacks) => {
                 let lacks = lacks.round_up(self.granule).filter(|lacks| *lacks <= self.tail_room());
                 return Ok(lacks.map(Lent::Lacks));
             }
         };
         if may_unmap {
-            self.lent.make_room(slots.len());
+            self.lent.make_room(parts.len());
         }
-        let chunks = slots.iter().filter_map(|slot| self.mapping.chunk(*slot).cloned()).collect::<Vec<_>>();
+        let chunks = parts.iter().filter_map(|part| self.chunk_of(*part).cloned()).collect::<Vec<_>>();
         let mapping = Mapping::stitch(&chunks)?;
         let address = mapping.span().start();
-        let block = Block { mapping, slots, stream: request.stream, live: None, used: 0 };
+        let block = Block { mapping, parts, stream: request.stream, live: None, used: 0 };
         self.lent.blocks.insert(address, block);
         Ok(Some(self.serve_at(address, request)))
     }
 
-    /// Slots with room for `len`: as few of them as can be, those first that the plan wants last. Or what they lack.
-    fn chosen(&self, len: Bytes, mut idle: Vec<Lendable>) -> Result<Vec<usize>, Bytes> {
-        let len_of = |one: &Lendable| self.mapping.slot_span(one.number).len();
+    /// Parts with room for `len`: as few of them as can be, those first that the plan needs last. Or
+    /// the missing bytes.
+    fn chosen(&self, len: Bytes, mut idle: Vec<Lendable>) -> Result<Vec<PlanSpan>, Bytes> {
         // What no entry has is there at the peak, too, where the plan leaves little alone.
         idle.sort_by_key(|one| {
-            let is_of_plan = !self.is_tail(one.number);
-            (!one.is_left_alone, !is_of_plan, std::cmp::Reverse((len_of(one), one.next)))
+            let is_of_plan = !self.is_tail(one.part);
+            (!one.is_left_alone, !is_of_plan, std::cmp::Reverse((one.part.len(), one.next)))
         });
-        let (mut slots, mut found) = (Vec::new(), Bytes::ZERO);
+        let (mut parts, mut found) = (Vec::new(), Bytes::ZERO);
         for one in &idle {
             if found >= len {
                 break;
             }
-            found += len_of(one);
-            slots.push(one);
+            found += one.part.len();
+            parts.push(one.part);
         }
         if found < len {
             return Err(len - found);
         }
         // A smaller one may do as the last, or none.
-        slots.retain(|one| {
-            let is_spare = found - len_of(one) >= len;
+        parts.retain(|part| {
+            let is_spare = found - part.len() >= len;
             if is_spare {
-                found -= len_of(one);
+                found -= part.len();
             }
             !is_spare
         });
-        let mut slots: Vec<usize> = slots.into_iter().map(|one| one.number).collect();
-        slots.sort_unstable();
-        Ok(slots)
+        parts.sort_unstable_by_key(|part| part.start());
+        Ok(parts)
     }
 
     fn serve_at(&mut self, address: DeviceAddress, request: &Request) -> Lent {
@@ -230,8 +227,7 @@ impl Installed {
         let served = self.lent.served;
         let block = self.lent.blocks.get_mut(&address).expect("it was just found, or made");
         (block.live, block.used) = (Some(request.bytes), served);
-        let slots = block.slots.clone();
-        let parts: Vec<PlanSpan> = slots.into_iter().map(|slot| self.offsets_of(slot)).collect();
+        let parts = block.parts.clone();
         self.pool.lend(parts.into_iter());
         Lent::At(address)
     }
@@ -241,8 +237,8 @@ impl Installed {
     pub(super) fn free_lent(&mut self, address: DeviceAddress) -> Option<Bytes> {
         let block = self.lent.blocks.get_mut(&address)?;
         let bytes = block.live.take()?;
-        let slots = block.slots.clone();
-        slots.into_iter().for_each(|slot| self.pool.take_back(self.offsets_of(slot)));
+        let parts = block.parts.clone();
+        parts.into_iter().for_each(|part| self.pool.take_back(part));
         Some(bytes)
     }
 }

@@ -17,6 +17,7 @@ mod counters;
 mod deferred;
 mod fallback;
 mod giving;
+mod holes;
 mod installed;
 mod kept;
 mod lent;
@@ -116,6 +117,8 @@ struct Pools {
     asleep: Option<Asleep>,
     /// Allocations and frees until figures are written that take a walk over all blocks.
     until_look: u32,
+    /// Requests that had been served when the last iteration was marked.
+    requests_at_mark: u64,
 }
 
 /// So many allocations and frees at most is such a figure old: a walk costs as much as some hundred of them.
@@ -325,6 +328,7 @@ impl Runtime {
             peak: PeakOfIteration::default(),
             asleep: None,
             until_look: OPERATIONS_PER_LOOK,
+            requests_at_mark: 0,
         };
         Runtime {
             device,
@@ -410,6 +414,7 @@ impl Runtime {
         pools.note(Tap::mark);
         self.counters.add(Counter::Iterations, 1);
         pools.turn_peak();
+        pools.requests_at_mark = self.counters.sum(&Counter::REQUESTS);
         self.install_offered(&mut pools);
         self.look(&mut pools);
     }
@@ -595,7 +600,7 @@ impl Drop for Runtime {
         pools.deferred.end(self.device.driver());
         let mut chunks = Vec::new();
         for installed in pools.retired.drain(..).chain(pools.planned.take()) {
-            chunks.extend(installed.mapping.chunks().cloned());
+            chunks.extend(installed.mapping.chunks().map(|(_, chunk)| Arc::clone(chunk)));
         }
         chunks.extend(pools.pages.take_all());
         chunks.extend(pools.private.take_all());

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::fallback::ROUNDS_MAX;
 use super::lent::Lent;
-use super::{AllocError, Counter, Pools, Runtime};
+use super::{AllocError, Counter, Pools, Runtime, SourceError};
 use crate::memory::Chunk;
 use crate::pool::Request;
-use crate::units::{Bytes, DeviceAddress};
+use crate::units::{Bytes, DeviceAddress, PlanSpan};
 
 /// A smaller request takes less in the page pool than stitching it is worth.
 const LENT_MIN: Bytes = Bytes::mib(8);
@@ -37,7 +37,7 @@ impl Runtime {
                 }
             };
             // Outside the lock: others go on.
-            let Ok(chunks) = self.acquire_in(self.config.granule(), lacks, Duration::ZERO) else {
+            let Ok(chunks) = self.acquire(lacks, Duration::ZERO) else {
                 self.note_refused(&mut self.lock());
                 is_refused = true;
                 continue;
@@ -106,66 +106,80 @@ impl Runtime {
         self.config.pages.stitches && self.device.capabilities().alias
     }
 
-    /// Serves a request whose place in the static pool has no memory yet: from chunks that lie idle, or new ones. Nothing where there are none, or where the plan does not have it right now.
+    /// Serves a request whose place in the static pool has no memory yet: from chunks that lie idle, or
+    /// new ones. Nothing where there are none, or where the plan does not have the request right now.
     pub(super) fn serve_unbacked(&self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
-        let mut is_refused = false;
         for _ in 0..ROUNDS_MAX {
             let lacks = {
                 let mut pools = self.lock();
-                let wanted = pools.planned.as_ref().map_or_else(Vec::new, |installed| installed.lacks_for(request));
-                if wanted.is_empty() {
+                let lacks = pools.lacks_for(request);
+                if lacks.is_empty() {
                     return Ok(None);
                 }
                 self.finish_deferred(&mut pools);
-                // Moving waits for the device, which would break a capture.
-                let may_move = !pools.private.is_open();
-                let here = self.config.granule().checked_mul(wanted.len() as u64).unwrap_or(Bytes::MAX);
-                let most = pools.planned.as_ref().filter(|_| may_move);
-                let most = most.map_or(Bytes::ZERO, |installed| installed.lacks().max(here));
-                let chunks = pools.take_idle(most);
-                let is_mapped = self.back(&mut pools, &wanted, chunks);
-                let was_refused = self.was_refused(&pools);
-                let Some(installed) = &mut pools.planned else { return Ok(None) };
-                let lacks = installed.lacks_for(request).len() as u64;
-                if lacks == 0 {
+                let is_mapped = self.back_with_idle(&mut pools, &lacks);
+                let lacks = pools.lacks_for(request);
+                if lacks.is_empty() {
                     return Ok(self.alloc_backed(&mut pools, request));
                 }
-                if is_refused || was_refused || !is_mapped {
-                    installed.pool.pass_over(request);
-                    return Ok(None);
+                if self.was_refused(&pools) || !is_mapped {
+                    return Ok(pools.pass_over(request));
                 }
-                self.config.granule().checked_mul(lacks).expect("they are slots of one mapping")
+                lacks
             };
             // Outside the lock: others go on.
-            match self.acquire_in(self.config.granule(), lacks, Duration::ZERO) {
-                Ok(chunks) => {
-                    let mut pools = self.lock();
-                    let wanted = pools.planned.as_ref().map_or_else(Vec::new, |installed| installed.lacks_for(request));
-                    is_refused = !self.back(&mut pools, &wanted, chunks);
-                    let lacks =
-                        pools.planned.as_ref().is_some_and(|installed| !installed.lacks_for(request).is_empty());
-                    if !is_refused && !wanted.is_empty() && !lacks {
-                        return Ok(self.alloc_backed(&mut pools, request));
-                    }
-                }
-                Err(_) => {
-                    self.note_refused(&mut self.lock());
-                    is_refused = true;
-                }
+            let leased = self.lease_for(&lacks);
+            let mut pools = self.lock();
+            let Ok(chunks) = leased else {
+                self.note_refused(&mut pools);
+                return Ok(pools.pass_over(request));
+            };
+            let lacks = pools.lacks_for(request);
+            let is_mapped = self.back(&mut pools, &lacks, chunks);
+            if !lacks.is_empty() && pools.lacks_for(request).is_empty() {
+                return Ok(self.alloc_backed(&mut pools, request));
+            }
+            if !is_mapped {
+                return Ok(pools.pass_over(request));
             }
         }
         Ok(None)
     }
 
-    /// Puts chunks behind the static pool, behind `wanted` first. False where one could not be mapped: what is not served there others may serve.
-    fn back(&self, pools: &mut Pools, wanted: &[usize], chunks: Vec<Arc<Chunk>>) -> bool {
+    /// New chunks that fill holes exactly.
+    fn lease_for(&self, holes: &[PlanSpan]) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        let mut chunks = Vec::new();
+        for hole in holes {
+            match self.acquire(hole.len(), Duration::ZERO) {
+                Ok(some) => chunks.extend(some),
+                Err(error) => {
+                    self.give_back(chunks);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(chunks)
+    }
+
+    /// Puts idle chunks behind the static pool, behind `lacks` first. False where a chunk could not be
+    /// mapped.
+    fn back_with_idle(&self, pools: &mut Pools, lacks: &[PlanSpan]) -> bool {
+        // Moving waits for the device, which would break a capture.
+        let Some(installed) = pools.planned.as_ref().filter(|_| !pools.private.is_open()) else { return true };
+        let here: Bytes = lacks.iter().map(|part| part.len()).sum();
+        let chunks = pools.take_idle(installed.lacks().max(here));
+        self.back(pools, lacks, chunks)
+    }
+
+    /// Puts chunks behind the static pool, behind `lacks` first. False where one could not be mapped: what is not served there others may serve.
+    fn back(&self, pools: &mut Pools, lacks: &[PlanSpan], chunks: Vec<Arc<Chunk>>) -> bool {
         let filled = match &mut pools.planned {
-            Some(installed) => installed.fill(wanted, chunks),
+            Some(installed) => installed.fill(lacks, chunks),
             None => Ok(chunks),
         };
         self.note_held(pools);
         let is_mapped = filled.is_ok();
-        // Only where another thread was faster, or after a failing driver.
+        // Chunks that fit into no hole, and those of a failing driver.
         self.give_back(filled.unwrap_or_else(|(rest, _)| rest));
         is_mapped
     }
@@ -178,6 +192,18 @@ impl Runtime {
 }
 
 impl Pools {
+    fn lacks_for(&self, request: &Request) -> Vec<PlanSpan> {
+        self.planned.as_ref().map_or_else(Vec::new, |installed| installed.lacks_for(request))
+    }
+
+    /// The plan goes on without a request for which it has no memory. Serves nothing.
+    fn pass_over(&mut self, request: &Request) -> Option<DeviceAddress> {
+        if let Some(installed) = &mut self.planned {
+            installed.pool.pass_over(request);
+        }
+        None
+    }
+
     /// New bytes that a request would take in the page pool.
     fn lacks_of_pages(&self, request: &Request) -> Option<Bytes> {
         let at_end = self.pages.lacks_at_end(request.bytes, request.stream)?;

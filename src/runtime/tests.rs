@@ -130,7 +130,7 @@ fn plan() -> Plan {
 #[test]
 fn a_request_of_more_than_one_lease_takes_several_or_none() {
     let sim = SimDriver::new(SimOptions::with_devices(&[Bytes::gib(512)]));
-    let bench = Bench::over(Arc::new(sim), 150 << 10, RuntimeConfig::default().planning());
+    let bench = Bench::over(Arc::new(sim), 150 << 10, RuntimeConfig::default().with_uniform_chunks());
     // 128 GiB come, 72 do not, and those that came go back.
     let error = bench.alloc(Bytes::gib(200)).unwrap_err();
     assert!(crate::error::chain(&error).contains("only 22.00 GiB left"), "{}", crate::error::chain(&error));

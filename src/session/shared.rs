@@ -223,7 +223,7 @@ impl Draft {
         let session = Arc::clone(self.source.session());
         let mut mapping = self.mapping.take().expect("it is there until it is published or dropped");
         // Not mapped while it is sealed: nobody could promise that it is not written.
-        let chunks = match mapping.take(0..mapping.slot_count()) {
+        let chunks = match mapping.take_all() {
             Ok(chunks) => chunks,
             Err(error) => {
                 self.mapping = Some(mapping);
@@ -245,7 +245,7 @@ impl Draft {
             Err(error) => {
                 // What the daemon has said no to is as before. Where it is not known what it has done, or it cannot be mapped as before, nobody wants it any more.
                 let is_said = matches!(&error, SessionError::Refused { kind, .. } if !matches!(kind, ErrorKind::Unavailable | ErrorKind::Broken));
-                if is_said && mapping.put(0, &chunks).is_ok() {
+                if is_said && mapping.put(mapping.span().start(), &chunks).is_ok() {
                     self.mapping = Some(mapping);
                     return Err(Unpublished { draft: Some(Box::new(self)), error });
                 }
@@ -261,7 +261,7 @@ impl Draft {
         let mut held = Held::new(&session, reply.range).map_err(lost)?;
         let (device, chunks) = held.fetch(&reply.ticket).map_err(lost)?;
         let access = if how.is_writable { Access::ReadWrite } else { Access::Read };
-        mapping.put_as(0, &chunks, access).map_err(|error| lost(unmapped(&error)))?;
+        mapping.put_as(mapping.span().start(), &chunks, access).map_err(|error| lost(unmapped(&error)))?;
         Ok(held.mapped(device.id(), mapping))
     }
 }
@@ -269,7 +269,7 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         let Some(mapping) = self.mapping.take() else { return };
-        let chunks: Vec<_> = mapping.chunks().cloned().collect();
+        let chunks: Vec<_> = mapping.chunks().map(|(_, chunk)| Arc::clone(chunk)).collect();
         drop(mapping);
         self.source.release(chunks);
     }

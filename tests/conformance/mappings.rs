@@ -14,7 +14,7 @@ use stitchd::pool::Request;
 use stitchd::runtime::{Counters, Runtime, RuntimeConfig};
 use stitchd::session::PrivateSource;
 use stitchd::store::Store;
-use stitchd::units::Bytes;
+use stitchd::units::{Bytes, Place as _, Span};
 
 use crate::stall::Stalls;
 use crate::standin::Machine;
@@ -49,7 +49,8 @@ fn unmaps_behind(driver: Arc<dyn Driver>, mappings: &(dyn Fn() -> usize + Sync),
         });
         assert_eq!(mappings(), left);
     };
-    behind(2, &mut || drop(mapping.take(0..1).unwrap()));
+    let first = Span::new(mapping.span().start(), Bytes::mib(2)).unwrap();
+    behind(2, &mut || drop(mapping.take(first).unwrap()));
     let mut mapping = Some(mapping);
     behind(0, &mut || drop(mapping.take()));
     assert_eq!(device.quarantine(), Quarantine::default());

@@ -255,7 +255,7 @@ fn what_a_service_manager_passes_is_for_the_daemon_alone() {
     let socket = managed.dir.path().join("stitchd.sock");
     let session = Session::connect(&SessionConfig { library, ..SessionConfig::new(socket.clone(), "stays") }).unwrap();
     // In small chunks, so that there are many descriptors.
-    let patient = RuntimeConfig { wait: Duration::from_secs(10), ..RuntimeConfig::default().planning() };
+    let patient = RuntimeConfig { wait: Duration::from_secs(10), ..RuntimeConfig::default().with_uniform_chunks() };
     let one = session.runtime(0, patient).unwrap();
     let kept = one.alloc(&Request::of(Bytes::mib(100))).unwrap();
     kill(pid);

@@ -384,7 +384,8 @@ fn a_lease_may_take_longer_than_a_client_would_wait_in_silence() {
     let daemon = TestDaemon::on(Machine::new(GpuKind::Cuda, SLOW), &[]);
     let patience = Duration::from_millis(1_500);
     let config = SessionConfig { patience, ..daemon.session_config("slow") };
-    let runtime = Session::connect(&config).unwrap().runtime(0, RuntimeConfig::default().planning()).unwrap();
+    let runtime =
+        Session::connect(&config).unwrap().runtime(0, RuntimeConfig::default().with_uniform_chunks()).unwrap();
     let started = SystemClock::new();
     runtime.alloc(&Request::of(Bytes::mib(96))).unwrap();
     assert!(started.now() > patience + patience, "{:?} are no proof", started.now());

@@ -34,7 +34,7 @@ fn a_mapping_that_is_kept_after_release_shows_nothing_and_disturbs_nobody() {
 
     // Another session gets all that is really free: the device without what the cheat keeps.
     // In small chunks: a create that is refused takes its bytes off the budget.
-    let second = daemon.session("second").runtime(0, RuntimeConfig::default().planning()).unwrap();
+    let second = daemon.session("second").runtime(0, RuntimeConfig::default().with_uniform_chunks()).unwrap();
     let error = second.alloc(&Request::of(Bytes::mib(64))).unwrap_err();
     assert!(stitchd::error::chain(&error).contains("62.0 MiB"), "{}", stitchd::error::chain(&error));
     let address = second.alloc(&Request::of(Bytes::mib(62))).unwrap();

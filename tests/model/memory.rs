@@ -13,7 +13,7 @@ use stitchd::error::ErrorKind;
 use stitchd::ids::{ChunkId, DeviceId};
 use stitchd::memory::{Chunk, Device, Mapping, MemoryError, Quarantine, Reservation};
 use stitchd::rng::Rng;
-use stitchd::units::{AddressSpan, Bytes};
+use stitchd::units::{AddressSpan, Bytes, Place as _, Span};
 
 use crate::{At, alone};
 
@@ -72,6 +72,17 @@ impl Bench {
 
 // === Every call of a scenario fails in turn
 
+/// Where each chunk of a mapping is.
+fn spans_of(mapping: &Mapping) -> Vec<AddressSpan> {
+    mapping.chunks().map(|(start, chunk)| Span::new(start, chunk.len()).unwrap()).collect()
+}
+
+/// From the start of the first to the end of the last.
+fn over(spans: &[AddressSpan]) -> AddressSpan {
+    let (first, last) = (spans[0], spans[spans.len() - 1]);
+    Span::new(first.start(), last.end().checked_distance(first.start()).unwrap()).unwrap()
+}
+
 /// Makes and lets go of one of everything, and of some things more than once.
 fn scenario(bench: &Bench) {
     let chunks = [bench.create(1, Bytes::mib(2)), bench.create(2, Bytes::mib(4)), bench.create(3, Bytes::mib(2))];
@@ -81,12 +92,13 @@ fn scenario(bench: &Bench) {
     let reservation = bench.whole(|| Reservation::new(&bench.device, Bytes::mib(6)));
     let row = [&chunks[0], &chunks[1], &imported, &chunks[2], &chunks[0]].map(Arc::clone);
     let mut mapping = bench.whole(|| Mapping::stitch(&row));
-    assert_eq!((mapping.span().len(), mapping.slot_count()), (Bytes::mib(14), 5));
+    assert_eq!((mapping.span().len(), mapping.chunk_count()), (Bytes::mib(14), 5));
+    let spans = spans_of(&mapping);
     let again = bench.whole(|| Mapping::stitch(&row[1..]));
-    let taken = bench.whole(|| mapping.take(1..3));
+    let taken = bench.whole(|| mapping.take(over(&spans[1..3])));
     assert!(taken.iter().zip(&row[1..3]).all(|(taken, chunk)| Arc::ptr_eq(taken, chunk)));
-    assert!(mapping.chunk(1).is_none() && mapping.chunk(2).is_none() && !mapping.is_empty());
-    let last = bench.whole(|| mapping.take(4..5));
+    assert!(spans[1..3].iter().all(|gone| mapping.chunk(gone.start()).is_none()) && !mapping.is_empty());
+    let last = bench.whole(|| mapping.take(spans[4]));
     drop((fd, reservation, again, mapping, taken, last, row, imported));
     for chunk in chunks {
         // A release that fails can be tried again; what a drop fails to let go of is in quarantine.
@@ -155,7 +167,7 @@ struct World {
     bench: Bench,
     owned: Vec<Owned>,
     loose: Vec<(usize, Arc<Chunk>)>,
-    mappings: Vec<(Slots, Mapping)>,
+    mappings: Vec<(Slots, Vec<AddressSpan>, Mapping)>,
     reservations: Vec<Reservation>,
     /// Mappings and reservations that nobody can undo.
     stuck: Vec<usize>,
@@ -183,7 +195,7 @@ impl World {
     }
 
     fn mapped(&self) -> impl Iterator<Item = usize> {
-        let in_slots = self.mappings.iter().flat_map(|(slots, _)| slots.iter().flatten());
+        let in_slots = self.mappings.iter().flat_map(|(slots, ..)| slots.iter().flatten());
         in_slots.chain(&self.stuck).copied()
     }
 
@@ -342,15 +354,16 @@ impl World {
         for at in &slots {
             self.owned[*at].refs += 1;
         }
-        self.mappings.push((slots.into_iter().map(Some).collect(), mapping));
+        let spans = spans_of(&mapping);
+        self.mappings.push((slots.into_iter().map(Some).collect(), spans, mapping));
     }
 
     fn take(&mut self, nth: u64) {
         let at = self.rng.index(self.mappings.len());
-        let (slots, mapping) = &mut self.mappings[at];
+        let (slots, spans, mapping) = &mut self.mappings[at];
         let first = self.rng.index(slots.len());
         let end = first + 1 + self.rng.index(slots.len() - first);
-        let taken = mapping.take(first..end);
+        let taken = mapping.take(over(&spans[first..end]));
         if slots[first..end].contains(&None) {
             // Over a hole nothing is unmapped, whoever says so first.
             taken.unwrap_err();
@@ -366,7 +379,7 @@ impl World {
     }
 
     fn unstitch(&mut self, nth: u64) {
-        let (slots, mapping) = self.mappings.swap_remove(self.rng.index(self.mappings.len()));
+        let (slots, spans, mapping) = self.mappings.swap_remove(self.rng.index(self.mappings.len()));
         let runs = slots.split(Option::is_none).filter(|run| !run.is_empty());
         // Twice: a run of which the device cannot be waited for stays as one that cannot be unmapped.
         let calls = runs.map(|run| Call::Unmap(run.iter().flatten().copied().collect()));
@@ -378,7 +391,7 @@ impl World {
             _ => &[],
         };
         if !kept.is_empty() {
-            self.stuck_slots.extend((0..slots.len()).map(|slot| mapping.slot_span(slot)));
+            self.stuck_slots.extend(spans);
         }
         let mut kept = kept.to_vec();
         let mut dropped: Vec<_> = slots.iter().flatten().copied().collect();
@@ -413,9 +426,8 @@ impl World {
         let reservations = self.mappings.len() + self.reservations.len() + self.stuck_reservations;
         let counts = (self.alive().len(), self.mapped().count(), reservations);
         assert_eq!(self.bench.state(), (counts, self.used(), self.quarantine));
-        for (slots, mapping) in &self.mappings {
-            let shown: Vec<_> =
-                (0..mapping.slot_count()).map(|slot| mapping.chunk(slot).map(|chunk| chunk.id())).collect();
+        for (slots, spans, mapping) in &self.mappings {
+            let shown: Vec<_> = spans.iter().map(|span| mapping.chunk(span.start()).map(|chunk| chunk.id())).collect();
             let known: Vec<_> = slots.iter().map(|slot| slot.map(|at| ChunkId(at as u64))).collect();
             assert_eq!(shown, known);
         }

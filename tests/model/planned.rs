@@ -255,16 +255,16 @@ impl Bench {
         self.steps += 1;
         let count = (self.end - BASE) / part_len;
         let part = |number: u64| offsets(number * part_len, part_len);
-        let parts: Vec<(usize, PlanSpan)> = (0..count).map(|number| (number as usize, part(number))).collect();
+        let parts: Vec<PlanSpan> = (0..count).map(part).collect();
         let Some(lendable) = self.pool.lendable(request, &parts) else { return };
         let mut lent = Vec::new();
         for one in lendable {
-            let start = BASE + one.number as u64 * part_len;
+            let start = BASE + one.part.start().get();
             let is_free = self.live.is_free(start, part_len) && !self.has_hole(start, part_len);
             assert!(is_free, "somebody has a part of [{start:#x} + {part_len:#x})");
             if rng.chance(if one.is_left_alone { 500 } else { 100 }) {
                 self.live.insert(start, part_len, Who::Lent);
-                lent.push(part(one.number as u64));
+                lent.push(one.part);
             }
         }
         if !lent.is_empty() {

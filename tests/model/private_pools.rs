@@ -56,7 +56,7 @@ impl Bench {
         let device = Device::open(Arc::new(host), DEVICE).unwrap();
         let store = Arc::new(Store::new(vec![Arc::clone(&device)]));
         let source = Arc::new(PrivateSource::new(Arc::clone(&store), DEVICE, Ladder::standard()));
-        let config = RuntimeConfig { soft_budget: Bytes::mib(100), ..RuntimeConfig::default().planning() };
+        let config = RuntimeConfig { soft_budget: Bytes::mib(100), ..RuntimeConfig::default().with_uniform_chunks() };
         let clock = Arc::new(ManualClock::default());
         let runtime = Runtime::new(device, source, clock, config, Counters::private());
         Bench { store, runtime, live: Spans::default(), owners: BTreeMap::new(), uses: BTreeMap::new() }

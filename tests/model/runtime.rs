@@ -671,7 +671,7 @@ fn run(setup: Setup, seed: u64, steps: u64) {
 fn live_allocations_share_nothing_and_all_figures_are_right() {
     for seed in crate::times(SEEDS) {
         run(SETUP, seed, 60_000);
-        run(Setup { config: SETUP.config.planning(), ..SETUP }, seed, 60_000);
+        run(Setup { config: SETUP.config.with_uniform_chunks(), ..SETUP }, seed, 60_000);
     }
 }
 
@@ -685,12 +685,12 @@ fn with_a_plan_and_others_beside_it_all_figures_are_right() {
 #[test]
 fn plans_that_come_while_the_job_runs_take_what_is_idle_and_nothing_that_is_live() {
     for seed in crate::times(SEEDS) {
-        let config = SETUP.config.planning();
+        let config = SETUP.config.with_uniform_chunks();
         run(Setup { has_offers: true, budget: 400 * MIB, config, ..SETUP }, seed, 50_000);
         let config = RuntimeConfig { soft_budget: Bytes::mib(128), ..SETUP.config };
         run(Setup { has_offers: true, alias: false, config, ..SETUP }, seed, 30_000);
         for part in 0..10 {
-            let config = if part % 2 == 0 { SETUP.config } else { SETUP.config.planning() };
+            let config = if part % 2 == 0 { SETUP.config } else { SETUP.config.with_uniform_chunks() };
             run(Setup { has_offers: true, faults: true, config, ..SETUP }, seed << 8 | part, 5_000);
         }
     }
@@ -710,7 +710,7 @@ fn driver_calls_that_fail_give_no_chunk_away_that_is_still_mapped() {
     // What is stuck is lost to its runtime, so these runs are short and many.
     for seed in crate::times(SEEDS) {
         for part in 0..20 {
-            let config = if part % 4 < 2 { SETUP.config } else { SETUP.config.planning() };
+            let config = if part % 4 < 2 { SETUP.config } else { SETUP.config.with_uniform_chunks() };
             run(Setup { alias: part % 2 == 0, faults: true, config, ..SETUP }, seed << 8 | part, 5_000);
         }
     }

@@ -154,7 +154,7 @@ mod tests {
     fn a_pattern_holds_until_somebody_writes_into_it() {
         let (host, mapping) = mapped();
         let start = mapping.span().start();
-        let border = mapping.slot_span(1).start();
+        let border = mapping.chunks().nth(1).unwrap().0;
         let mut patterns = Patterns::new(7);
         let marked = Marked::new(start, Bytes::mib(4) - Bytes::new(3), 12, &[border]);
         patterns.write(&*host, &marked).unwrap();

@@ -48,12 +48,9 @@ impl Range {
         unit_at(self.mapping.span().start())
     }
 
-    /// The unit behind the last slot.
+    /// The unit behind the last chunk.
     fn end_unit(&self) -> u64 {
-        match self.mapping.slot_count() {
-            0 => self.first_unit(),
-            count => unit_at(self.mapping.slot_span(count - 1).end()),
-        }
+        unit_at(self.mapping.chunks_end())
     }
 }
 
@@ -61,7 +58,6 @@ impl Range {
 #[derive(Debug)]
 pub(super) struct Home {
     pub(super) range: usize,
-    pub(super) slot: usize,
     pub(super) units: u64,
     /// Places that may show it.
     pub(super) places: Vec<usize>,
@@ -166,17 +162,18 @@ impl Arena {
             None => self.add_range(device, len)?,
         };
         let mapping = &mut self.ranges[range].mapping;
-        let first = mapping.slot_count();
-        if let Err(error) = mapping.put(first, chunks) {
+        let from = mapping.chunks_end();
+        if let Err(error) = mapping.put(from, chunks) {
             self.drop_if_empty(range);
             return Err(error);
         }
-        for (slot, chunk) in (first..).zip(chunks) {
-            let start = unit_at(mapping.slot_span(slot).start());
+        let mut start = unit_at(from);
+        for chunk in chunks {
             let units = chunk.len().get() / UNIT;
-            self.chunks.insert(start, Home { range, slot, units, places: Vec::new() });
-            self.free.give(start, units);
+            self.chunks.insert(start, Home { range, units, places: Vec::new() });
+            start += units;
         }
+        self.free.give(unit_at(from), len.get() / UNIT);
         self.last = Some(range);
         self.held += len;
         Ok(())
@@ -198,9 +195,9 @@ impl Arena {
         let needed = len.checked_add(spare).ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
         let generous = limits::PAGE_RANGE_LEN.max(needed);
         let mapping = if device.capabilities().memory_stays_with_addresses {
-            Mapping::empty(device, needed)?
+            Mapping::reserve(device, needed)?
         } else {
-            Mapping::empty(device, generous).or_else(|_| Mapping::empty(device, needed))?
+            Mapping::reserve(device, generous).or_else(|_| Mapping::reserve(device, needed))?
         };
         Ok(self.ranges.insert(Range { mapping, starts: Starts::default() }))
     }
@@ -245,7 +242,7 @@ impl Arena {
     }
 
     pub(super) fn add_place(&mut self, place: Place) -> usize {
-        let (units, slots) = (place.units(), place.mapping.slot_count());
+        let (units, slots) = (place.units(), place.mapping.chunk_count());
         let homes = place.homes.clone();
         let id = self.places.insert(place);
         self.by_len.entry(units).or_default().push(id);
@@ -274,7 +271,7 @@ impl Arena {
         if keep >= count {
             return Ok(());
         }
-        place.mapping.take(keep..count)?;
+        place.mapping.take(place.from_slot(keep))?;
         self.unlist(id);
         let place = &mut self.places[id];
         place.pieces.truncate(keep);
@@ -302,8 +299,9 @@ impl Arena {
         (unit < start + home.units).then_some((*start, home))
     }
 
-    pub(super) fn chunk(&self, home: &Home) -> &Arc<Chunk> {
-        self.ranges[home.range].mapping.chunk(home.slot).expect("a home has its chunk")
+    /// The chunk whose home begins at this unit.
+    pub(super) fn chunk(&self, start: u64, home: &Home) -> &Arc<Chunk> {
+        self.ranges[home.range].mapping.chunk(address_of(start)).expect("a home has its chunk")
     }
 
     pub(super) fn range_count(&self) -> usize {
@@ -317,7 +315,7 @@ impl Arena {
     pub(super) fn into_chunks(mut self) -> Vec<Arc<Chunk>> {
         // Shown addresses first: a chunk is given up once nothing shows it.
         self.places.clear();
-        self.ranges.iter().flat_map(|(_, range)| range.mapping.chunks().cloned()).collect()
+        self.ranges.iter().flat_map(|(_, range)| range.mapping.chunks()).map(|(_, chunk)| Arc::clone(chunk)).collect()
     }
 
     /// `home` and `places` are the live allocations of this arena: unit or address, units, range or place.
@@ -370,7 +368,7 @@ impl Arena {
         }
         let held: Bytes = self.chunks.values().map(|home| bytes_of(home.units)).sum();
         let mapped: Bytes =
-            self.ranges.iter().flat_map(|(_, range)| range.mapping.chunks()).map(|chunk| chunk.len()).sum();
+            self.ranges.iter().flat_map(|(_, range)| range.mapping.chunks()).map(|(_, chunk)| chunk.len()).sum();
         if held != self.held || mapped != self.held {
             return Err(format!("{} are counted, homes have {held} and {mapped} are mapped", self.held));
         }
@@ -382,11 +380,10 @@ impl Arena {
         for (id, place) in &self.places {
             slots += place.homes.len();
             place.invariants().map_err(|wrong| format!("place {id}: {wrong}"))?;
-            for (slot, home) in place.homes.iter().enumerate() {
+            for (home, (_, shown)) in place.homes.iter().zip(place.mapping.chunks()) {
                 let here = self.chunks.get(home).ok_or_else(|| format!("place {id} shows a chunk that is gone"))?;
-                let is_same = place.mapping.chunk(slot).is_some_and(|shown| Arc::ptr_eq(shown, self.chunk(here)));
-                if !is_same || !here.places.contains(&id) {
-                    return Err(format!("place {id} shows another chunk in slot {slot} than it says"));
+                if !Arc::ptr_eq(shown, self.chunk(*home, here)) || !here.places.contains(&id) {
+                    return Err(format!("place {id} shows another chunk than that at home in unit {home}"));
                 }
             }
             if !self.by_len.get(&place.units()).is_some_and(|places| places.contains(&id)) {

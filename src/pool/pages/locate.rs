@@ -56,7 +56,7 @@ impl PagePool {
             At::Home(range) => &arena.ranges[range as usize].mapping,
             At::Place(place) => &arena.places[place as usize].mapping,
         };
-        mapping.chunks_in(mapping.slots_at(span))
+        mapping.chunks_in(span).map(|(start, chunk)| (start, Arc::clone(chunk))).collect()
     }
 
     /// What lies where: each range of every arena, and each live place.

@@ -6,7 +6,7 @@
 
 use super::{UNIT, bytes_of, unit_at};
 use crate::memory::Mapping;
-use crate::units::{DeviceAddress, Place as _};
+use crate::units::{AddressSpan, DeviceAddress, Place as _, Span};
 
 /// A part of a home, in units.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -35,6 +35,13 @@ impl Place {
         start.checked_add(bytes_of(skipped)).expect("the first piece lies in the first slot")
     }
 
+    /// The addresses of its slots from this one on.
+    pub(super) fn from_slot(&self, slot: usize) -> AddressSpan {
+        let start = self.mapping.chunks().nth(slot).map_or(self.mapping.span().end(), |(start, _)| start);
+        let len = self.mapping.chunks_end().checked_distance(start).unwrap_or_default();
+        Span::new(start, len).expect("slots lie in the mapping")
+    }
+
     pub(super) fn units(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.units).sum()
     }
@@ -55,12 +62,13 @@ impl Place {
     }
 
     pub(super) fn invariants(&self) -> Result<(), String> {
-        if self.pieces.len() != self.homes.len() || self.pieces.is_empty() {
-            return Err(format!("{} pieces in {} slots", self.pieces.len(), self.homes.len()));
+        let slots = self.mapping.chunk_count();
+        if self.pieces.len() != slots || self.homes.len() != slots || slots == 0 {
+            return Err(format!("{} pieces and {} homes in {slots} slots", self.pieces.len(), self.homes.len()));
         }
         let last = self.pieces.len() - 1;
-        for (slot, (piece, home)) in self.pieces.iter().zip(&self.homes).enumerate() {
-            let chunk = self.mapping.slot_span(slot).len().get() / UNIT;
+        let chunks = self.mapping.chunks().map(|(_, chunk)| chunk.len().get() / UNIT);
+        for (slot, ((piece, home), chunk)) in self.pieces.iter().zip(&self.homes).zip(chunks).enumerate() {
             let begins = piece.start == *home || slot == 0 && piece.start > *home;
             let ends =
                 piece.start + piece.units == home + chunk || slot == last && piece.start + piece.units < home + chunk;

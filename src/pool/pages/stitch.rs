@@ -259,7 +259,7 @@ fn place_of(arena: &Arena, runs: &[Piece], units: u64) -> Result<Place, MemoryEr
             let until = (home + chunk.units).min(end);
             pieces.push(Piece { start: at, units: until - at });
             homes.push(home);
-            chunks.push(Arc::clone(arena.chunk(chunk)));
+            chunks.push(Arc::clone(arena.chunk(home, chunk)));
             at = until;
         }
     }

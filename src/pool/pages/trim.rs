@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::arena::Arena;
-use super::{PagePool, UNIT, bytes_of, units_of};
+use super::{PagePool, UNIT, address_of, bytes_of, units_of};
 use crate::ids::StreamId;
 use crate::memory::Chunk;
-use crate::units::Bytes;
+use crate::units::{Bytes, Span};
 
 impl PagePool {
     /// Bytes of chunks that hold nothing live.
@@ -123,7 +123,7 @@ impl Arena {
         for (id, range) in &self.ranges {
             let here: Vec<(u64, u64)> =
                 idle.iter().copied().filter(|(home, _)| self.chunks[home].range == id).collect();
-            if found >= wanted || here.len() != range.mapping.chunks().count() {
+            if found >= wanted || here.len() != range.mapping.chunk_count() {
                 continue;
             }
             found += here.iter().map(|(_, units)| bytes_of(*units)).sum();
@@ -134,25 +134,25 @@ impl Arena {
 
     /// Unmaps idle chunks wherever they are shown, and hands them over.
     fn take_homes(&mut self, homes: Vec<u64>) -> Vec<Arc<Chunk>> {
-        let mut slots: Vec<(usize, usize, u64)> = Vec::new();
+        let mut hidden: Vec<(u64, u64)> = Vec::new();
         for home in homes {
             if self.hide(home) {
-                let chunk = &self.chunks[&home];
-                slots.push((chunk.range, chunk.slot, home));
+                hidden.push((home, self.chunks[&home].units));
             }
         }
-        slots.sort_unstable();
+        hidden.sort_unstable();
         let mut chunks = Vec::new();
-        for run in slots.chunk_by(|one, next| (one.0, one.1 + 1) == (next.0, next.1)) {
-            let (range, first, _) = run[0];
-            let Ok(taken) = self.ranges[range].mapping.take(first..first + run.len()) else { continue };
-            for (_, _, home) in run {
-                let units = self.chunks.remove(home).map_or(0, |chunk| chunk.units);
-                self.free.take(*home, units);
-                self.held -= bytes_of(units);
-            }
+        for run in hidden.chunk_by(|one, next| one.0 + one.1 == next.0) {
+            let (start, range) = (run[0].0, self.chunks[&run[0].0].range);
+            let units: u64 = run.iter().map(|(_, units)| units).sum();
+            let span = Span::new(address_of(start), bytes_of(units)).expect("homes lie in a range");
+            let Ok(taken) = self.ranges[range].mapping.take(span) else { continue };
+            self.free.take(start, units);
+            self.held -= bytes_of(units);
+            run.iter().for_each(|(home, _)| {
+                self.chunks.remove(home);
+            });
             chunks.extend(taken);
-            self.ranges[range].mapping.forget_last_holes();
             self.drop_if_empty(range);
         }
         chunks

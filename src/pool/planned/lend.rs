@@ -19,8 +19,8 @@ const AHEAD_RANKED: u32 = 1024;
 /// A part of the pool that nobody has now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lendable {
-    /// The part's number.
-    pub number: usize,
+    /// Where it lies.
+    pub part: PlanSpan,
     /// The plan sends nobody there before the request is freed.
     pub is_left_alone: bool,
     /// Entries until it does.
@@ -28,9 +28,9 @@ pub struct Lendable {
 }
 
 impl PlannedPool {
-    /// Those of `parts`, which have numbers, that nobody has now, and that may serve a request which was not served: no other lane's entries come there. `parts` lie in the order of their places and do not
+    /// Those of `parts` that are free now, and that may serve a request which was not served: no other lane's entries come there. `parts` lie in the order of their places and do not
     /// overlap. Nothing for a stream that the plan does not know, or of which nothing has come yet.
-    pub fn lendable(&self, request: &Request, parts: &[(usize, PlanSpan)]) -> Option<Vec<Lendable>> {
+    pub fn lendable(&self, request: &Request, parts: &[PlanSpan]) -> Option<Vec<Lendable>> {
         // Behind the last lane's part the plan's own bytes are that lane's, too, unless another's detours are there; further on whoever asks knows whose they are.
         let lane = self.lanes.with_room(request)?;
         let own = &self.lanes[lane].part;
@@ -39,10 +39,10 @@ impl PlannedPool {
         let end = if is_last { self.plan_end } else { own.end };
         let is_own = |part: &PlanSpan| own.start <= part.start().get() && part.end().get() <= end;
         let may_have = |part: &PlanSpan| part.start().get() >= self.plan_end || is_own(part);
-        let mut next: Vec<Option<u32>> = parts.iter().map(|(_, part)| may_have(part).then_some(u32::MAX)).collect();
+        let mut next: Vec<Option<u32>> = parts.iter().map(|part| may_have(part).then_some(u32::MAX)).collect();
         let at = |span: PlanSpan| {
-            let first = parts.partition_point(|(_, part)| part.end() <= span.start());
-            first..first + parts[first..].partition_point(|(_, part)| part.start() < span.end())
+            let first = parts.partition_point(|part| part.end() <= span.start());
+            first..first + parts[first..].partition_point(|part| part.start() < span.end())
         };
         for taken in self.live_spans().chain(self.tenants.obstacles()) {
             next[at(taken)].fill(None);
@@ -53,8 +53,8 @@ impl PlannedPool {
                 *next = ahead.min(*next);
             }
         }
-        let lendable = |((number, _), next): (&(usize, PlanSpan), Option<u32>)| {
-            next.map(|next| Lendable { number: *number, is_left_alone: next >= life, next })
+        let lendable = |(part, next): (&PlanSpan, Option<u32>)| {
+            next.map(|next| Lendable { part: *part, is_left_alone: next >= life, next })
         };
         Some(parts.iter().zip(next).filter_map(lendable).collect())
     }
