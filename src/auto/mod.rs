@@ -69,6 +69,9 @@ pub struct AutoPlanner {
     is_unmarked: bool,
     /// What the job did first, once that is known.
     fingerprint: Option<Fingerprint>,
+    /// The recording of a job without marks goes on beside its plan: once a mark comes the plan was of
+    /// a part of an iteration, and this has the iteration from its beginning.
+    unmarked: Option<Box<Recorded>>,
 }
 
 #[derive(Debug)]
@@ -77,6 +80,18 @@ enum Stage {
     Offered(Box<Offered>),
     Following(Box<Following>),
     Over(Over),
+}
+
+impl Stage {
+    /// Ends the recordings of a stage that is left.
+    fn end(self, runtime: &Runtime) {
+        let recorded = match self {
+            Stage::Recording(recorded) => Some(*recorded),
+            Stage::Following(following) => following.watching.map(|watching| watching.recorded),
+            Stage::Offered(_) | Stage::Over(_) => None,
+        };
+        recorded.into_iter().for_each(|recorded| drop(recorded.end(runtime)));
+    }
 }
 
 /// The job goes by a plan.
@@ -175,6 +190,7 @@ impl AutoPlanner {
             begins_at: Bytes::ZERO,
             is_unmarked: false,
             fingerprint: None,
+            unmarked: None,
         }
     }
 
@@ -192,6 +208,18 @@ impl AutoPlanner {
     }
 
     fn go_on(&mut self, stage: Stage, runtime: &Runtime, shelf: &impl Shelf) -> Result<Stage, Over> {
+        if let Some(mut recorded) = self.unmarked.take() {
+            if runtime.counters().get(Counter::Iterations) > 0 {
+                runtime.offer(None);
+                stage.end(runtime);
+                return Ok(Stage::Recording(recorded));
+            }
+            if recorded.keep_up() {
+                self.unmarked = Some(recorded);
+            } else {
+                drop(recorded.end(runtime));
+            }
+        }
         Ok(match stage {
             Stage::Recording(mut recorded) => {
                 let ended = recorded.look();
@@ -222,7 +250,8 @@ impl AutoPlanner {
         }
         let is_surprised = deviations.has_surprise(runtime);
         if is_lost {
-            following.watching.into_iter().for_each(|watching| drop(watching.recorded.end(runtime)));
+            Stage::Following(following).end(runtime);
+            self.unmarked.take().into_iter().for_each(|recorded| drop(recorded.end(runtime)));
             return Ok(self.record(runtime, true));
         }
         if let Some(watching) = following.watching.take() {
@@ -288,8 +317,14 @@ impl AutoPlanner {
     /// The recording is a whole, or never will be: makes a plan of it and offers that.
     fn plan(&mut self, recorded: Recorded, ended: Ended, runtime: &Runtime, shelf: &impl Shelf) -> Result<Stage, Over> {
         let (is_later, live_at_begin) = (recorded.is_later(), recorded.live_at_begin());
-        let trace = recorded.end(runtime);
         let is_unmarked = matches!(ended, Ended::Repeats(_));
+        let trace = if is_unmarked {
+            let trace = recorded.trace().clone();
+            self.unmarked = Some(Box::new(recorded));
+            trace
+        } else {
+            recorded.end(runtime)
+        };
         let (trace, iteration) = match ended {
             Ended::NoPeriod => return Err(Over::NoPeriod(trace.events.len())),
             Ended::Torn if self.torn == TORN_MAX => return Err(Over::TooFast),
@@ -366,11 +401,13 @@ impl AutoPlanner {
 
     /// The job is being recorded: the recording is short of room if nobody looks.
     pub fn is_recording(&self) -> bool {
-        match &self.stage {
-            Stage::Recording(_) => true,
-            Stage::Following(following) => following.watching.is_some(),
-            Stage::Offered(_) | Stage::Over(_) => false,
-        }
+        let is_unmarked = self.unmarked.is_some();
+        is_unmarked
+            || match &self.stage {
+                Stage::Recording(_) => true,
+                Stage::Following(following) => following.watching.is_some(),
+                Stage::Offered(_) | Stage::Over(_) => false,
+            }
     }
 
     /// Why no more plans are made, if none are.

@@ -1,7 +1,11 @@
 //! The recording that a plan is made of, and when there is enough of it.
 //!
-//! With marks that is when two whole iterations are there: one that repeats, and one before it that says what varies and where things are freed. Without marks it is looked for what repeats, each time
-//! that twice as much is there. While a plan is followed iterations are taken out one by one.
+//! With marks that is when two whole iterations are there: one that repeats, and one before it that says what varies and where things are freed. Marked iterations are believed, however long they are.
+//!
+//! Without marks the recording is searched for what repeats, each time that it has doubled. A job that
+//! says in which context its requests are made marks its iterations, too: there a repetition without
+//! marks is a micro-batch, and the search waits until the recording is full. While a plan is followed
+//! iterations are taken out one by one.
 //!
 //! Not for: planning.
 //!
@@ -11,7 +15,7 @@ use crate::limits;
 use crate::record::{self, Collected, Recorder};
 use crate::runtime::{Counter, Runtime, TapNumber};
 use crate::trace::period::{self, Period};
-use crate::trace::{Event, EventKind, Trace, live_after};
+use crate::trace::{Context, Event, EventKind, Trace, live_after};
 use crate::units::Bytes;
 
 /// A recording under way.
@@ -25,6 +29,8 @@ pub(super) struct Recorded {
     /// As many events as there were when it was last looked for what repeats.
     searched: usize,
     is_later: bool,
+    /// Requests name their contexts, so marks will come.
+    has_contexts: bool,
     /// Bytes that were live when it began.
     live_at_begin: Bytes,
 }
@@ -54,7 +60,16 @@ impl Recorded {
         let (tap, recorder) = record::begin(runtime.device().id().0, sink, limits::RECORD_AHEAD_MAX);
         let tap = runtime.record_into(tap);
         let live_at_begin = Bytes::new(runtime.counters().get(Counter::LiveBytes));
-        Recorded { recorder, tap, seen: 0, marks: 0, searched: SEARCHED_MIN / 2, is_later, live_at_begin }
+        Recorded {
+            recorder,
+            tap,
+            seen: 0,
+            marks: 0,
+            searched: SEARCHED_MIN / 2,
+            is_later,
+            has_contexts: false,
+            live_at_begin,
+        }
     }
 
     pub(super) fn is_later(&self) -> bool {
@@ -84,18 +99,26 @@ impl Recorded {
         let events = &self.trace().events;
         let (count, news) = (events.len(), &events[self.seen..]);
         let marks = news.iter().filter(|event| event.kind == EventKind::Mark).count();
+        let has_contexts = news.iter().any(|event| event.context != Context::default());
+        self.has_contexts |= has_contexts;
         self.marks += marks as u32;
         self.seen = count;
         if self.marks >= WHOLE + u32::from(self.is_later) {
             return Some(Ended::Marked);
         }
         if self.marks == 0
-            && (self.seen >= 2 * self.searched || !goes_on)
+            && (!self.has_contexts && self.seen >= 2 * self.searched || !goes_on)
             && let Some(period) = self.search()
         {
             return Some(Ended::Repeats(period));
         }
         (!goes_on).then_some(Ended::NoPeriod)
+    }
+
+    /// Takes what has come, for a recording that goes on beside a plan. False once nothing more can
+    /// come: then it lacks events, or is as long as it may be.
+    pub(super) fn keep_up(&mut self) -> bool {
+        self.recorder.drain(limits::RECORD_AHEAD_MAX).goes_on && self.recorder.remarks().dropped == 0
     }
 
     /// Takes out the iterations that marks have ended since; of one that was going on when it began there is no whole. And whether more may come: not where it lacks events or is as long as it may be.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::clock::ManualClock;
+use crate::context::{self, Pushed};
 use crate::driver::sim::{SimDriver, SimOptions};
 use crate::ids::{DeviceId, StreamId};
 use crate::ladder::Ladder;
@@ -14,6 +15,7 @@ use crate::pool::Request;
 use crate::runtime::{Counters, RuntimeConfig, RuntimeStats};
 use crate::session::PrivateSource;
 use crate::store::Store;
+use crate::trace::Phase;
 use crate::units::DeviceAddress;
 
 const STREAM: StreamId = StreamId(0);
@@ -63,7 +65,9 @@ impl Job {
     }
 
     fn alloc(&mut self, bytes: u64) -> DeviceAddress {
-        let address = self.runtime.alloc(&Request { stream: STREAM, ..Request::of(Bytes::new(bytes)) }).unwrap();
+        let context = context::here().key;
+        let request = Request { stream: STREAM, context, ..Request::of(Bytes::new(bytes)) };
+        let address = self.runtime.alloc(&request).unwrap();
         if self.has_marks {
             self.planner.look(&self.runtime, &*self.shelf);
         }
@@ -114,9 +118,9 @@ impl Job {
 }
 
 #[test]
-fn a_job_goes_by_its_plan_from_the_fourth_iteration_on() {
+fn a_job_goes_by_its_plan_from_the_third_iteration_on() {
     let mut job = Job::new(true);
-    for _ in 0..3 {
+    for _ in 0..2 {
         job.iteration(20, 1);
     }
     let before = job.stats();
@@ -231,6 +235,44 @@ fn iterations_that_nobody_marks_are_found() {
     assert_eq!(stats.planned.deviations(), before.planned.deviations());
 }
 
+/// Micro-batches repeat for longer than a search waits, before the first mark.
+fn long_iterations(has_contexts: bool) -> (AutoPlanner, RuntimeStats) {
+    const MICRO_BATCHES: u64 = 5000;
+    let mut job = Job::new(false);
+    for _ in 0..5 {
+        for micro_batch in 0..MICRO_BATCHES {
+            let number = has_contexts.then_some(micro_batch as u32);
+            let (phase, chunk) = (Phase::Other, None);
+            let pushed = Pushed { phase, microbatch: number, chunk, module: "", is_dynamic: false };
+            context::push(&pushed).unwrap();
+            let kept: Vec<DeviceAddress> = (0..8).map(|n| job.alloc((2 << 20) + (n << 14))).collect();
+            context::pop().unwrap();
+            kept.into_iter().for_each(|address| job.free(address));
+            if micro_batch % 50 == 0 {
+                job.planner.look(&job.runtime, &*job.shelf);
+            }
+        }
+        let step = job.alloc(40 << 20);
+        job.free(step);
+        job.runtime.mark_iteration();
+        job.end_iteration();
+    }
+    let stats = job.stats();
+    (job.planner, stats)
+}
+
+#[test]
+fn marked_iterations_are_believed_however_long_they_are() {
+    for has_contexts in [false, true] {
+        let (planner, stats) = long_iterations(has_contexts);
+        let requests = 8 * 5000 + 1;
+        assert!(stats.served.planned >= 3 * requests, "{has_contexts}: {stats:?}");
+        // What repeats is planned first where no context says that marks will come.
+        assert_eq!(planner.made(), if has_contexts { 1 } else { 2 });
+        assert!(planner.over().is_none());
+    }
+}
+
 #[test]
 fn where_nothing_repeats_the_job_is_served_as_before_and_it_is_said_why() {
     const ROOM: usize = 1 << 17;
@@ -278,7 +320,7 @@ fn a_job_that_ran_before_goes_by_its_plan_from_the_second_iteration_on() {
     };
     let (first, second, other) = (run(20), run(20), run(21));
     assert_eq!((first.0, second.0, other.0), (1, 0, 1));
-    assert_eq!((first.1.served.planned, second.1.served.planned), (3 * 60, 4 * 60));
+    assert_eq!((first.1.served.planned, second.1.served.planned), (4 * 60, 5 * 60));
     assert_eq!(second.1.planned.deviations(), 0);
     let asked = &shelf.0.borrow().1;
     assert!(asked.len() == 3 && asked[0] == asked[1] && asked[1] != asked[2], "{asked:?}");
