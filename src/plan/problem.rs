@@ -252,11 +252,15 @@ impl Problem {
             return Err(PlanError::NothingStatic);
         }
         for one in all_of(0).filter(|one| one.is_dynamic) {
-            problem.expect(one, &layers, 0, 0)?;
+            problem.expect(one, layers.around(one), 0)?;
         }
         problem.dynamic_cycle_start = problem.dynamic.len();
+        // Asked once: it may look at every buffer.
+        let comes_again = problem.comes_again();
         for one in all_of(iteration).filter(|one| one.is_dynamic) {
-            problem.expect(one, &layers, prologue_len, cycle_len)?;
+            // Where nothing comes again there is no second pass.
+            let around = layers.around(one).filter(|_| cycle_len == 0 || comes_again);
+            problem.expect(one, around.map(|(from, to)| (from + cycle_len, to + cycle_len)), prologue_len)?;
         }
         problem.dynamic_requests += problem.dynamic.len() as u64;
         if alike.len() > 1 && cut.is_none() {
@@ -304,20 +308,18 @@ impl Problem {
         Ok(())
     }
 
-    /// A request that varies, of the prologue or of the cycle, which begins at `first`. What a job does again and again looks like its second pass, `cycle_len` later.
-    fn expect(&mut self, one: &Allocation, layers: &Layers, first: u64, cycle_len: u64) -> Result<(), PlanError> {
+    /// A request that varies, of the prologue or of the cycle, which begins at `first`; and from where to
+    /// where it is expected, from there.
+    fn expect(&mut self, one: &Allocation, around: Option<(u64, u64)>, first: u64) -> Result<(), PlanError> {
         if self.dynamic.len() >= limits::PLAN_ENTRIES_MAX {
             return Err(PlanError::TooManyRequests(self.dynamic.len() + 1));
         }
         let before = self.buffers.partition_point(|buffer| buffer.lifetime.start.0 < first + one.at);
-        let begins = first + cycle_len;
-        // Where nothing comes again there is no second pass.
-        let around = layers.around(one).filter(|_| cycle_len == 0 || self.comes_again());
         self.dynamic.push(DynamicEntry {
             before: before as u32,
             lane: one.lane,
             context: one.context,
-            interval: around.map(|(from, to)| Lifetime::new(begins + from, begins + to)),
+            interval: around.map(|(from, to)| Lifetime::new(first + from, first + to)),
         });
         Ok(())
     }
