@@ -78,8 +78,7 @@ struct Stack {
 
 impl Stack {
     fn take(&mut self, len: u64) -> Option<u64> {
-        if let Some((_, offset)) = self.free.best_fit(len) {
-            self.free.take(offset, len);
+        if let Some(offset) = self.free.take_best_fit(len) {
             return Some(offset);
         }
         // Nothing fits: what is free right below the top is the beginning.

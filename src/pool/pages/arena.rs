@@ -85,13 +85,18 @@ impl Arena {
 
     #[inline]
     pub(super) fn take_best_fit(&mut self, units: u64) -> Option<(u64, u32)> {
-        let (_, start) = self.free.best_fit(units)?;
-        Some((start, self.take_run(start, units)))
+        let start = self.free.take_best_fit(units)?;
+        Some((start, self.note_start(start)))
     }
 
     /// Takes a part of a free run, and says in which range it lies.
     pub(super) fn take_run(&mut self, start: u64, units: u64) -> u32 {
         self.free.take(start, units);
+        self.note_start(start)
+    }
+
+    #[inline]
+    fn note_start(&mut self, start: u64) -> u32 {
         let range = self.range_at(start);
         let first = self.ranges[range].first_unit();
         self.ranges[range].starts.set(start - first);
