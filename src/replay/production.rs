@@ -2,7 +2,9 @@
 //!
 //! What a daemon and its client do in two processes happens here in one: the descriptors that would go between them are not made, and counted as one export for each chunk that
 //! is created and one import for each that is leased.
+//! Clearing a new chunk is charged and not counted: a helper process makes those calls.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -92,7 +94,7 @@ impl Production {
             sim: Arc::clone(&sim),
             rpcs: AtomicU64::new(0),
             imports: AtomicU64::new(0),
-            import_seconds: Mutex::new(0.0),
+            passing: Mutex::default(),
             reserved: Mutex::default(),
         });
         let config = options.runtime.on(&options.ladder);
@@ -209,8 +211,8 @@ impl Allocator for Production {
         }
         sum.add(Call::Export, counts.of(Call::Create).calls);
         sum.add(Call::Import, self.source.imports.load(Ordering::Relaxed));
-        let between = *self.source.import_seconds.lock().unwrap_or_else(PoisonError::into_inner);
-        sum.seconds = self.sim.modelled_seconds() + between;
+        let passing = self.source.passing.lock().unwrap_or_else(PoisonError::into_inner).seconds;
+        sum.seconds = self.sim.modelled_seconds() + passing;
         sum
     }
 
@@ -251,9 +253,17 @@ struct LedgerSource {
     /// Requests that would have gone to the daemon.
     rpcs: AtomicU64,
     imports: AtomicU64,
-    import_seconds: Mutex<f64>,
+    passing: Mutex<Passing>,
     /// Bytes of chunks that exist, leased or idle.
     reserved: Mutex<Reserved>,
+}
+
+/// What passing chunks from the daemon to the session would have cost.
+#[derive(Debug, Default)]
+struct Passing {
+    /// Chunks that have been exported and cleared: a daemon keeps the descriptor of a chunk.
+    exported: HashSet<ChunkId>,
+    seconds: f64,
 }
 
 impl LedgerSource {
@@ -283,11 +293,14 @@ impl ChunkSource for LedgerSource {
     fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
         let granted = self.lease(want)?;
         self.imports.fetch_add(granted.len() as u64, Ordering::Relaxed);
-        let seconds: f64 = granted
-            .iter()
-            .map(|(_, len)| self.costs.seconds(Call::Import, *len) + self.costs.seconds(Call::Export, *len))
-            .sum();
-        *self.import_seconds.lock().unwrap_or_else(PoisonError::into_inner) += seconds;
+        let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
+        for (id, len) in &granted {
+            passing.seconds += self.costs.seconds(Call::Import, *len);
+            if passing.exported.insert(*id) {
+                passing.seconds += self.costs.seconds(Call::Export, *len) + self.costs.clear_seconds(*len);
+            }
+        }
+        drop(passing);
         self.note_reserved();
         let chunk = |id: &ChunkId| self.steward.store().chunk(*id).expect("it was just granted");
         Ok(granted.iter().map(|(id, _)| chunk(id)).collect())
