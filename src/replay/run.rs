@@ -28,6 +28,10 @@ pub struct Run {
     pub calls: CallSum,
     /// Driver calls of the last iteration that was run to its end.
     pub last_iteration: CallSum,
+    /// Driver calls of each iteration, in the order in which they begin. Their sum is that of
+    /// `calls`: what comes before the first iteration counts to it, and where memory ran out the
+    /// last entry ends there.
+    pub calls_by_iteration: Vec<u64>,
     /// What only some allocators have to tell.
     pub more: More,
     /// Deviations of each iteration, in the order in which they begin.
@@ -205,6 +209,9 @@ impl Keeper {
         run.after = self.after;
         let deviated = self.deviated.iter().copied().chain([run.more.deviations]).collect::<Vec<_>>();
         run.deviations = deviated.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let mut before = 0;
+        let ends = self.began.iter().skip(1).chain([&run.calls]).map(CallSum::total);
+        run.calls_by_iteration = ends.map(|end| end - std::mem::replace(&mut before, end)).collect();
         // An iteration in which memory ran out has no end.
         let mut marks = self.began;
         if run.out_of_memory.is_none() {
@@ -291,6 +298,18 @@ mod tests {
         assert_eq!(heard, [('i', 0), ('a', 0), ('f', 0), ('c', 0), ('i', 1), ('a', 0)]);
         assert_eq!((run.served, run.peak_live, run.peak_reserved), (2, Bytes::new(100), Bytes::new(100)));
         assert_eq!((run.calls.malloc, run.last_iteration.malloc, run.efficiency()), (2, 1, 1.0));
+        assert_eq!(run.calls_by_iteration, [1, 1]);
+    }
+
+    #[test]
+    fn calls_before_the_first_iteration_count_to_it() {
+        let trace =
+            crate::trace::csv::read(format!("tick,event,id,bytes,stream,iteration,device\n{TWO_DEVICES}").as_bytes());
+        let script = Script::of(&trace.unwrap(), 0);
+        let mut noting = Noting::default();
+        noting.calls.malloc = 5;
+        let run = run(&script, &mut noting, Watch::default(), &ManualClock::default(), &|_| ());
+        assert_eq!((run.calls_by_iteration, run.calls.total()), (vec![6, 1], 7));
     }
 
     #[test]
@@ -302,6 +321,7 @@ mod tests {
         let (refused, heard) = ran(TWO_DEVICES, 1, Some(60), Watch::default());
         assert_eq!(refused.out_of_memory, Some(Refused { event: 5, requested: Bytes::new(40) }));
         assert_eq!((refused.served, heard.last()), (1, Some(&('f', 0))));
+        assert_eq!(refused.calls_by_iteration, [1, 0], "the second ends where memory does");
     }
 
     #[test]

@@ -123,6 +123,7 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
         "efficiency": Some(run.efficiency()).filter(|_| has_share(run)),
         "out_of_memory": refused,
         "driver_calls": calls_json(&run.calls),
+        "driver_calls_by_iteration": run.calls_by_iteration,
         "steady_driver_calls_per_iteration": steady.map(|calls| calls.total()),
         "steady_modelled_driver_seconds_per_iteration": steady.map(|calls| calls.seconds),
         "lease_rpcs": run.more.lease_rpcs,
@@ -219,6 +220,7 @@ impl Columns {
         let more = [
             (self.has_plan, ">after plan"),
             (true, ">driver calls"),
+            (self.has_iterations, ">first iteration"),
             (self.has_iterations, ">last iteration"),
             (true, ">driver seconds"),
             (self.has_least, ">needs"),
@@ -245,6 +247,7 @@ impl Columns {
         let more = [
             (self.has_plan, share(run.efficiency_after())),
             (true, run.calls.total().to_string()),
+            (self.has_iterations, run.calls_by_iteration.first().map_or_else(nothing, u64::to_string)),
             (self.has_iterations, if is_done { run.last_iteration.total().to_string() } else { nothing() }),
             (true, format!("{:.3}", run.calls.seconds)),
             (self.has_least, least.map_or_else(nothing, |least| at_least(least.capacity))),
@@ -388,6 +391,8 @@ fn figures(replayed: &Replayed<'_>, result: &Result) -> Vec<(&'static str, Strin
     }
     figures.push(("driver calls", grouped(run.calls.total())));
     if replayed.script.iterations > 1 {
+        let first = run.calls_by_iteration.first().copied().unwrap_or(0);
+        figures.push(("driver calls in the first iteration", grouped(first)));
         let is_done = run.out_of_memory.is_none();
         let calls = if is_done { grouped(run.last_iteration.total()) } else { "-".to_owned() };
         figures.push(("driver calls in the last iteration", calls));
