@@ -75,9 +75,8 @@ fn main() {
             0 => format!("{job}, {pool}"),
             _ => format!("{job} --repeat {times}, {pool}"),
         };
-        let mut rows: Vec<(String, PoolName, bool)> =
-            PoolName::ALL.into_iter().map(|(name, pool)| (label(name), pool, false)).collect();
-        rows.push((label("stitchd with its plan"), PoolName::Stitchd, true));
+        let mut rows: Vec<(String, PoolName)> =
+            PoolName::ALL.into_iter().map(|(name, pool)| (label(name), pool)).collect();
         rows.retain(|(name, ..)| support::is_wanted(name));
         if rows.is_empty() {
             continue;
@@ -87,7 +86,8 @@ fn main() {
         let is_operation = |step: &&Step| matches!(step, Step::Alloc(_) | Step::Free { .. });
         let operations = script.steps.iter().filter(is_operation).count() as u64;
         let plan = Plan::from_trace(&trace, 1).unwrap();
-        for (name, pool, has_plan) in rows {
+        for (name, pool) in rows {
+            let has_plan = pool == PoolName::StitchdPlan;
             let job = Job { trace: &trace, profile: &trace, script: &script, plan: has_plan.then_some(&plan) };
             compared.push(compare(
                 name,

@@ -32,20 +32,29 @@ pub enum PoolName {
     Gmlake,
     /// STAlloc as published.
     Stalloc,
-    /// The production pools of this project.
+    /// The production pools of this project, as flags set them.
     Stitchd,
+    /// The same with plans that are made while the job runs.
+    StitchdAuto,
+    /// The same with a plan from before the job.
+    StitchdPlan,
 }
 
 impl PoolName {
     /// Every pool with its name.
-    pub const ALL: [(&'static str, PoolName); 6] = [
+    pub const ALL: [(&'static str, PoolName); 8] = [
         ("native", PoolName::Native),
         ("caching", PoolName::Caching),
         ("expandable", PoolName::Expandable),
         ("gmlake", PoolName::Gmlake),
         ("stalloc", PoolName::Stalloc),
         ("stitchd", PoolName::Stitchd),
+        ("stitchd-auto", PoolName::StitchdAuto),
+        ("stitchd-plan", PoolName::StitchdPlan),
     ];
+
+    /// The production pools, by how they are planned.
+    pub const OURS: [PoolName; 3] = [PoolName::Stitchd, PoolName::StitchdAuto, PoolName::StitchdPlan];
 
     /// Its name.
     pub fn as_str(self) -> &'static str {
@@ -70,7 +79,7 @@ pub struct Setup {
     pub ladder: Ladder,
     /// How the production runtime behaves.
     pub runtime: RuntimeConfig,
-    /// The production pools make their plans while the job runs.
+    /// [`PoolName::Stitchd`] makes its plans while the job runs, as [`PoolName::StitchdAuto`] does.
     pub is_auto: bool,
 }
 
@@ -83,7 +92,7 @@ pub struct Job<'a> {
     pub profile: &'a Trace,
     /// The same as `trace`, ready to run.
     pub script: &'a Script,
-    /// The plan that the production pools serve from.
+    /// The plan that the production pools serve from, but for [`PoolName::StitchdAuto`].
     pub plan: Option<&'a Plan>,
 }
 
@@ -114,7 +123,7 @@ pub fn replay(
     ) -> PoolRun {
         PoolRun { run: run(script, &mut allocator, watch, clock, progress), note: None }
     }
-    let Job { profile, script, plan, .. } = job;
+    let Job { profile, script, .. } = job;
     let Setup { capacity, costs, .. } = setup;
     Ok(match pool {
         PoolName::Native => go(Native::new(*capacity, costs), script, watch, clock, progress),
@@ -128,24 +137,37 @@ pub fn replay(
             let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(profile.iterations() > 1));
             go(Stalloc::new(profile, iteration, *capacity, costs)?, script, watch, clock, progress)
         }
-        PoolName::Stitchd => {
-            let options = ProductionOptions {
-                capacity: capacity.unwrap_or(ProductionOptions::UNLIMITED),
-                ladder: setup.ladder.clone(),
-                runtime: setup.runtime,
-                costs: costs.clone(),
-                is_auto: setup.is_auto,
-            };
-            if setup.is_auto {
-                make_contexts_known(job.trace);
-            }
-            let (mut production, refused) = Production::new(&options, plan);
-            let run = run(script, &mut production, watch, clock, progress);
-            let refused = refused.map(|why| format!("the plan is not used: {why}"));
-            let over = production.auto_is_over().map(|why| format!("no more plans are made while the job runs: {why}"));
-            PoolRun { run, note: refused.or(over) }
+        PoolName::Stitchd | PoolName::StitchdAuto | PoolName::StitchdPlan => {
+            production(pool, job, setup, watch, clock, progress)
         }
     })
+}
+
+/// Runs a job through the production pools.
+fn production(
+    pool: PoolName,
+    job: Job<'_>,
+    setup: &Setup,
+    watch: Watch,
+    clock: &dyn Clock,
+    progress: &dyn Fn(usize),
+) -> PoolRun {
+    let is_auto = pool == PoolName::StitchdAuto || (pool == PoolName::Stitchd && setup.is_auto);
+    let options = ProductionOptions {
+        capacity: setup.capacity.unwrap_or(ProductionOptions::UNLIMITED),
+        ladder: setup.ladder.clone(),
+        runtime: if is_auto { setup.runtime.planning() } else { setup.runtime },
+        costs: setup.costs.clone(),
+        is_auto,
+    };
+    if is_auto {
+        make_contexts_known(job.trace);
+    }
+    let (mut production, refused) = Production::new(&options, job.plan.filter(|_| !is_auto));
+    let run = run(job.script, &mut production, watch, clock, progress);
+    let refused = refused.map(|why| format!("the plan is not used: {why}"));
+    let over = production.auto_is_over().map(|why| format!("no more plans are made while the job runs: {why}"));
+    PoolRun { run, note: refused.or(over) }
 }
 
 /// A job in a process of its own has pushed the contexts that it allocates from; what records it finds their words so.

@@ -1,5 +1,6 @@
 //! `stitchd replay`: the figures that checks read, the answers to bad questions, and the picture.
 
+mod pools;
 #[path = "../../src/trace/import/written.rs"]
 mod written;
 
@@ -20,7 +21,9 @@ fn pool<'a>(shown: &'a serde_json::Value, name: &str) -> &'a serde_json::Value {
 
 #[test]
 fn every_pool_is_replayed_and_the_plan_is_judged_by_what_it_was_not_made_from() {
-    let shown = run_json(&["replay", &real("resnet50-olla"), "--plan-from-iteration", "1", "--json"]);
+    let pools = "native,caching,expandable,gmlake,stalloc,stitchd";
+    let planned = ["--plan-from-iteration", "1", "--pool", pools, "--json"];
+    let shown = run_json(&[&["replay", &real("resnet50-olla")], &planned[..]].concat());
     assert_eq!(shown["trace"]["requests"], 2165);
     assert_eq!(shown["trace"]["iterations"], 3);
     assert_eq!(shown["trace"]["peak_live_bytes"], 22_417_856_144_u64);
@@ -239,10 +242,10 @@ fn a_pool_that_cannot_have_a_job_is_left_out_and_the_others_are_shown() {
     let file = dir.path().join("varies.csv");
     std::fs::write(&file, "tick,event,id,bytes,dynamic\n1,alloc,1,5120,1\n2,alloc,2,2560,1\n3,free,1,,\n4,free,2,,\n")
         .unwrap();
-    let shown = run_json(&["replay", file.to_str().unwrap(), "--json"]);
+    let shown = run_json(&["replay", file.to_str().unwrap(), "--pool", "all", "--json"]);
     let names: Vec<&str> =
         shown["pools"].as_array().unwrap().iter().map(|pool| pool["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["native", "caching", "expandable", "gmlake", "stitchd"]);
+    assert_eq!(names, ["native", "caching", "expandable", "gmlake", "stitchd", "stitchd-auto"]);
     assert!(shown["notes"].to_string().contains("stalloc is left out, it has no plan: "), "{}", shown["notes"]);
     assert_eq!(run(&["replay", file.to_str().unwrap(), "--pool", "stalloc"]).status.code(), Some(2));
 }
@@ -307,15 +310,16 @@ fn a_plan_of_another_job_is_said_to_be_that_and_time_and_seconds_are_told() {
 fn the_picture_is_one_file_that_names_every_pool() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("report.html");
-    let output = run(&["replay", &real("resnet50-olla"), "--report", out.to_str().unwrap()]);
+    let output = run(&["replay", &real("resnet50-olla"), "--pool", "all", "--report", out.to_str().unwrap()]);
     assert!(output.status.success(), "{}", stderr(&output));
     let page = std::fs::read_to_string(&out).unwrap();
-    for name in ["native", "caching", "expandable", "gmlake", "stalloc", "stitchd"] {
+    let names = ["native", "caching", "expandable", "gmlake", "stalloc", "stitchd", "stitchd-auto", "stitchd-plan"];
+    for name in names {
         assert!(page.contains(&format!("<th scope=\"col\">{name}</th>")), "{name}");
     }
     assert!(!page.contains("http://") && !page.contains("https://"), "it needs no network");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
-    let output = run(&["replay", &real("resnet50-olla"), "--report", "/nowhere/report.html"]);
+    let output = run(&["replay", &real("resnet50-olla"), "--pool", "native", "--report", "/nowhere/report.html"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
 }
 
@@ -447,7 +451,8 @@ fn what_a_plan_costs_and_what_a_disturbance_lacks_is_said() {
     let small = dir.path().join("small.csv");
     std::fs::write(&small, "tick,event,id,bytes\n0,alloc,9,0\n1,alloc,1,5\n2,free,1,\n").unwrap();
     let small = small.to_str().unwrap();
-    let text = String::from_utf8(run(&["replay", small]).stdout).unwrap();
+    let pools = "native,caching,expandable,gmlake,stalloc,stitchd";
+    let text = String::from_utf8(run(&["replay", small, "--pool", pools]).stdout).unwrap();
     assert!(text.starts_with("1 request in 1 iteration, ") && !text.contains("left out"), "{text}");
     assert!(text.contains("stalloc serves from a plan of iteration 0"), "{text}");
     assert!(text.contains("1 request of no bytes"), "{text}");

@@ -29,7 +29,7 @@ pub(crate) fn setup(is_auto: bool) -> Setup {
         gmlake: GmlakeOptions::default(),
         planned_iteration: None,
         ladder: Ladder::standard(),
-        runtime: if is_auto { RuntimeConfig::default().planning() } else { RuntimeConfig::default() },
+        runtime: RuntimeConfig::default(),
         is_auto,
     }
 }

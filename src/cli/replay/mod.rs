@@ -1,5 +1,7 @@
 //! `stitchd replay`: runs a trace through the production pools and models of others.
 
+mod choice;
+mod notes;
 mod show;
 mod sweep;
 
@@ -13,15 +15,13 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::plan::{about_one_pass, differences, made_from};
 use super::spinner::{MOVES, Spinner};
-use super::{DONE, Failure, Outcome, read_plan, trace, whole_file};
+use super::{DONE, Failure, Outcome, trace, whole_file};
 use crate::clock::SystemClock;
 use crate::driver::cost_table::CostTable;
-use crate::error::excerpt;
 use crate::ladder::Ladder;
 use crate::limits;
-use crate::plan::{Plan, PlanError, Problem, lower_bound};
+use crate::plan::{Plan, PlanError};
 use crate::replay::models::caching::{Conf, Version};
 use crate::replay::models::gmlake::GmlakeOptions;
 use crate::replay::script::Script;
@@ -29,27 +29,27 @@ use crate::replay::{Floor, Job, Least, Perturbation, PoolName, PoolRun, Record, 
 use crate::replay::{lacks, min_capacity, perturb, recorded, repeat, replay};
 use crate::runtime::RuntimeConfig;
 use crate::trace::Trace;
-use crate::trace::import::snapshot::AllocatorSettings;
 use crate::units::{Bytes, counted};
 use sweep::Sweep;
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  stitchd replay trace.csv.zst                           # every pool, without a limit\n  stitchd replay trace.csv.zst --plan-from-iteration 1   # stitchd with a plan of iterations 0, 1\n  stitchd replay snapshot.pickle --min-capacity          # what each pool needs\n  stitchd replay trace.csv.zst --pool caching,expandable --capacity 40GiB\n  stitchd replay trace.csv.zst --pool caching --conf max_split_size_mb:128\n  stitchd replay trace.csv.zst --pool gmlake --sweep gmlake.frag_limit=2MiB,64MiB,512MiB"
+    after_help = "Examples:\n  stitchd replay trace.csv.zst                           # what stitchd and PyTorch reserve and call\n  stitchd replay trace.csv.zst --costs h200              # the same, with an H200's driver calls\n  stitchd replay trace.csv.zst --pool all                # models of other allocators, too\n  stitchd replay trace.csv.zst --pool stitchd-auto,stitchd-plan   # plans made while the job runs, and before it\n  stitchd replay trace.csv.zst --plan-from-iteration 1   # stitchd with a plan of iterations 0, 1\n  stitchd replay snapshot.pickle --min-capacity          # what each pool needs\n  stitchd replay trace.csv.zst --pool caching,expandable --capacity 40GiB\n  stitchd replay trace.csv.zst --pool caching --conf max_split_size_mb:128\n  stitchd replay trace.csv.zst --pool gmlake --sweep gmlake.frag_limit=2MiB,64MiB,512MiB"
 )]
 pub(super) struct ReplayArgs {
     /// A trace, a PyTorch memory snapshot, or whatever `stitchd trace info` can read
     file: PathBuf,
-    /// Pools, separated by commas: native, caching, expandable, gmlake, stalloc, stitchd; or all
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_value = "all")]
+    /// Run these pools, or all: native, caching, expandable, gmlake, stalloc, stitchd, stitchd-auto,
+    /// stitchd-plan [default: stitchd,stitchd-auto,stitchd-plan,caching,expandable]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pool: Vec<String>,
-    /// The plan that stitchd's pools serve from
+    /// The plan that stitchd and stitchd-plan serve from
     #[arg(long, value_name = "FILE", conflicts_with = "plan_from_iteration")]
     plan: Option<PathBuf>,
     /// Plan from the trace up to and including this iteration, as a profiling run would
     #[arg(long, value_name = "N")]
     plan_from_iteration: Option<u32>,
-    /// Let stitchd's pools make their plans while the job runs, as STITCHD_PLAN=auto does in a process
+    /// Let stitchd make its plans while the job runs, as stitchd-auto does
     #[arg(long, conflicts_with_all = ["plan", "plan_from_iteration"])]
     auto: bool,
     /// Bytes that the device has for this process [default: any number]
@@ -85,7 +85,7 @@ pub(super) struct ReplayArgs {
     /// Whose rules caching and expandable follow
     #[arg(long, value_name = "VERSION", default_value_t = Version::NEWEST)]
     torch: Version,
-    /// What driver calls cost: a100, gmlake or free
+    /// What driver calls cost: a100, gmlake, h200 or free
     #[arg(long, value_name = "NAME", default_value = "a100")]
     costs: String,
     /// Which device of a job that uses several [default: the first that it allocates on]
@@ -131,7 +131,7 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         sweep::print_keys();
         return DONE;
     }
-    let pools = pools(&args.pool)?;
+    let mut pools = choice::pools(args)?;
     let mut setup = setup(args)?;
     let sweep = args.sweep.as_deref().map(Sweep::parse).transpose()?;
     sweep::check_capacity(args, sweep.as_ref())?;
@@ -143,18 +143,18 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
     let (imported, device) = trace::read_job(&args.file, args.device)?;
     let mut notes = imported.notes;
     if let (None, Some(settings)) = (&args.conf, &imported.settings) {
-        notes.extend(follow(settings, &mut setup.conf));
+        notes.extend(notes::follow(settings, &mut setup.conf));
     }
-    // After what a snapshot says: whoever sets something means it.
+    // After what a snapshot says: an explicit setting wins.
     for setting in &args.set {
         setup = sweep::set(setting, &setup)?;
     }
     let profile = imported.trace;
     let work = Spinner::of(!is_unseen(args));
     work.say("planning");
-    let plan = plan(args, &profile)?;
-    notes.extend(about_plans(args, &pools, plan.as_ref(), &profile));
-    notes.extend(about_options(args, &pools, &setup));
+    let plan = choice::plan(args, &mut pools, &profile, &mut notes)?;
+    notes.extend(notes::about_plans(args, &pools, plan.as_ref(), &profile));
+    notes.extend(notes::about_options(args, &pools, &setup));
     let is_as_recorded = args.repeat == 0 && args.perturb.is_none();
     let recorded = recorded(&profile, device, &imported.reserved).filter(|_| is_as_recorded);
     work.say("preparing the trace");
@@ -167,15 +167,7 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
     if args.repeat > 0 && profile.iterations() == 1 && script.peak_live > Script::of(&profile, device).peak_live {
         notes.push("the trace has one iteration: what that leaves behind stays beside each repetition".to_owned());
     }
-    if script.requests == 0 {
-        return Err(Failure::Usage(format!("{}: only nothing is asked for", args.file.display())));
-    }
-    if script.empty > 0 {
-        notes.push(format!(
-            "not replayed, as no allocator does anything for it: {} of no bytes",
-            counted(script.empty, "request")
-        ));
-    }
+    notes.extend(replayable(args, &script)?);
     let job = Job { trace, profile: &profile, script: &script, plan: plan.as_ref() };
     drop(work);
     if let Some(sweep) = sweep {
@@ -199,26 +191,16 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
     show::print(args, &replayed, &setup)
 }
 
-fn pools(names: &[String]) -> std::result::Result<Vec<PoolName>, Failure> {
-    let all = || PoolName::ALL.into_iter().map(|(_, pool)| pool);
-    let known = |name: &String| {
-        let name = name.trim();
-        let found = PoolName::ALL.into_iter().find(|(known, _)| *known == name);
-        let names = PoolName::ALL.map(|(name, _)| name).join(", ");
-        found
-            .map(|(_, pool)| pool)
-            .ok_or_else(|| Failure::Usage(format!("there is no pool '{name}'; there are {names}, or all")))
-    };
-    let mut pools = Vec::new();
-    for name in names {
-        let of_name = if name.trim() == "all" { all().collect() } else { vec![known(name)?] };
-        for pool in of_name {
-            if !pools.contains(&pool) {
-                pools.push(pool);
-            }
-        }
+/// Refuses a script without a request, and names the requests that are not replayed.
+fn replayable(args: &ReplayArgs, script: &Script) -> std::result::Result<Option<String>, Failure> {
+    if script.requests == 0 {
+        return Err(Failure::Usage(format!("{}: only nothing is asked for", args.file.display())));
     }
-    Ok(pools)
+    let empty = Some(script.empty).filter(|empty| *empty > 0);
+    Ok(empty.map(|empty| {
+        let empty = counted(empty, "request");
+        format!("not replayed, as no allocator does anything for it: {empty} of no bytes")
+    }))
 }
 
 fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
@@ -226,11 +208,7 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         let names = CostTable::ALL.map(|table| table.name).join(", ");
         Failure::Usage(format!("there is no cost table '{}'; there are {names}", args.costs))
     })?;
-    let is_auto = args.auto && !args.disables("plan");
     let mut runtime = RuntimeConfig::default();
-    if is_auto {
-        runtime = runtime.planning();
-    }
     for part in &args.disable {
         match part.as_str() {
             "plan" => {}
@@ -248,148 +226,13 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         planned_iteration: args.plan_from_iteration,
         ladder: Ladder::standard(),
         runtime,
-        is_auto,
+        is_auto: args.auto && !args.disables("plan"),
     })
-}
-
-/// So many settings of a snapshot that are not followed are named: it may have any number.
-const REFUSED_SHOWN: usize = 5;
-
-/// So much of their text is shown.
-const SETTINGS_SHOWN: usize = 400;
-
-/// Sets the models of PyTorch's allocator as it was set where the snapshot was taken. Says what is different from what nobody asked for.
-fn follow(settings: &AllocatorSettings, conf: &mut Conf) -> Vec<String> {
-    let mut notes = Vec::new();
-    if settings.expandable_segments {
-        notes.push("the job that was recorded had expandable segments".to_owned());
-    }
-    // What the environment said, and over it what the allocator made of that.
-    let (mut options, made) = (settings.text.clone(), settings.options());
-    if options.is_empty() {
-        options = made;
-    } else if !made.is_empty() && !options.split(',').any(|option| option == made) {
-        options = format!("{options},{made}");
-    }
-    let before = conf.clone();
-    let (followed, refused) = before.clone().and_what_it_knows(&options);
-    *conf = Conf { expandable_segments: before.expandable_segments, ..followed };
-    if *conf != before {
-        let options = excerpt(&options, SETTINGS_SHOWN);
-        notes.push(format!(
-            "caching and expandable are set as the recorded job had it: {options}; --conf sets them otherwise"
-        ));
-    }
-    let not_followed = |error| format!("a setting of the recorded job is not followed: {error}");
-    let more = refused.len().saturating_sub(REFUSED_SHOWN);
-    notes.extend(refused.into_iter().take(REFUSED_SHOWN).map(not_followed));
-    if more > 0 {
-        notes.push(format!("{} more of the recorded job are not followed", counted(more as u64, "setting")));
-    }
-    notes
-}
-
-fn plan(args: &ReplayArgs, trace: &Trace) -> std::result::Result<Option<Plan>, Failure> {
-    if args.disables("plan") {
-        return Ok(None);
-    }
-    match (&args.plan, args.plan_from_iteration) {
-        (Some(file), _) => read_plan(file).map(Some),
-        (None, Some(iteration)) => Ok(Some(Plan::from_trace(trace, iteration)?)),
-        (None, None) => Ok(None),
-    }
 }
 
 /// The iterations up to this one are what the plan is made of. One that is made while the job runs comes too late for a figure of its own: what the daemon got back counts as reserved to the end.
 fn profiled(plan: Option<&Plan>) -> Option<u32> {
     plan.map(|plan| plan.provenance.iteration)
-}
-
-/// A plan that leaves more than this share of its pool idle at its peak is said to.
-const GAP_SAID: f64 = 0.05;
-
-/// What a reader should know of who has which plan.
-fn about_plans(args: &ReplayArgs, pools: &[PoolName], plan: Option<&Plan>, profile: &Trace) -> Vec<String> {
-    let mut notes = Vec::new();
-    let has = |pool| pools.contains(&pool);
-    if let Some(plan) = plan.filter(|_| has(PoolName::Stitchd))
-        && plan.gap() > GAP_SAID
-    {
-        notes.push(format!(
-            "the plan's pool has {}, {:.1} % more than is live at once by it: without a plan this job may take less",
-            plan.pool_len,
-            plan.gap() * 100.0
-        ));
-    }
-    if let Some(plan) = plan.filter(|_| has(PoolName::Stitchd)) {
-        let different = match differences(plan, profile) {
-            Ok(wrong) => wrong.into_iter().next(),
-            Err(error) => Some(error.to_string()),
-        };
-        notes.extend(different.map(|first| format!("the plan was not made for this job: {first}")));
-    }
-    let made_here = has(PoolName::Stalloc) || (has(PoolName::Stitchd) && args.plan_from_iteration.is_some());
-    if made_here {
-        notes.extend(about_its_one_pass(profile));
-    }
-    notes
-}
-
-fn about_its_one_pass(profile: &Trace) -> Option<String> {
-    let problem = Some(profile).filter(|profile| profile.iterations() == 1)?;
-    let problem = Problem::from_trace(problem, 0).ok()?;
-    about_one_pass(profile, &problem, lower_bound(&problem))
-}
-
-/// What the plan of `stalloc` is made from, and whether the comparison is with a plan of ours.
-fn about_stalloc(args: &ReplayArgs, pools: &[PoolName], job: Job<'_>, setup: &Setup) -> String {
-    let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(job.profile.iterations() > 1));
-    let from = made_from(iteration);
-    let ours = match job.plan {
-        None if !pools.contains(&PoolName::Stitchd) => "",
-        None if args.disables("plan") => "; stitchd has none",
-        None => "; stitchd has none (--plan-from-iteration gives it one)",
-        Some(_) => "",
-    };
-    format!("stalloc serves from a plan of {from}{ours}")
-}
-
-/// What was asked for and does nothing here.
-fn about_options(args: &ReplayArgs, pools: &[PoolName], setup: &Setup) -> Vec<String> {
-    let has = |pool| pools.contains(&pool);
-    let has_torch = has(PoolName::Caching) || has(PoolName::Expandable);
-    let set = args.set.iter().chain(&args.sweep);
-    let of = |model: &'static str| set.clone().any(|set| set.trim_start().starts_with(model));
-    let idle = [
-        (!args.disable.is_empty() && !has(PoolName::Stitchd), "--disable", "stitchd"),
-        (args.plan.is_some() && !has(PoolName::Stitchd), "--plan", "stitchd"),
-        (of("stitchd.") && !has(PoolName::Stitchd), "a setting stitchd.…", "stitchd"),
-        (of("gmlake.") && !has(PoolName::Gmlake), "a setting gmlake.…", "gmlake"),
-        (of("caching.") && !has_torch, "a setting caching.…", "caching or expandable"),
-        (args.conf.is_some() && !has_torch, "--conf", "caching or expandable"),
-    ];
-    let idle = idle.into_iter().filter(|(is_idle, ..)| *is_idle);
-    let mut notes: Vec<String> =
-        idle.map(|(_, what, pool)| format!("{what} changes nothing in a replay without {pool}")).collect();
-    if !has_torch {
-        return notes;
-    }
-    if args.conf.as_deref().is_some_and(|conf| conf.contains("expandable_segments:"))
-        || of("caching.expandable_segments=")
-    {
-        notes.push("expandable_segments is what tells caching and expandable apart: --pool chooses".to_owned());
-    }
-    let conf = &setup.conf;
-    let collects = conf.garbage_collection_threshold > 0.0 || of("caching.garbage_collection_threshold=");
-    if collects && conf.memory_fraction.is_none_or(|share| share >= 1.0) {
-        let text = "garbage_collection_threshold does nothing without a limit: per_process_memory_fraction below 1, which there is from PyTorch 2.10 on";
-        notes.push(text.to_owned());
-    }
-    let wants_capacity = conf.memory_fraction.is_some() || conf.garbage_collection_threshold > 0.0;
-    if wants_capacity && setup.capacity.is_none() && !args.min_capacity && !of("capacity=") {
-        notes.push("shares of the device's memory mean nothing without --capacity".to_owned());
-    }
-    notes
 }
 
 /// The trace as it is replayed, where that is another than what was read.
@@ -458,32 +301,9 @@ fn all(
         match result.expect("every pool was given to a thread") {
             Ok(result) => {
                 if *pool == PoolName::Stalloc {
-                    notes.push(about_stalloc(args, pools, job, setup));
+                    notes.push(notes::about_stalloc(args, pools, job, setup));
                 }
-                let deviations = result.done.run.more.deviations;
-                if deviations > 0 {
-                    let of = counted(job.script.requests, "request");
-                    notes.push(format!(
-                        "{}: {deviations} times the job did not do what the plan has, in {of}",
-                        pool.as_str()
-                    ));
-                }
-                if let Some(auto) = result.done.run.more.auto
-                    && let Some(from) = auto.from_iteration
-                {
-                    notes.push(format!(
-                        "{}: by its own plan from iteration {from} on, the job has held at most {} since; what it gave back is the daemon's, and counts as reserved",
-                        pool.as_str(),
-                        auto.peak_held
-                    ));
-                }
-                notes.extend(result.done.note.iter().map(|note| format!("{}: {note}", pool.as_str())));
-                if let Some(Some(least)) = &result.least
-                    && let Some(note) = &least.done.note
-                {
-                    let capacity = show::at_least(least.capacity);
-                    notes.push(format!("{} needs {capacity} because in that {note}", pool.as_str()));
-                }
+                notes.extend(notes::about_result(&result, job.script));
                 done.push(result);
             }
             Err(error) => {
@@ -507,6 +327,7 @@ fn one(
 ) -> std::result::Result<Result, PlanError> {
     let clock = SystemClock::new();
     let watch = Watch { after_iteration: profiled(job.plan), records: args.report.is_some() };
+    let job = choice::job_of(args, pool, job);
     let last = AtomicUsize::new(0);
     let progress = |steps: usize| {
         bar.inc(steps.saturating_sub(last.swap(steps, Ordering::Relaxed)) as u64);

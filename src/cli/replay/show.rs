@@ -280,14 +280,7 @@ pub(super) fn verdict<'a>(results: &'a [Result], iterations: u32) -> String {
         })
     };
     let mut parts = Vec::new();
-    if let Some(ours) = of(PoolName::Stitchd) {
-        let fits = |bytes| format!("fits in {} with stitchd{}", at_least(bytes), calls(ours).unwrap_or_default());
-        parts.push(match (&ours.least, ours.done.run.out_of_memory) {
-            (Some(Some(least)), _) => fits(least.capacity),
-            (None, None) => fits(ours.done.run.peak_reserved),
-            (Some(None), _) | (None, Some(_)) => "does not fit with stitchd".to_owned(),
-        });
-    }
+    parts.extend(ours(results, &calls));
     let mut others = Vec::new();
     if let Some(caching) = of(PoolName::Caching) {
         others.push(format!("PyTorch's allocator {}", takes(caching)));
@@ -304,6 +297,26 @@ pub(super) fn verdict<'a>(results: &'a [Result], iterations: u32) -> String {
         parts.push(each.collect::<Vec<_>>().join(", "));
     }
     parts.join("; ")
+}
+
+/// What the job fits in with each of our pools; driver calls are those of the first of them.
+fn ours<'a>(results: &'a [Result], calls: &dyn Fn(&'a Result) -> Option<String>) -> Option<String> {
+    let enough = |result: &Result| match (&result.least, result.done.run.out_of_memory) {
+        (Some(Some(least)), _) => Some(at_least(least.capacity)),
+        (None, None) => Some(at_least(result.done.run.peak_reserved)),
+        (Some(None), _) | (None, Some(_)) => None,
+    };
+    let mut parts: Vec<String> = Vec::new();
+    for result in results.iter().filter(|result| PoolName::OURS.contains(&result.pool)) {
+        let (name, is_first) = (result.pool.as_str(), parts.is_empty());
+        let calls = if is_first { calls(result).unwrap_or_default() } else { String::new() };
+        let fits = if parts.iter().any(|part| part.starts_with("fits")) { "in" } else { "fits in" };
+        parts.push(match enough(result) {
+            Some(bytes) => format!("{fits} {bytes} with {name}{calls}"),
+            None => format!("does not fit with {name}"),
+        });
+    }
+    Some(parts.join(", ")).filter(|text| !text.is_empty())
 }
 
 /// Writes the picture, whole or not at all.
