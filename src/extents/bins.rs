@@ -223,12 +223,6 @@ impl Default for Bins {
 }
 
 impl Bins {
-    /// The first run that is at least so long.
-    #[inline]
-    pub(super) fn best_fit(&self, len: u64) -> Option<Pair> {
-        self.find(len).map(|(_, pair)| pair)
-    }
-
     /// Removes the first run that is at least so long.
     #[inline]
     pub(super) fn take_best_fit(&mut self, len: u64) -> Option<Pair> {

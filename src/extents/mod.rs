@@ -24,16 +24,8 @@ pub(crate) struct Extents {
 }
 
 impl Extents {
-    /// The shortest run of at least `len`, of those the lowest: its length and its start.
-    #[inline]
-    pub(crate) fn best_fit(&self, len: u64) -> Option<(u64, u64)> {
-        match &self.by_len {
-            Some(bins) => bins.best_fit(len),
-            None => self.best_of_few(len),
-        }
-    }
-
-    /// Takes `len` from the start of the best fit, and returns where.
+    /// Takes `len` from the start of the best fit, and returns where: the shortest run that is long
+    /// enough, of those the lowest.
     #[inline]
     pub(crate) fn take_best_fit(&mut self, len: u64) -> Option<u64> {
         let (has, start) = match &mut self.by_len {

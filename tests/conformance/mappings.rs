@@ -14,7 +14,7 @@ use stitchd::pool::Request;
 use stitchd::runtime::{Counters, Runtime, RuntimeConfig};
 use stitchd::session::PrivateSource;
 use stitchd::store::Store;
-use stitchd::units::{Bytes, Place as _, Span};
+use stitchd::units::{Bytes, Span};
 
 use crate::stall::Stalls;
 use crate::standin::Machine;

@@ -276,7 +276,7 @@ impl Arena {
         if keep >= count {
             return Ok(());
         }
-        place.mapping.take(place.from_slot(keep))?;
+        place.mapping.take(place.span_from(keep))?;
         self.unlist(id);
         let place = &mut self.places[id];
         place.pieces.truncate(keep);

@@ -36,7 +36,7 @@ impl Place {
     }
 
     /// The addresses of its slots from this one on.
-    pub(super) fn from_slot(&self, slot: usize) -> AddressSpan {
+    pub(super) fn span_from(&self, slot: usize) -> AddressSpan {
         let start = self.mapping.chunks().nth(slot).map_or(self.mapping.span().end(), |(start, _)| start);
         let len = self.mapping.chunks_end().checked_distance(start).unwrap_or_default();
         Span::new(start, len).expect("slots lie in the mapping")
