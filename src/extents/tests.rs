@@ -114,7 +114,7 @@ fn check_random_changes(seed: u64, origin: u64, len: u64, bits: u64, live_max: u
     extents.give(origin, len);
     model.give(origin, len);
     for step in 0..4 * live_max {
-        let is_growing = step / live_max % 2 == 0;
+        let is_growing = (step / live_max).is_multiple_of(2);
         let wanted = random_len(&mut rng, bits);
         if live.is_empty() || rng.chance(if is_growing { 800 } else { 200 }) {
             let place = origin + rng.below(len);

@@ -117,8 +117,6 @@ struct Pools {
     asleep: Option<Asleep>,
     /// Allocations and frees until figures are written that take a walk over all blocks.
     until_look: u32,
-    /// Requests that had been served when the last iteration was marked.
-    requests_at_mark: u64,
 }
 
 /// So many allocations and frees at most is such a figure old: a walk costs as much as some hundred of them.
@@ -328,7 +326,6 @@ impl Runtime {
             peak: PeakOfIteration::default(),
             asleep: None,
             until_look: OPERATIONS_PER_LOOK,
-            requests_at_mark: 0,
         };
         Runtime {
             device,
@@ -414,7 +411,6 @@ impl Runtime {
         pools.note(Tap::mark);
         self.counters.add(Counter::Iterations, 1);
         pools.turn_peak();
-        pools.requests_at_mark = self.counters.sum(&Counter::REQUESTS);
         self.install_offered(&mut pools);
         self.look(&mut pools);
     }

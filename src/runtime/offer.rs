@@ -39,17 +39,13 @@ impl Runtime {
         Ok(Offer { installed, carried: plan.carried(), begins_at })
     }
 
-    /// Offers a plan: it is installed where the next iteration begins, in place of the one that is there. That is at once where an iteration was just marked and has requested nothing yet.
-    /// Where no iterations are marked that is where `begins_at` bytes are live, or fewer. An offer that was not taken yet is withdrawn.
+    /// Offers a plan: it is installed where the next iteration begins, in place of the one that is there. Where no iterations are marked that is where `begins_at` bytes are live, or fewer. An offer that
+    /// was not taken yet is withdrawn.
     pub fn offer(&self, offer: Option<Offer>) {
         let mut pools = self.lock();
         // It is looked with the next operation whether this is the moment.
         pools.until_look = 1;
         let before = std::mem::replace(&mut pools.offered, offer);
-        let is_marked = self.counters.get(Counter::Iterations) > 0;
-        if is_marked && self.counters.sum(&Counter::REQUESTS) == pools.requests_at_mark {
-            self.install_offered(&mut pools);
-        }
         drop(pools);
         drop(before);
     }
@@ -119,8 +115,6 @@ impl Runtime {
             return;
         }
         let Some(Offer { mut installed, carried, .. }) = pools.offered.take() else { return };
-        // A plan that is refused now is refused until another iteration begins.
-        pools.requests_at_mark = u64::MAX;
         // Elsewhere they may be gone already.
         let carried = if self.counters.get(Counter::Iterations) > 0 { carried } else { Bytes::ZERO };
         self.finish_deferred(pools);
