@@ -1,3 +1,5 @@
+//! Random operations, compared with two B-trees after every step, and the edges of both indexes.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
