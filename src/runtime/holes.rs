@@ -13,16 +13,22 @@ use crate::plan::Plan;
 use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 
 /// Parts of one static pool without memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Holes {
     /// In bytes from the start of the pool.
     free: Extents,
-    /// Granules of the pool, those first that the plan needs first.
+    /// Granules of the pool, those first that the plan needs first. None for a pool that had all its
+    /// memory: its holes are filled from the lowest on.
     order: Vec<u32>,
     granule: u64,
 }
 
 impl Holes {
+    /// A pool with all its memory.
+    pub(super) fn none(granule: Bytes) -> Holes {
+        Holes { free: Extents::default(), order: Vec::new(), granule: granule.get() }
+    }
+
     /// The whole pool of a plan.
     pub(super) fn for_plan(plan: &Plan, granule: Bytes, len: Bytes) -> Holes {
         let granule = granule.get();
@@ -43,9 +49,9 @@ impl Holes {
     }
 
     /// The holes under a place, as far as the granules reach that it has a part of.
-    pub(super) fn under(&self, place: PlanSpan, granule: Bytes) -> Vec<PlanSpan> {
-        let granule = granule.get();
-        let (from, to) = (place.start().get() / granule * granule, place.end().get().next_multiple_of(granule));
+    pub(super) fn under(&self, place: PlanSpan) -> Vec<PlanSpan> {
+        let from = place.start().get() / self.granule * self.granule;
+        let to = place.end().get().next_multiple_of(self.granule);
         let cut = |(start, len): (u64, u64)| {
             let (first, end) = (start.max(from), (start + len).min(to));
             (first < end).then(|| span(first, end - first))
@@ -82,6 +88,9 @@ impl Holes {
             self.fill_part(part, false, &mut chunks, &mut placed);
         }
         self.order = order;
+        if let Some((start, len)) = self.free.last() {
+            self.fill_part(span(0, start + len), false, &mut chunks, &mut placed);
+        }
         placed.sort_unstable_by_key(|(start, _)| *start);
         (placed, chunks)
     }
@@ -96,7 +105,8 @@ impl Holes {
         placed: &mut Vec<(PlanOffset, Arc<Chunk>)>,
     ) {
         let (mut at, to) = (part.start().get(), part.end().get());
-        while let Some((first, len)) = self.free.at_or_after(at).filter(|(first, _)| *first < to) {
+        while let Some((first, len)) = self.free.at_or_after(at).filter(|(first, _)| *first < to && !chunks.is_empty())
+        {
             let end = first + len;
             at = at.max(first);
             let fitting = |room: u64| chunks.partition_point(|chunk| chunk.len().get() <= room);
@@ -139,4 +149,56 @@ fn order_of_need(plan: &Plan, granule: u64, count: u64) -> Vec<u32> {
         }
     }
     order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::sim::{SimDriver, SimOptions};
+    use crate::ids::{ChunkId, DeviceId};
+    use crate::memory::Device;
+
+    fn chunks(mib: &[u64]) -> Vec<Arc<Chunk>> {
+        let sim = SimDriver::new(SimOptions::with_devices(&[Bytes::gib(1)]));
+        let device = Device::open(Arc::new(sim), DeviceId(0)).unwrap();
+        let chunk = |(id, mib): (u64, &u64)| Chunk::create(&device, ChunkId(id), Bytes::mib(*mib)).unwrap();
+        (1..).zip(mib).map(chunk).map(Arc::new).collect()
+    }
+
+    fn mib(start: u64, len: u64) -> PlanSpan {
+        span(start << 20, len << 20)
+    }
+
+    /// Holes of these starts and lengths, in MiB.
+    fn holes(parts: &[(u64, u64)]) -> Holes {
+        let mut holes = Holes::none(Bytes::mib(2));
+        parts.iter().for_each(|(start, len)| holes.add(mib(*start, *len)));
+        holes
+    }
+
+    /// Where chunks of these lengths go, and how many fit nowhere.
+    fn place(holes: &mut Holes, first: &[PlanSpan], lens: &[u64]) -> (Vec<(u64, u64)>, usize) {
+        let (placed, rest) = holes.place(first, chunks(lens));
+        holes.invariants().unwrap();
+        let in_mib = |(start, chunk): &(PlanOffset, Arc<Chunk>)| (start.get() >> 20, chunk.len().get() >> 20);
+        (placed.iter().map(in_mib).collect(), rest.len())
+    }
+
+    #[test]
+    fn longest_chunks_that_fit_go_first() {
+        let mut holes = holes(&[(0, 8), (16, 4)]);
+        assert_eq!(place(&mut holes, &[], &[2, 4, 16, 8]), (vec![(0, 8), (16, 4)], 2), "2 and 16 MiB are left");
+        assert_eq!(holes.bytes_until(Bytes::MAX), Bytes::ZERO);
+    }
+
+    #[test]
+    fn wanted_parts_are_filled_before_others() {
+        let mut holes = holes(&[(0, 32)]);
+        let wanted = holes.under(mib(13, 2));
+        assert_eq!(wanted, [mib(12, 4)], "whole granules");
+        // Nothing fits inside: the chunk begins at a multiple of its length.
+        assert_eq!(place(&mut holes, &wanted, &[8]), (vec![(8, 8)], 0));
+        assert_eq!(place(&mut holes, &[mib(20, 4)], &[4]), (vec![(20, 4)], 0));
+        assert_eq!(holes.bytes_until(Bytes::mib(20)), Bytes::mib(12));
+    }
 }

@@ -24,7 +24,7 @@ use crate::ids::{PlanId, StreamId};
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::plan::Plan;
 use crate::pool::Request;
-use crate::pool::planned::{Lendable, PlannedPool};
+use crate::pool::planned::{Lendable, PlannedPool, overlapped};
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, PlanOffset, PlanSpan, Span};
 
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Installed {
             Some(*end)
         });
         let cycle_len = ends.into_iter().find(|end| *end >= plan.cycle_span()).unwrap_or(held);
-        let holes = Holes::default();
+        let holes = Holes::none(config.granule());
         Ok(Installed { held, cycle_len, ..Installed::new(plan, pool, mapping, holes, config) })
     }
 
@@ -260,7 +260,7 @@ impl Installed {
 
     /// Holes in which the place of a request lies that is the one at the cursor: whole granules.
     pub(super) fn lacks_for(&self, request: &Request) -> Vec<PlanSpan> {
-        self.pool.lacks(request).map_or_else(Vec::new, |place| self.holes.under(place, self.granule))
+        self.pool.lacks(request).map_or_else(Vec::new, |place| self.holes.under(place))
     }
 
     /// Fills holes, `first` before the others. Gives back the chunks that fit into no hole.
@@ -376,9 +376,7 @@ impl Installed {
         let parts: Vec<PlanSpan> = self.parts().collect();
         let mut is_idle = vec![true; parts.len()];
         for span in self.pool.live_spans() {
-            let first = parts.partition_point(|part| part.end() <= span.start());
-            let count = parts[first..].partition_point(|part| part.start() < span.end());
-            is_idle[first..first + count].fill(false);
+            is_idle[overlapped(&parts, span)].fill(false);
         }
         parts.into_iter().zip(is_idle).filter(|(_, is_idle)| *is_idle).map(|(part, _)| part).collect()
     }

@@ -5,6 +5,8 @@
 //!
 //! Not for: mapping, which is the runtime's.
 
+use std::ops::Range;
+
 use super::tenants::LENT;
 use super::{PlannedPool, Request};
 use crate::units::{AddressSpan, Bytes, PlanSpan, Span};
@@ -27,9 +29,16 @@ pub struct Lendable {
     pub next: u32,
 }
 
+/// Which of `parts` have bytes of a span. They lie in the order of their places and do not overlap.
+pub fn overlapped(parts: &[PlanSpan], span: PlanSpan) -> Range<usize> {
+    let first = parts.partition_point(|part| part.end() <= span.start());
+    first..first + parts[first..].partition_point(|part| part.start() < span.end())
+}
+
 impl PlannedPool {
-    /// Those of `parts` that are free now, and that may serve a request which was not served: no other lane's entries come there. `parts` lie in the order of their places and do not
-    /// overlap. Nothing for a stream that the plan does not know, or of which nothing has come yet.
+    /// Those of `parts` that are free now, and that may serve a request which was not served: no other
+    /// lane's entries come there. `parts` lie in the order of their places and do not overlap. Nothing
+    /// for a stream that the plan does not know, or that has requested nothing yet.
     pub fn lendable(&self, request: &Request, parts: &[PlanSpan]) -> Option<Vec<Lendable>> {
         // Behind the last lane's part the plan's own bytes are that lane's, too, unless another's detours are there; further on whoever asks knows whose they are.
         let lane = self.lanes.with_room(request)?;
@@ -40,16 +49,12 @@ impl PlannedPool {
         let is_own = |part: &PlanSpan| own.start <= part.start().get() && part.end().get() <= end;
         let may_have = |part: &PlanSpan| part.start().get() >= self.plan_end || is_own(part);
         let mut next: Vec<Option<u32>> = parts.iter().map(|part| may_have(part).then_some(u32::MAX)).collect();
-        let at = |span: PlanSpan| {
-            let first = parts.partition_point(|part| part.end() <= span.start());
-            first..first + parts[first..].partition_point(|part| part.start() < span.end())
-        };
         for taken in self.live_spans().chain(self.tenants.obstacles()) {
-            next[at(taken)].fill(None);
+            next[overlapped(parts, taken)].fill(None);
         }
         let life = self.expected_life(lane, request).unwrap_or(AHEAD_UNKNOWN).min(AHEAD_MAX);
         for (span, ahead) in self.coming(lane).zip(0..life.max(AHEAD_RANKED)) {
-            for next in next[at(span)].iter_mut().flatten() {
+            for next in next[overlapped(parts, span)].iter_mut().flatten() {
                 *next = ahead.min(*next);
             }
         }

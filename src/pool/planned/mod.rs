@@ -35,7 +35,7 @@ use self::detours::Detours;
 use self::dynamic::Dynamic;
 use self::flags::Flags;
 use self::lanes::{Lanes, Progress};
-pub use self::lend::Lendable;
+pub use self::lend::{Lendable, overlapped};
 use self::matcher::{Again, Matcher};
 use self::places::{NO_KEY, NOBODY, Occupant, Places, TENANT};
 use self::tenants::{LENT, Tenants};
