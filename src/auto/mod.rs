@@ -1,4 +1,5 @@
-//! Plans without a profiling run: the first iterations are recorded while the page pool serves them, a plan is made of one of them, and the runtime takes it where an iteration begins.
+//! Plans without a profiling run: the first iterations are recorded while the page pool serves them, a
+//! plan is made of one of them, and the runtime takes it where an iteration begins.
 //!
 //! ```text
 //!  recording ─────► planning ─────► offered ─────► following ─────► recording …

@@ -1,6 +1,7 @@
 //! The recording that a plan is made of, and when there is enough of it.
 //!
-//! With marks that is when two whole iterations are there: one that repeats, and one before it that says what varies and where things are freed. Marked iterations are believed, however long they are.
+//! With marks that is when two whole iterations are there: one that repeats, and one before it that
+//! says what varies and where things are freed. Marked iterations are believed, however long they are.
 //!
 //! Without marks the recording is searched for what repeats, each time that it has doubled. A job that
 //! says in which context its requests are made marks its iterations, too: there a repetition without

@@ -255,11 +255,10 @@ impl Problem {
             problem.expect(one, layers.around(one), 0)?;
         }
         problem.dynamic_cycle_start = problem.dynamic.len();
-        // Asked once: it may look at every buffer.
-        let comes_again = problem.comes_again();
+        // Where nothing comes again there is no second pass. Asked once: it may look at every buffer.
+        let has_pass = cycle_len == 0 || problem.comes_again();
         for one in all_of(iteration).filter(|one| one.is_dynamic) {
-            // Where nothing comes again there is no second pass.
-            let around = layers.around(one).filter(|_| cycle_len == 0 || comes_again);
+            let around = layers.around(one).filter(|_| has_pass);
             problem.expect(one, around.map(|(from, to)| (from + cycle_len, to + cycle_len)), prologue_len)?;
         }
         problem.dynamic_requests += problem.dynamic.len() as u64;

@@ -105,6 +105,31 @@ pub struct PoolRun {
     pub note: Option<String>,
 }
 
+/// How a job runs, whichever pool serves it.
+struct Runner<'a> {
+    script: &'a Script,
+    watch: Watch,
+    clock: &'a dyn Clock,
+    progress: &'a dyn Fn(usize),
+}
+
+impl Runner<'_> {
+    fn run(&self, allocator: &mut impl Allocator) -> Run {
+        run(self.script, allocator, self.watch, self.clock, self.progress)
+    }
+
+    fn through(&self, mut allocator: impl Allocator) -> PoolRun {
+        PoolRun { run: self.run(&mut allocator), note: None }
+    }
+}
+
+impl Setup {
+    /// The iteration that the pool `stalloc` is planned from: the second, if there is one.
+    pub fn stalloc_iteration(&self, profile: &Trace) -> u32 {
+        self.planned_iteration.unwrap_or_else(|| u32::from(profile.iterations() > 1))
+    }
+}
+
 /// Runs a job through one pool.
 pub fn replay(
     pool: PoolName,
@@ -114,44 +139,26 @@ pub fn replay(
     clock: &dyn Clock,
     progress: &dyn Fn(usize),
 ) -> Result<PoolRun, PlanError> {
-    fn go<A: Allocator>(
-        mut allocator: A,
-        script: &Script,
-        watch: Watch,
-        clock: &dyn Clock,
-        progress: &dyn Fn(usize),
-    ) -> PoolRun {
-        PoolRun { run: run(script, &mut allocator, watch, clock, progress), note: None }
-    }
-    let Job { profile, script, .. } = job;
+    let runner = Runner { script: job.script, watch, clock, progress };
     let Setup { capacity, costs, .. } = setup;
     Ok(match pool {
-        PoolName::Native => go(Native::new(*capacity, costs), script, watch, clock, progress),
+        PoolName::Native => runner.through(Native::new(*capacity, costs)),
         PoolName::Caching | PoolName::Expandable => {
             let mut conf = setup.conf.clone();
             conf.expandable_segments = pool == PoolName::Expandable;
-            go(CachingAllocator::new(conf, *capacity, costs), script, watch, clock, progress)
+            runner.through(CachingAllocator::new(conf, *capacity, costs))
         }
-        PoolName::Gmlake => go(Gmlake::new(setup.gmlake, *capacity, costs), script, watch, clock, progress),
+        PoolName::Gmlake => runner.through(Gmlake::new(setup.gmlake, *capacity, costs)),
         PoolName::Stalloc => {
-            let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(profile.iterations() > 1));
-            go(Stalloc::new(profile, iteration, *capacity, costs)?, script, watch, clock, progress)
+            let iteration = setup.stalloc_iteration(job.profile);
+            runner.through(Stalloc::new(job.profile, iteration, *capacity, costs)?)
         }
-        PoolName::Stitchd | PoolName::StitchdAuto | PoolName::StitchdPlan => {
-            production(pool, job, setup, watch, clock, progress)
-        }
+        PoolName::Stitchd | PoolName::StitchdAuto | PoolName::StitchdPlan => production(pool, job, setup, &runner),
     })
 }
 
 /// Runs a job through the production pools.
-fn production(
-    pool: PoolName,
-    job: Job<'_>,
-    setup: &Setup,
-    watch: Watch,
-    clock: &dyn Clock,
-    progress: &dyn Fn(usize),
-) -> PoolRun {
+fn production(pool: PoolName, job: Job<'_>, setup: &Setup, runner: &Runner<'_>) -> PoolRun {
     let is_auto = pool == PoolName::StitchdAuto || (pool == PoolName::Stitchd && setup.is_auto);
     let options = ProductionOptions {
         capacity: setup.capacity.unwrap_or(ProductionOptions::UNLIMITED),
@@ -164,7 +171,7 @@ fn production(
         make_contexts_known(job.trace);
     }
     let (mut production, refused) = Production::new(&options, job.plan.filter(|_| !is_auto));
-    let run = run(job.script, &mut production, watch, clock, progress);
+    let run = runner.run(&mut production);
     let refused = refused.map(|why| format!("the plan is not used: {why}"));
     let over = production.auto_is_over().map(|why| format!("no more plans are made while the job runs: {why}"));
     PoolRun { run, note: refused.or(over) }

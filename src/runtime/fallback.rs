@@ -489,7 +489,8 @@ impl Runtime {
             return Ok(());
         };
         let message = format!(
-            "{more} more are not asked for: this process has set itself a limit of {limit} on this device, and holds {held}"
+            "{more} more are not asked for: this process has set itself a limit of {limit} on this device, \
+             and holds {held}"
         );
         Err(SourceError { kind: ErrorKind::OverLimit, message })
     }

@@ -59,7 +59,9 @@ impl Runtime {
         Ok(None)
     }
 
-    /// Serves it from what the plan leaves alone, and a little memory more; where that is not enough, from all that is idle, and as much more as that lacks. Nothing where it should be served elsewhere.
+    /// Serves it from what the plan leaves alone, and a little memory more; where that is not enough,
+    /// from all that is idle, and as much more as that lacks. Nothing where the page pool should serve
+    /// it.
     fn lend(&self, pools: &mut Pools, request: &Request, is_refused: bool) -> Option<Lent> {
         let may_unmap = !pools.private.is_open();
         let idle = pools.planned.as_ref()?.lendable(request)?;
@@ -88,7 +90,8 @@ impl Runtime {
         None
     }
 
-    /// There is no memory left: serves a request where the plan has nobody now, or puts it together from what is idle there, whoever it will be in the way of.
+    /// There is no memory left: serves a request where the static pool is free now, or from its idle
+    /// parts, whichever of the plan's later requests lose their places by that.
     pub(super) fn serve_in_the_way(&self, request: &Request) -> Option<DeviceAddress> {
         let mut pools = self.lock();
         if let Some(address) = pools.planned.as_mut()?.pool.alloc_anywhere(request) {
@@ -171,7 +174,8 @@ impl Runtime {
         self.back(pools, lacks, chunks)
     }
 
-    /// Puts chunks behind the static pool, behind `lacks` first. False where one could not be mapped: what is not served there others may serve.
+    /// Puts chunks behind the static pool, behind `lacks` first. False where one could not be mapped:
+    /// then the page pool may serve the request.
     fn back(&self, pools: &mut Pools, lacks: &[PlanSpan], chunks: Vec<Arc<Chunk>>) -> bool {
         let filled = match &mut pools.planned {
             Some(installed) => installed.fill(lacks, chunks),

@@ -1,7 +1,8 @@
 //! Private pools: memory for what a captured graph will replay. A graph keeps the addresses that it was captured with, and writes there whenever it is replayed, whoever has them then.
 //!
-//! So each is a page pool with chunks of its own, which grows at its end and is never stitched. Its memory stays where it is until the pool is released as often as it was begun and nothing in it is live; until then what is freed inside serves that
-//! pool alone, and nothing else.
+//! So each is a page pool with chunks of its own, which grows at its end and is never stitched. Its
+//! memory stays where it is until the pool is released as often as it was begun and nothing in it is
+//! live; until then what is freed inside serves that pool alone.
 //!
 //! Not for: who asks for such memory. The caller says for each request ([`Runtime::alloc_private`]).
 //!
@@ -65,8 +66,8 @@ impl PrivatePools {
     }
 
     fn begin(&mut self, id: PrivatePoolId, device: &Arc<Device>, policy: PagePolicy) {
-        let anew = || PrivatePool { memory: PagePool::new(Arc::clone(device), policy), open: 0, uses: 0 };
-        let pool = self.pools.entry(id).or_insert_with(anew);
+        let new = || PrivatePool { memory: PagePool::new(Arc::clone(device), policy), open: 0, uses: 0 };
+        let pool = self.pools.entry(id).or_insert_with(new);
         pool.open += 1;
         pool.uses += 1;
         self.open += 1;

@@ -18,7 +18,8 @@ const REFUSED_SHOWN: usize = 5;
 /// So much of their text is shown.
 const SETTINGS_SHOWN: usize = 400;
 
-/// Sets the models of PyTorch's allocator as it was set where the snapshot was taken. Says what is different from what nobody asked for.
+/// Sets the models of PyTorch's allocator as it was set where the snapshot was taken. Returns a note
+/// for each difference from the defaults.
 pub(super) fn follow(settings: &AllocatorSettings, conf: &mut Conf) -> Vec<String> {
     let mut notes = Vec::new();
     if settings.expandable_segments {
@@ -56,16 +57,15 @@ const GAP_SAID: f64 = 0.05;
 pub(super) fn about_plans(args: &ReplayArgs, pools: &[PoolName], plan: Option<&Plan>, profile: &Trace) -> Vec<String> {
     let mut notes = Vec::new();
     let serves = pools.iter().any(|pool| serves_from_plan(args, *pool));
-    if let Some(plan) = plan.filter(|_| serves)
-        && plan.gap() > GAP_SAID
-    {
-        notes.push(format!(
-            "the plan's pool has {}, {:.1} % more than is live at once by it: without a plan this job may take less",
-            plan.pool_len,
-            plan.gap() * 100.0
-        ));
-    }
     if let Some(plan) = plan.filter(|_| serves) {
+        if plan.gap() > GAP_SAID {
+            notes.push(format!(
+                "the plan's pool has {}, {:.1} % more than is live at once by it: without a plan this job may \
+                 take less",
+                plan.pool_len,
+                plan.gap() * 100.0
+            ));
+        }
         let different = match differences(plan, profile) {
             Ok(wrong) => wrong.into_iter().next(),
             Err(error) => Some(error.to_string()),
@@ -87,8 +87,7 @@ fn about_its_one_pass(profile: &Trace) -> Option<String> {
 
 /// What the plan of `stalloc` is made from, and whether the comparison is with a plan of ours.
 pub(super) fn about_stalloc(args: &ReplayArgs, pools: &[PoolName], job: Job<'_>, setup: &Setup) -> String {
-    let iteration = setup.planned_iteration.unwrap_or_else(|| u32::from(job.profile.iterations() > 1));
-    let from = made_from(iteration);
+    let from = made_from(setup.stalloc_iteration(job.profile));
     let ours = match job.plan {
         None if !pools.contains(&PoolName::Stitchd) => "",
         None if args.disables("plan") => "; stitchd has none",
@@ -129,7 +128,8 @@ pub(super) fn about_options(args: &ReplayArgs, pools: &[PoolName], setup: &Setup
     let conf = &setup.conf;
     let collects = conf.garbage_collection_threshold > 0.0 || of("caching.garbage_collection_threshold=");
     if collects && conf.memory_fraction.is_none_or(|share| share >= 1.0) {
-        let text = "garbage_collection_threshold does nothing without a limit: per_process_memory_fraction below 1, which there is from PyTorch 2.10 on";
+        let text = "garbage_collection_threshold does nothing without a limit: per_process_memory_fraction below \
+                    1, which there is from PyTorch 2.10 on";
         notes.push(text.to_owned());
     }
     let wants_capacity = conf.memory_fraction.is_some() || conf.garbage_collection_threshold > 0.0;
@@ -151,7 +151,8 @@ pub(super) fn about_result(result: &Result, script: &Script) -> Vec<String> {
         && let Some(from) = auto.from_iteration
     {
         notes.push(format!(
-            "{name}: by its own plan from iteration {from} on, the job has held at most {} since; what it gave back is the daemon's, and counts as reserved",
+            "{name}: by its own plan from iteration {from} on, the job has held at most {} since; what it gave \
+             back is the daemon's, and counts as reserved",
             auto.peak_held
         ));
     }

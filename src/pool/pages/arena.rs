@@ -124,25 +124,14 @@ impl Arena {
         self.last.map(|last| self.ranges[last].end_unit())
     }
 
-    /// Free units right before the end, which new chunks continue.
-    pub(super) fn tail_units(&self) -> u64 {
-        let Some(end) = self.end_unit().filter(|_| self.can_continue()) else { return 0 };
-        self.free.ending_at(end).map_or(0, |start| end - start)
-    }
-
-    /// Free units right before the end that new chunks can continue for a request of so many units: none
-    /// where the range has no addresses left for the rest.
-    pub(super) fn tail_for(&self, units: u64, granule: Bytes) -> u64 {
-        let tail = self.tail_units().min(units);
-        let rest = bytes_of(units - tail).round_up(granule);
-        if rest.is_some_and(|rest| self.can_continue_by(rest)) { tail } else { 0 }
-    }
-
-    /// Where the free run at the end lies, if new chunks can continue it for a request of so many units.
-    /// Other ranges may lie before it or behind it.
+    /// Where the free run at the end lies, if new chunks can continue it for a request of so many units;
+    /// empty where the range has no addresses left for the rest. Other ranges may lie before it or
+    /// behind it.
     pub(super) fn tail(&self, units: u64, granule: Bytes) -> std::ops::Range<u64> {
         let Some(end) = self.end_unit() else { return 0..0 };
-        if self.tail_for(units, granule) > 0 { end - self.tail_units()..end } else { end..end }
+        let start = self.free.ending_at(end).unwrap_or(end);
+        let rest = bytes_of(units.saturating_sub(end - start)).round_up(granule);
+        if rest.is_some_and(|rest| self.can_continue_by(rest)) { start..end } else { end..end }
     }
 
     /// New chunks of so many bytes continue the range that grows.

@@ -228,8 +228,8 @@ impl PagePool {
     pub fn lacks_at_end(&self, bytes: Bytes, stream: StreamId) -> Option<Bytes> {
         let len = limits::allocation_len(bytes)?;
         let arena = self.arena_of(stream).map(|at| &self.arenas[at]);
-        let tail = arena.map_or(0, |arena| arena.tail_for(len.get() / UNIT, self.policy.granule));
-        len.saturating_sub(bytes_of(tail)).round_up(self.policy.granule)
+        let tail = arena.map_or(0..0, |arena| arena.tail(len.get() / UNIT, self.policy.granule));
+        len.saturating_sub(bytes_of(tail.end - tail.start)).round_up(self.policy.granule)
     }
 
     /// Bytes of all its chunks.

@@ -137,15 +137,14 @@ impl PagePool {
 
     /// All idle chunks are used, and new memory beside them.
     fn shortage_with_new(&self, arena: &Arena, units: u64, mut runs: Runs) -> Option<Shortage> {
-        let tail = arena.tail_for(units, self.policy.granule);
         let in_tail = arena.tail(units, self.policy.granule);
-        let tail_start = in_tail.start;
+        let tail = Piece { start: in_tail.start, units: (in_tail.end - in_tail.start).min(units) };
         let is_in_tail = |piece: &Piece| in_tail.contains(&piece.start);
         runs.whole.retain(|piece| !is_in_tail(piece));
         let saves = |units: u64, other: u64| units >= other + self.policy.piece_min.get() / UNIT;
         // New chunks continue the tail, unless a run elsewhere is longer.
-        let front = longest(&runs.ends, |piece| !is_in_tail(piece)).filter(|piece| saves(piece.units, tail));
-        let first = front.unwrap_or(Piece { start: tail_start, units: tail });
+        let front = longest(&runs.ends, |piece| !is_in_tail(piece)).filter(|piece| saves(piece.units, tail.units));
+        let first = front.unwrap_or(tail);
         let mut left = units.saturating_sub(first.units);
         let picked = pick(&runs.whole, left);
         left = left.saturating_sub(picked.iter().map(|piece| piece.units).sum());

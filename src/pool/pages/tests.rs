@@ -22,6 +22,16 @@ impl Bench {
         Bench { pool: PagePool::new(Arc::clone(&device), policy), device, next: 0 }
     }
 
+    /// Four chunks of 4 MiB with an allocation each, of which the first and the third were freed.
+    fn with_gaps() -> (Bench, Vec<DeviceAddress>) {
+        let mut bench = Bench::new();
+        bench.extend(&[4, 4, 4, 4], ONE);
+        let blocks: Vec<DeviceAddress> = (0..4).map(|_| bench.mib(4)).collect();
+        bench.free(blocks[0]);
+        bench.free(blocks[2]);
+        (bench, blocks)
+    }
+
     fn chunk(&mut self, mib: u64) -> Arc<Chunk> {
         self.next += 1;
         Arc::new(Chunk::create(&self.device, ChunkId(self.next), Bytes::mib(mib)).unwrap())
@@ -96,11 +106,7 @@ fn new_chunks_continue_the_free_end() {
 
 #[test]
 fn idle_chunks_are_shown_side_by_side() {
-    let mut bench = Bench::new();
-    bench.extend(&[4, 4, 4, 4], ONE);
-    let blocks: Vec<DeviceAddress> = (0..4).map(|_| bench.mib(4)).collect();
-    bench.free(blocks[0]);
-    bench.free(blocks[2]);
+    let (mut bench, _) = Bench::with_gaps();
     assert_eq!(bench.alloc(Bytes::mib(8)), None);
     let (place, lacks) = bench.stitch(Bytes::mib(8));
     assert_eq!((lacks, bench.device.mapped().0), (0, 6));
@@ -134,11 +140,7 @@ fn a_place_begins_and_ends_inside_chunks() {
 
 #[test]
 fn a_place_needs_all_of_its_bytes() {
-    let mut bench = Bench::new();
-    bench.extend(&[4, 4, 4, 4], ONE);
-    let blocks: Vec<DeviceAddress> = (0..4).map(|_| bench.mib(4)).collect();
-    bench.free(blocks[0]);
-    bench.free(blocks[2]);
+    let (mut bench, _) = Bench::with_gaps();
     let (place, _) = bench.stitch(Bytes::mib(8));
     bench.free(place);
     let small = bench.alloc(Bytes::new(512)).unwrap();
@@ -164,11 +166,7 @@ fn each_stream_has_its_own_memory() {
 
 #[test]
 fn trimmed_chunks_leave_every_address() {
-    let mut bench = Bench::new();
-    bench.extend(&[4, 4, 4, 4], ONE);
-    let blocks: Vec<DeviceAddress> = (0..4).map(|_| bench.mib(4)).collect();
-    bench.free(blocks[0]);
-    bench.free(blocks[2]);
+    let (mut bench, blocks) = Bench::with_gaps();
     let (place, _) = bench.stitch(Bytes::mib(8));
     bench.free(place);
     // The beginning of a place stays when the chunk behind it goes.

@@ -12,14 +12,17 @@ use crate::units::{Bytes, Span};
 impl PagePool {
     /// Bytes of chunks that hold nothing live.
     pub(super) fn idle_chunk_bytes(&self) -> Bytes {
-        let idle = self.arenas.iter().flat_map(|arena| arena.idle_homes(self.policy.granule.get() / UNIT));
-        idle.map(|(_, units)| bytes_of(units)).sum()
+        self.idle_chunks_but(None)
     }
 
     /// The same of the chunks that a stream has not.
     pub fn idle_chunks_of_others(&self, stream: StreamId) -> Bytes {
-        let others = self.arenas.iter().filter(|arena| arena.stream != stream);
-        let idle = others.flat_map(|arena| arena.idle_homes(self.policy.granule.get() / UNIT));
+        self.idle_chunks_but(Some(stream))
+    }
+
+    fn idle_chunks_but(&self, keeps: Option<StreamId>) -> Bytes {
+        let arenas = self.arenas.iter().filter(|arena| Some(arena.stream) != keeps);
+        let idle = arenas.flat_map(|arena| arena.idle_homes(self.policy.granule.get() / UNIT));
         idle.map(|(_, units)| bytes_of(units)).sum()
     }
 
