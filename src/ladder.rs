@@ -19,6 +19,8 @@
 //! * The largest step is a [`SHARE`]th of the device at most, and at most [`limits::CHUNK_LEN_MAX`]. A chunk changes hands whole, so of every kind that is in use
 //!   one may be idle for want of somebody who needs all of it.
 
+use std::collections::BTreeMap;
+
 use crate::limits;
 use crate::units::Bytes;
 
@@ -71,8 +73,10 @@ pub enum Shape {
     /// All of one size, rounded up to the next step of the ladder.
     Uniform(Bytes),
     /// All of this size, whether the ladder has it or not, but for a last one that is as long as what is left; in
-    /// multiples of the smallest step.
+    /// multiples of the smallest step. Idle chunks of other sizes come first.
     Fitted(Bytes),
+    /// The same without idle chunks of other sizes.
+    Exactly(Bytes),
 }
 
 impl Shape {
@@ -183,6 +187,31 @@ impl Ladder {
         *self.steps.iter().rfind(|step| **step <= len).unwrap_or(&self.steps[0])
     }
 
+    /// [`Ladder::cover`] of a [`Shape::Fitted`], with idle chunks first: of `idle` lengths, each so many
+    /// times, the largest that are not larger than what is left, unless that would be
+    /// many more chunks.
+    pub fn cover_with(&self, len: Bytes, each: Bytes, idle: &BTreeMap<Bytes, u64>) -> Option<Vec<Part>> {
+        /// Each chunk is a mapping: above so many times what new ones would be, these are better.
+        const MORE_MAX: u64 = 16;
+        let mut left = len.round_up(self.smallest())?;
+        let mut parts = BTreeMap::new();
+        let usable = idle.iter().rev().filter(|(len, _)| len.is_multiple_of(self.smallest()));
+        for (len, count) in usable {
+            let count = (*count).min(left.get() / len.get());
+            if count > 0 {
+                left -= len.checked_mul(count)?;
+                parts.insert(*len, count);
+            }
+        }
+        let rest = if left.is_zero() { Vec::new() } else { self.cover(left, Shape::Fitted(each))? };
+        rest.iter().for_each(|part| *parts.entry(part.len).or_insert(0) += part.count);
+        let parts: Vec<Part> = parts.into_iter().rev().map(|(len, count)| Part { len, count }).collect();
+        let new = self.cover(len, Shape::Fitted(each))?;
+        let count = |parts: &[Part]| parts.iter().map(|part| part.count).sum::<u64>();
+        let most = (count(&new) * MORE_MAX).min(limits::ACQUIRE_CHUNKS_MAX);
+        Some(if count(&parts) <= most { parts } else { new })
+    }
+
     /// The chunks that cover `len`, rounded up to the smallest step (`Uniform`: to its step), largest first. `None` where that passes
     /// what one acquire may ask for.
     pub fn cover(&self, len: Bytes, shape: Shape) -> Option<Vec<Part>> {
@@ -191,7 +220,7 @@ impl Ladder {
                 let step = self.step_at_least(wanted);
                 vec![Part { len: step, count: len.round_up(step)?.get() / step.get() }]
             }
-            Shape::Fitted(wanted) => {
+            Shape::Fitted(wanted) | Shape::Exactly(wanted) => {
                 let len = len.round_up(self.smallest())?;
                 let each = wanted.round_down(self.smallest()).max(self.smallest()).min(limits::CHUNK_LEN_MAX);
                 let whole = Part { len: each, count: len.get() / each.get() };
@@ -357,5 +386,21 @@ mod tests {
         assert_eq!(raised(32), Ok([32, 256].map(Bytes::mib).to_vec()));
         assert_eq!(raised(1024), Ok(vec![Bytes::gib(1)]));
         assert!(matches!(raised(8192), Err(LadderError::TooLarge(_))));
+    }
+
+    #[test]
+    fn idle_chunks_come_first_whatever_their_lengths() {
+        let ladder = Ladder::standard();
+        let idle = |lens: &[(u64, u64)]| lens.iter().map(|(len, count)| (Bytes::mib(*len), *count)).collect();
+        let cover = |len, each, lens: &[(u64, u64)]| {
+            let parts = ladder.cover_with(Bytes::mib(len), Bytes::mib(each), &idle(lens)).unwrap();
+            parts.iter().map(|part| (part.len.get() >> 20, part.count)).collect::<Vec<_>>()
+        };
+        assert_eq!(cover(100, 32, &[]), [(32, 3), (4, 1)]);
+        assert_eq!(cover(100, 32, &[(66, 1), (10, 1), (200, 1)]), [(66, 1), (24, 1), (10, 1)]);
+        assert_eq!(cover(100, 32, &[(32, 2)]), [(32, 3), (4, 1)], "two of the three are idle");
+        // What is longer than what is left stays, and so does what would be very many.
+        assert_eq!(cover(8, 8, &[(16, 4)]), [(8, 1)]);
+        assert_eq!(cover(256, 256, &[(2, 500)]), [(256, 1)]);
     }
 }

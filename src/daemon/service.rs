@@ -165,7 +165,14 @@ impl Daemon {
             let known: Vec<_> = self.devices.iter().map(|device| device.uuid.to_string()).collect();
             status(ErrorKind::NotFound, format!("there is no device {}; there are {}", wanted.device, known.join(", ")))
         })?;
-        let parts = self.cover(device.id, wanted.len, wanted.shape).ok_or_else(|| {
+        let parts = match wanted.shape {
+            Shape::Fitted(each) => {
+                let idle = self.steward.idle_lens(session, device.id).unwrap_or_default();
+                self.ladder.cover_with(wanted.len, each, &idle)
+            }
+            shape => self.cover(device.id, wanted.len, shape),
+        };
+        let parts = parts.ok_or_else(|| {
             status(
                 ErrorKind::Invalid,
                 format!("{} in {:?} are more chunks than one lease can have", wanted.len, wanted.shape),
@@ -190,7 +197,7 @@ impl Daemon {
                 let parts = self.ladder.cover(len, shape).filter(is_few);
                 parts.or_else(|| self.ladder.cover(len, Shape::Largest))
             }
-            Shape::Largest | Shape::Uniform(_) | Shape::Fitted(_) => self.ladder.cover(len, shape),
+            Shape::Largest | Shape::Uniform(_) | Shape::Fitted(_) | Shape::Exactly(_) => self.ladder.cover(len, shape),
         }
     }
 

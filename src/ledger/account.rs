@@ -343,6 +343,17 @@ impl Account {
         self.all_on_shelf(session.map_or(Shelf::Pristine, Shelf::Used))
     }
 
+    /// The lengths of idle chunks that a session may get as they are, and how many there are of each.
+    pub(super) fn idle_lens(&self, session: SessionId) -> BTreeMap<Bytes, u64> {
+        let mut lens = BTreeMap::new();
+        for shelf in [Shelf::Used(session), Shelf::Pristine] {
+            for (len, chunks) in self.shelves.get(&shelf).into_iter().flatten() {
+                *lens.entry(*len).or_insert(0) += chunks.len() as u64;
+            }
+        }
+        lens
+    }
+
     pub(super) fn reserved_of(&self, plan: PlanId) -> Vec<ChunkId> {
         self.all_on_shelf(Shelf::Reserved(plan))
     }

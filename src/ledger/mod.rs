@@ -464,6 +464,11 @@ impl Ledger {
         Some(AccountView { guaranteed, asked, chunk_len_max, is_closed: self.is_closed, ..account.view(device) })
     }
 
+    /// The lengths of idle chunks that a session may get as they are, and how many there are of each.
+    pub fn idle_lens(&self, session: SessionId, device: DeviceId) -> Option<BTreeMap<Bytes, u64>> {
+        self.devices.get(&device).map(|account| account.idle_lens(session))
+    }
+
     /// What a session could get on a device beside what it holds: what nobody has, or lies idle with the daemon, less what is kept for others, within its limit and as many chunks as there may be.
     pub fn room(&self, session: SessionId, device: DeviceId) -> Option<Bytes> {
         let (known, view) = (self.sessions.get(&session)?, self.device(device)?);

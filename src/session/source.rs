@@ -226,7 +226,7 @@ impl DaemonSource {
                 let some = left.min(limits::ACQUIRE_CHUNKS_MAX).min(limits::ACQUIRE_BYTES_MAX.get() / len.get());
                 let now = self.session.clock.now();
                 let (wait_ms, waited_ms) = (millis(until.saturating_sub(now)), millis(now.saturating_sub(began)));
-                let (all, shape) = (Bytes::new(len.get() * some), Shape::Fitted(len));
+                let (all, shape) = (Bytes::new(len.get() * some), Shape::Exactly(len));
                 let wanted = WantedChunks { device: self.uuid, len: all, shape, plan: None, wait_ms, waited_ms };
                 let leased = link.acquire(wanted)?;
                 let is_as_before = leased.len() as u64 == some && leased.iter().all(|(_, of, _)| *of == len);

@@ -713,6 +713,11 @@ impl Steward {
         self.lock().ledger.room(session, device)
     }
 
+    /// The lengths of idle chunks that a session may get, and how many there are of each.
+    pub fn idle_lens(&self, session: SessionId, device: DeviceId) -> Option<BTreeMap<Bytes, u64>> {
+        self.lock().ledger.idle_lens(session, device)
+    }
+
     /// A plan's reserved chunks are for everybody again.
     pub fn unreserve(self: &Arc<Self>, plan: PlanId) -> Result<(), LedgerError> {
         self.step(Command::Unreserve { plan })

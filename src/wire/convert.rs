@@ -133,11 +133,15 @@ impl TryFrom<v1::Want> for WantedChunks {
     fn try_from(want: v1::Want) -> Result<WantedChunks, Malformed> {
         let shape = match want.shape {
             None => {
-                return Err(malformed("want.shape", "none of largest, uniform_bytes, at_most_bytes and fitted_bytes"));
+                return Err(malformed(
+                    "want.shape",
+                    "none of largest, uniform_bytes, at_most_bytes, fitted_bytes and idle_first_bytes",
+                ));
             }
             Some(v1::want::Shape::Largest(v1::Largest {})) => Shape::Largest,
             Some(v1::want::Shape::UniformBytes(bytes)) => Shape::Uniform(size("want.uniform_bytes", bytes)?),
-            Some(v1::want::Shape::FittedBytes(bytes)) => Shape::Fitted(size("want.fitted_bytes", bytes)?),
+            Some(v1::want::Shape::FittedBytes(bytes)) => Shape::Exactly(size("want.fitted_bytes", bytes)?),
+            Some(v1::want::Shape::IdleFirstBytes(bytes)) => Shape::Fitted(size("want.idle_first_bytes", bytes)?),
             Some(v1::want::Shape::AtMostBytes(bytes)) => Shape::AtMost(size("want.at_most_bytes", bytes)?),
         };
         if want.wait_ms > limits::WAIT_MS_MAX {
@@ -162,7 +166,8 @@ impl From<WantedChunks> for v1::Want {
             shape: Some(match wanted.shape {
                 Shape::Largest => v1::want::Shape::Largest(v1::Largest {}),
                 Shape::Uniform(len) => v1::want::Shape::UniformBytes(len.get()),
-                Shape::Fitted(len) => v1::want::Shape::FittedBytes(len.get()),
+                Shape::Fitted(len) => v1::want::Shape::IdleFirstBytes(len.get()),
+                Shape::Exactly(len) => v1::want::Shape::FittedBytes(len.get()),
                 Shape::AtMost(len) => v1::want::Shape::AtMostBytes(len.get()),
             }),
             plan_id: wanted.plan.map_or(0, |plan| plan.0),
