@@ -293,7 +293,6 @@ fn make(origin: &Origin, device: u32) -> Result<(Runtime, Option<AutoPlanner>), 
     let Found { plan: file, is_of_several_jobs, .. } = chosen.unwrap_or_default();
     let plans_itself = environment.plans_itself() || is_of_several_jobs;
     let config = RuntimeConfig::default();
-    let config = if plans_itself { config.planning() } else { config };
     let runtime = limited(origin, device, config)?;
     if let (Origin::Daemon(session), Some((_, plan))) = (origin, &file) {
         // Before its memory is asked for.

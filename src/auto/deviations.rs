@@ -13,7 +13,6 @@ pub(super) struct Deviations {
     /// Stretches in a row with too many deviations, and how many are too many of those.
     bad: u32,
     bad_max: u32,
-    stretches: u64,
     /// When it was last looked for a surprise, and the deviations that are usual, once that is known.
     looked: Figures,
     usual: Option<u64>,
@@ -61,7 +60,7 @@ impl Deviations {
     pub(super) fn from_now(runtime: &Runtime, made: u32, requests: usize) -> Deviations {
         let bad_max = BAD_MAX.checked_shl(made.saturating_sub(1)).unwrap_or(u32::MAX);
         let before = Figures::of(runtime);
-        Deviations { before, requests: requests as u64, bad: 0, bad_max, stretches: 0, looked: before, usual: None }
+        Deviations { before, requests: requests as u64, bad: 0, bad_max, looked: before, usual: None }
     }
 
     /// Iterations that somebody marks have ended since it was last asked, and much more in them than before did not go by the plan.
@@ -81,11 +80,6 @@ impl Deviations {
         usual.is_some_and(|usual| deviations >= SURPRISE.saturating_add(usual.saturating_mul(2)))
     }
 
-    /// Stretches that are over.
-    pub(super) fn stretches(&self) -> u64 {
-        self.stretches
-    }
-
     /// Looks at what has come since. True once too much of it has not gone by the plan for too long.
     pub(super) fn look(&mut self, runtime: &Runtime) -> bool {
         let now = Figures::of(runtime);
@@ -97,7 +91,6 @@ impl Deviations {
             return false;
         }
         self.before = now;
-        self.stretches += 1;
         self.bad = if deviations * SHARE > requests { self.bad + 1 } else { 0 };
         self.bad >= self.bad_max
     }

@@ -18,15 +18,16 @@
 //! Invariant: whatever goes wrong, the job is served as it was before.
 
 mod deviations;
+mod in_place;
 mod recorded;
 
 use crate::error::chain;
 use crate::limits;
 use crate::plan::{Fingerprint, Plan, PlanError, Watch};
 use crate::runtime::{Counter, PlanInstallError, Runtime};
-use crate::trace::Trace;
 use crate::units::Bytes;
 use deviations::Deviations;
+use in_place::{InPlace, Living};
 use recorded::{Ended, Recorded};
 
 /// Where plans of earlier runs of a job are, and where those of this one go.
@@ -98,7 +99,7 @@ impl Stage {
 /// The job goes by a plan.
 #[derive(Debug)]
 struct Following {
-    plan: Plan,
+    plan: InPlace,
     deviations: Deviations,
     watching: Option<Watching>,
 }
@@ -117,6 +118,9 @@ pub enum Over {
     /// Nothing repeats in what was recorded.
     #[error("nothing repeats in the first {0} events of the job")]
     NoPeriod(usize),
+    /// A plan would be of one iteration alone.
+    #[error("no two iterations in a row ask for the same")]
+    Unlike,
     /// The recording lacked events, again and again.
     #[error("events were made faster than they could be recorded")]
     TooFast,
@@ -137,9 +141,9 @@ pub enum Over {
 /// A plan that the runtime has been offered.
 #[derive(Debug)]
 struct Offered {
-    plan: Plan,
+    plan: InPlace,
     /// The one that the job goes by, if this has the same entries.
-    before: Option<Plan>,
+    before: Option<InPlace>,
     /// It is of an earlier run, or of whoever begins alike.
     is_known: bool,
     installed_before: u64,
@@ -149,7 +153,7 @@ struct Offered {
 
 /// A recording that lacks events is begun again so often.
 const TORN_MAX: u32 = 4;
-/// Of a job whose iterations have little in common a plan is made in the end, of what they have.
+/// A job whose iterations have little in common is recorded again so often.
 const UNLIKE_MAX: u32 = 3;
 /// Kinds of iterations are looked for so often, in so many iterations each time: an evaluation in every thousand has come twice by then.
 const WATCHES_MAX: u32 = 8;
@@ -161,11 +165,15 @@ const LOOKS_MAX: u32 = 600;
 /// So much of what is idle once a plan is there is given back at a time: the job may want the lock in between.
 const GIVEN_BACK: Bytes = Bytes::mib(64);
 
-/// What is idle now goes back, and not what becomes idle meanwhile.
+/// Gives back what is idle, down to what was live at one time: iterations that do something else than the
+/// plan may need that again.
 fn give_back_idle(runtime: &Runtime) {
-    let most = runtime.counters().get(Counter::HeldBytes) / GIVEN_BACK.get() + 1;
+    let counters = runtime.counters();
+    let spare = || counters.get(Counter::HeldBytes).saturating_sub(counters.get(Counter::PeakLiveBytes));
+    let most = spare() / GIVEN_BACK.get() + 1;
     for _ in 0..most {
-        if runtime.trim(GIVEN_BACK) == Bytes::ZERO {
+        let wanted = GIVEN_BACK.min(Bytes::new(spare()));
+        if wanted.is_zero() || runtime.trim(wanted) == Bytes::ZERO {
             return;
         }
     }
@@ -225,8 +233,7 @@ impl AutoPlanner {
             Stage::Recording(mut recorded) => {
                 let ended = recorded.look();
                 if let Some(known) = self.find(&recorded, shelf) {
-                    let trace = recorded.end(runtime);
-                    return self.offer_known(known, &trace, runtime);
+                    return self.offer_known(known, *recorded, runtime);
                 }
                 match ended {
                     None => Stage::Recording(recorded),
@@ -243,12 +250,7 @@ impl AutoPlanner {
         let deviations = &mut following.deviations;
         // Whoever marks iterations knows better what they are.
         let has_marks = self.is_unmarked && runtime.counters().get(Counter::Iterations) > 0;
-        let stretches = deviations.stretches();
         let is_lost = deviations.look(runtime) || has_marks;
-        // What the iteration before the plan has left is gone by now.
-        if stretches == 0 && deviations.stretches() == 1 && !is_lost {
-            give_back_idle(runtime);
-        }
         let is_surprised = deviations.has_surprise(runtime);
         if is_lost {
             Stage::Following(following).end(runtime);
@@ -261,7 +263,7 @@ impl AutoPlanner {
         if is_surprised && self.watches_left > 0 {
             self.watches_left -= 1;
             let recorded = Recorded::begin(runtime, true, self.events_max);
-            following.watching = Some(Watching { recorded, watch: Watch::of(&following.plan), iterations: 0 });
+            following.watching = Some(Watching { recorded, watch: Watch::of(&following.plan.kept), iterations: 0 });
         }
         Ok(Stage::Following(following))
     }
@@ -276,16 +278,18 @@ impl AutoPlanner {
     ) -> Stage {
         let (ended, goes_on) = watching.recorded.ended();
         watching.iterations += ended.len();
-        let found = ended.iter().find_map(|one| watching.watch.look(one).transpose());
+        let found = ended.iter().map(|one| watching.watch.look(one)).find(|kinds| !kinds.is_empty());
         if found.is_none() && goes_on && watching.iterations < WATCHED_MAX {
             following.watching = Some(watching);
             return Stage::Following(following);
         }
         drop(watching.recorded.end(runtime));
-        let Some(Ok(plan)) = found else { return Stage::Following(following) };
+        let Some(Ok(plan)) = found.map(|kinds| following.plan.with_kinds(kinds)) else {
+            return Stage::Following(following);
+        };
         (self.made, self.extended) = (self.made + 1, self.extended + 1);
         if self.fingerprint.is_some() {
-            shelf.keep(&plan);
+            shelf.keep(&plan.kept);
         }
         let before = following.plan.clone();
         self.offer_first(Some(before), plan, false, runtime).unwrap_or(Stage::Following(following))
@@ -304,13 +308,25 @@ impl AutoPlanner {
         plan.inspect_err(|error| tracing::debug!(error = %chain(error), "a plan for this job has no cycle")).ok()
     }
 
-    fn offer_known(&mut self, plan: Plan, first: &Trace, runtime: &Runtime) -> Result<Stage, Over> {
-        self.begins_at = recorded::live_before(first, 1);
+    fn offer_known(&mut self, plan: Plan, recorded: Recorded, runtime: &Runtime) -> Result<Stage, Over> {
+        let living = Living::of(&recorded, runtime, recorded.trace(), 1);
+        let first = recorded.end(runtime);
+        self.begins_at = recorded::live_before(&first, 1);
+        let problem = plan.problem();
+        let Ok(plan) = InPlace::around(plan, problem, &living, runtime) else {
+            return Ok(self.record(runtime, true));
+        };
         // One that cannot be served from is no reason to do without.
         Ok(self.offer_first(None, plan, true, runtime).unwrap_or_else(|_| self.record(runtime, true)))
     }
 
-    fn offer_first(&self, before: Option<Plan>, plan: Plan, is_known: bool, runtime: &Runtime) -> Result<Stage, Over> {
+    fn offer_first(
+        &self,
+        before: Option<InPlace>,
+        plan: InPlace,
+        is_known: bool,
+        runtime: &Runtime,
+    ) -> Result<Stage, Over> {
         let installed_before = runtime.counters().get(Counter::PlansInstalled);
         self.offer(Box::new(Offered { plan, before, is_known, installed_before, tries: 0, looks: 0 }), runtime)
     }
@@ -319,32 +335,37 @@ impl AutoPlanner {
     fn plan(&mut self, recorded: Recorded, ended: Ended, runtime: &Runtime, shelf: &impl Shelf) -> Result<Stage, Over> {
         let (is_later, live_at_begin) = (recorded.is_later(), recorded.live_at_begin());
         let is_unmarked = matches!(ended, Ended::Repeats(_));
-        let trace = if is_unmarked {
-            let trace = recorded.trace().clone();
-            self.unmarked = Some(Box::new(recorded));
-            trace
-        } else {
-            recorded.end(runtime)
-        };
+        let trace = recorded.trace().clone();
         let (trace, iteration) = match ended {
-            Ended::NoPeriod => return Err(Over::NoPeriod(trace.events.len())),
-            Ended::Torn if self.torn == TORN_MAX => return Err(Over::TooFast),
-            Ended::Torn => {
+            Ended::Marked => recorded::marked(trace, is_later),
+            Ended::Repeats(period) => recorded::repeating(trace, &period),
+            Ended::NoPeriod | Ended::Torn => {
+                drop(recorded.end(runtime));
+                if matches!(ended, Ended::NoPeriod) {
+                    return Err(Over::NoPeriod(trace.events.len()));
+                }
+                if self.torn == TORN_MAX {
+                    return Err(Over::TooFast);
+                }
                 self.torn += 1;
                 return Ok(self.record(runtime, true));
             }
-            Ended::Marked => recorded::marked(trace, is_later),
-            Ended::Repeats(period) => recorded::repeating(trace, &period),
         };
         self.torn = 0;
         self.is_unmarked = is_unmarked;
-        let mut plan = match Plan::of_cycle(&trace, iteration) {
+        let living = Living::of(&recorded, runtime, &trace, iteration);
+        if is_unmarked {
+            self.unmarked = Some(Box::new(recorded));
+        } else {
+            drop(recorded.end(runtime));
+        }
+        if !recorded::repeats(&trace, iteration) {
+            return self.record_unlike(runtime);
+        }
+        let (mut plan, problem) = match Plan::of_cycle(&trace, iteration) {
             // Of two iterations that have little in common the later may be like those that follow.
-            Ok(plan) if plan.dynamic.len() <= plan.entries.len() => plan,
-            Ok(_) | Err(PlanError::NothingStatic) if self.unlike < UNLIKE_MAX => {
-                self.unlike += 1;
-                return Ok(self.record(runtime, true));
-            }
+            Ok((plan, problem)) if plan.dynamic.len() <= plan.entries.len() => (plan, problem),
+            Ok(_) | Err(PlanError::NothingStatic) if self.unlike < UNLIKE_MAX => return self.record_unlike(runtime),
             other => other?,
         };
         self.made += 1;
@@ -354,11 +375,20 @@ impl AutoPlanner {
         }
         // What was freed of the time before is not known, so this may be too much, which is the safe side.
         self.begins_at = live_at_begin.checked_add(recorded::live_before(&trace, iteration)).unwrap_or(Bytes::MAX);
-        self.offer_first(None, plan, false, runtime)
+        self.offer_first(None, InPlace::around(plan, problem, &living, runtime)?, false, runtime)
+    }
+
+    /// Two iterations have little in common: later ones may have more.
+    fn record_unlike(&mut self, runtime: &Runtime) -> Result<Stage, Over> {
+        if self.unlike == UNLIKE_MAX {
+            return Err(Over::Unlike);
+        }
+        self.unlike += 1;
+        Ok(self.record(runtime, true))
     }
 
     fn offer(&self, mut offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {
-        let offer = runtime.prepare(&offered.plan, self.begins_at)?;
+        let offer = runtime.prepare(&offered.plan.placed, self.begins_at)?;
         runtime.offer(Some(offer));
         offered.tries += 1;
         Ok(Stage::Offered(offered))
@@ -375,8 +405,8 @@ impl AutoPlanner {
             return Ok(Stage::Offered(offered));
         }
         if runtime.counters().get(Counter::PlansInstalled) > offered.installed_before {
-            // Holes want what is idle.
-            if runtime.lacks_behind_plan() == Bytes::ZERO {
+            // What varies needs what is idle now at another time.
+            if offered.plan.kept.dynamic.is_empty() {
                 give_back_idle(runtime);
             }
             return Ok(self.going_by(offered.plan, runtime));
@@ -395,8 +425,8 @@ impl AutoPlanner {
         })
     }
 
-    fn going_by(&self, plan: Plan, runtime: &Runtime) -> Stage {
-        let deviations = Deviations::from_now(runtime, self.made - self.extended, plan.entries.len());
+    fn going_by(&self, plan: InPlace, runtime: &Runtime) -> Stage {
+        let deviations = Deviations::from_now(runtime, self.made - self.extended, plan.kept.entries.len());
         Stage::Following(Box::new(Following { plan, deviations, watching: None }))
     }
 

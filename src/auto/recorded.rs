@@ -12,12 +12,15 @@
 //!
 //! Invariant: it takes no more events of memory than there is room for, whatever the job does.
 
+use std::collections::{BTreeSet, HashMap};
+
+use crate::ids::StreamId;
 use crate::limits;
 use crate::record::{self, Collected, Recorder};
 use crate::runtime::{Counter, Runtime, TapNumber};
 use crate::trace::period::{self, Period};
 use crate::trace::{Context, Event, EventKind, Trace, live_after};
-use crate::units::Bytes;
+use crate::units::{Bytes, DeviceAddress};
 
 /// A recording under way.
 #[derive(Debug)]
@@ -34,6 +37,17 @@ pub(super) struct Recorded {
     has_contexts: bool,
     /// Bytes that were live when it began.
     live_at_begin: Bytes,
+    /// What was live when it began.
+    began_with: BTreeSet<DeviceAddress>,
+}
+
+/// When an allocation came: in iteration 0 before all events where the trace does not say.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(super) struct Birth {
+    pub(super) iteration: u32,
+    /// One more than its place among the events.
+    pub(super) event: u64,
+    pub(super) bytes: Bytes,
 }
 
 /// Why a recording goes no further.
@@ -51,6 +65,8 @@ pub(super) enum Ended {
 
 /// Fewer events are not looked through for what repeats: a mark may come, and what repeats before the first of them are the micro-batches of an iteration.
 const SEARCHED_MIN: usize = 1 << 16;
+/// An iteration does not repeat the one before where more than one request in so many is new.
+const NEW_PART: u32 = 10;
 /// Whole iterations that are wanted.
 const WHOLE: u32 = 2;
 
@@ -61,7 +77,13 @@ impl Recorded {
         let (tap, recorder) = record::begin(runtime.device().id().0, sink, limits::RECORD_AHEAD_MAX);
         let tap = runtime.record_into(tap);
         let live_at_begin = Bytes::new(runtime.counters().get(Counter::LiveBytes));
+        let began_with = if is_later {
+            runtime.live_spans().into_iter().map(|(address, _)| address).collect()
+        } else {
+            BTreeSet::new()
+        };
         Recorded {
+            began_with,
             recorder,
             tap,
             seen: 0,
@@ -147,6 +169,23 @@ impl Recorded {
         (period.starts.len() > WHOLE as usize).then_some(period)
     }
 
+    /// The allocations that are live and that it has seen come, by address: `trace` is made of what it
+    /// recorded. What is not in the trace came before it.
+    pub(super) fn births(&self, trace: &Trace) -> HashMap<DeviceAddress, Birth> {
+        let allocs = trace.events.iter().enumerate().filter(|(_, event)| event.kind == EventKind::Alloc);
+        let births = allocs.map(|(at, event)| {
+            (event.id, Birth { iteration: event.iteration, event: at as u64 + 1, bytes: event.bytes })
+        });
+        let births: HashMap<u64, Birth> = births.collect();
+        let live = self.recorder.live();
+        live.map(|(address, id)| (address, births.get(&id).copied().unwrap_or_default())).collect()
+    }
+
+    /// An allocation was live when the recording began.
+    pub(super) fn began_with(&self, address: DeviceAddress) -> bool {
+        self.began_with.contains(&address)
+    }
+
     /// Ends it.
     pub(super) fn end(self, runtime: &Runtime) -> Trace {
         runtime.stop_recording(self.tap);
@@ -168,6 +207,27 @@ pub(super) fn repeating(mut trace: Trace, period: &Period) -> (Trace, u32) {
     period::assign(&mut trace, period);
     let last = trace.iterations().saturating_sub(1);
     (trace, last.saturating_sub(1))
+}
+
+/// Of the requests of an iteration nine in ten are as in the one before: it repeats. What the job says to
+/// vary does not count.
+pub(super) fn repeats(trace: &Trace, iteration: u32) -> bool {
+    let Some(before) = iteration.checked_sub(1) else { return true };
+    let requests = |of: u32| {
+        let allocs = trace.events.iter().filter(move |event| event.iteration == of && !event.is_dynamic);
+        allocs.filter(|event| event.kind == EventKind::Alloc).map(|event| (event.bytes, event.stream))
+    };
+    let mut left: HashMap<(Bytes, StreamId), u32> = HashMap::new();
+    requests(before).for_each(|request| *left.entry(request).or_default() += 1);
+    let mut had = |request: (Bytes, StreamId)| match left.get_mut(&request).filter(|count| **count > 0) {
+        Some(count) => {
+            *count -= 1;
+            true
+        }
+        None => false,
+    };
+    let (all, new) = requests(iteration).fold((0, 0), |(all, new), one| (all + 1, new + u32::from(!had(one))));
+    new * NEW_PART <= all
 }
 
 /// Bytes that are live where an iteration begins, of what the trace has.

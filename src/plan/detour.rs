@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use super::kinds::{Kind, Other, Parting, PartingKey};
 use super::solve::{self, Solution, Taken};
 use super::vary::Asked;
-use super::{Buffer, Lane, PhasePair, Problem};
+use super::{Buffer, Entry, Lane, PhasePair, Plan, Problem};
 use crate::limits;
 use crate::trace::ContextKey;
 use crate::units::{Bytes, Lifetime, PlanOffset, PlanSpan, Span, Tick};
@@ -97,7 +97,7 @@ pub(super) fn place(problem: &Problem, solution: &Solution, there: Vec<Detour>) 
             let buffers: Vec<Buffer> = new.iter().flat_map(|(_, parting)| parting.placed()).map(buffer).collect();
             let mut offsets = Vec::new();
             if !buffers.is_empty() {
-                let taken = taken(problem, solution, kind, *lane, &placed.detours);
+                let taken = taken_by(problem, solution, kind, *lane, &placed.detours);
                 let (found, work_units) =
                     solve::place_around(&[taken, kept.clone()].concat(), &buffers).unwrap_or_default();
                 placed.work_units += work_units;
@@ -121,6 +121,62 @@ pub(super) fn place(problem: &Problem, solution: &Solution, there: Vec<Detour>) 
     // What is tried first is the longest of those that begin at one place.
     placed.detours.sort_by_key(|detour| (detour.from, std::cmp::Reverse(detour.requests.len())));
     placed
+}
+
+/// New places for the detours of a plan whose entries have new offsets, around what is `taken`. How long
+/// their requests live is not known: until a later one of the detour has bytes of its old place, at most.
+pub(super) fn place_again(plan: &Plan, solution: &Solution, taken: &[PlanSpan]) -> Vec<Detour> {
+    let problem = Problem { taken: taken.to_vec(), ..Problem::of_plan(plan, Vec::new()) };
+    let mut placed: Vec<Detour> = Vec::with_capacity(plan.detours.len());
+    for detour in &plan.detours {
+        if detour.spans().next().is_none() {
+            placed.push(detour.clone());
+            continue;
+        }
+        let kind = Kind { len: detour.requests.len() as u64, ..Kind::default() };
+        let mut taken = taken_by(&problem, solution, &kind, detour.lane, &placed);
+        let lifetime = Lifetime::new(0, kind.len);
+        taken.extend(live_at(plan, detour).map(|at| {
+            let from = solution.offsets[at].get();
+            Taken { lifetime, from, to: from + plan.entries[at].span().len().get() }
+        }));
+        let buffers: Vec<Buffer> = until_replaced(detour).map(|of| buffer(&of)).collect();
+        let offsets = solve::place_around(&taken, &buffers).unwrap_or_default().0;
+        let mut offsets = offsets.into_iter();
+        let requests = detour.requests.iter().map(|of| {
+            let offset = of.offset.and_then(|_| offsets.next());
+            DetourRequest { offset, ..*of }
+        });
+        placed.push(Detour { requests: requests.collect(), ..detour.clone() });
+    }
+    placed
+}
+
+/// The entries of a detour's lane that are live where it begins.
+fn live_at<'a>(plan: &'a Plan, detour: &Detour) -> impl Iterator<Item = usize> + 'a {
+    let lane = detour.lane;
+    let first = plan.entries.get(detour.from as usize).map(|entry| entry.lifetime.start.0);
+    let last = || plan.entries.iter().map(|entry| entry.lifetime.start.0 + 1).max().unwrap_or(0);
+    let tick = first.unwrap_or_else(last);
+    let ticks = [Some(tick), plan.cycle_len().map(|len| tick + len)];
+    let is_live = move |entry: &Entry| {
+        let has = |tick: u64| entry.lifetimes().any(|lifetime| lifetime.start.0 < tick && tick < lifetime.end.0);
+        entry.lane == lane && ticks.into_iter().flatten().any(has)
+    };
+    plan.entries.iter().enumerate().filter(move |(_, entry)| is_live(entry)).map(|(at, _)| at)
+}
+
+/// The requests of a detour that have places, each live until a later one has bytes of its place.
+fn until_replaced(detour: &Detour) -> impl Iterator<Item = Other> + '_ {
+    detour.requests.iter().enumerate().filter_map(|(at, of)| {
+        let span = of.span()?;
+        let later = detour.requests.iter().enumerate().skip(at + 1);
+        let replaced = later.filter_map(|(later, of)| Some((later, of.span()?)));
+        let end = replaced.into_iter().find(|(_, other)| other.overlaps(span)).map(|(later, _)| later);
+        let end = end.unwrap_or(detour.requests.len());
+        let asked = Asked { bytes: of.bytes, lane: detour.lane, context: of.context };
+        Some(Other { asked, len: span.len(), lifetime: Some(Lifetime::new(at as u64, end as u64)) })
+    })
 }
 
 /// What of the pool a detour has that another kind has placed, while this one is on it.
@@ -179,7 +235,7 @@ fn kept(problem: &Problem, solution: &Solution, kind: &Kind, lane: Lane) -> Vec<
 }
 
 /// What else of the pool is not for a detour of `lane` in an iteration of this kind: what one pass leaves to the next is there when it begins, and the parts of other lanes.
-fn taken(problem: &Problem, solution: &Solution, kind: &Kind, lane: Lane, detours: &[Detour]) -> Vec<Taken> {
+fn taken_by(problem: &Problem, solution: &Solution, kind: &Kind, lane: Lane, detours: &[Detour]) -> Vec<Taken> {
     let lifetime = Lifetime::new(0, kind.len);
     let mut parts: BTreeMap<Lane, (u64, u64)> = BTreeMap::new();
     let mut taken = Vec::new();
@@ -191,6 +247,7 @@ fn taken(problem: &Problem, solution: &Solution, kind: &Kind, lane: Lane, detour
         taken.extend(Some(Taken { lifetime, from, to }).filter(|_| buffer.lane == lane && is_carried));
     }
     let parts = parts.into_iter().filter(|(of, _)| *of != lane).map(|(_, part)| part);
+    taken.extend(problem.taken.iter().map(|span| Taken { lifetime, from: span.start().get(), to: span.end().get() }));
     let spans = detours.iter().filter(|detour| detour.lane != lane).flat_map(Detour::spans);
     let others = parts.chain(spans.map(|span| (span.start().get(), span.end().get())));
     taken.extend(others.map(|(from, to)| Taken { lifetime, from, to }));

@@ -38,6 +38,8 @@ pub use reuse::{ReuseSpaces, first_with_room, span_of};
 use solve::Solution;
 pub use watch::Watch;
 
+use std::collections::BTreeMap;
+
 use crate::ids::PlanId;
 use crate::limits;
 use crate::trace::{ContextKey, Cut, Trace};
@@ -63,6 +65,15 @@ pub struct Plan {
     pub job: Job,
     /// How it came to be.
     pub provenance: Provenance,
+}
+
+/// What stays where it is when a plan comes to a job that runs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Stays {
+    /// What lives longer than an iteration has these offsets, in ascending order.
+    pub taken: Vec<PlanSpan>,
+    /// Entries that have these offsets already, by their numbers.
+    pub fixed: BTreeMap<usize, PlanOffset>,
 }
 
 /// One planned request.
@@ -175,8 +186,31 @@ impl Plan {
     }
 
     /// A plan of the cycle alone, for a job that runs already: what it allocated once is there, and is no part of it.
-    pub fn of_cycle(trace: &Trace, iteration: u32) -> Result<Plan, PlanError> {
-        Plan::of(trace, &Problem::from_trace(trace, iteration)?.without_prologue()?, None)
+    pub fn of_cycle(trace: &Trace, iteration: u32) -> Result<(Plan, Problem), PlanError> {
+        let problem = Problem::from_trace(trace, iteration)?.without_prologue()?;
+        Ok((Plan::of(trace, &problem, None)?, problem))
+    }
+
+    /// The same plan around what a job that runs has allocated already. `problem` is what the plan was
+    /// made of.
+    pub fn around(&self, problem: Problem, stays: &Stays) -> Result<Plan, PlanError> {
+        let compact: Vec<PlanOffset> = self.entries.iter().map(|entry| entry.offset).collect();
+        let solution = solve::around::solve(&problem, &compact, stays, &Budget::default())?;
+        // What no problem says any more the plan does.
+        let is_known = problem.kinds.is_empty() && !self.detours.is_empty();
+        let detours = if is_known { detour::place_again(self, &solution, &stays.taken) } else { Vec::new() };
+        Plan::placed(&Problem { taken: stays.taken.clone(), ..problem }, solution, self.job, detours)
+    }
+
+    /// The problem that the plan of a cycle solves, without its detours.
+    pub fn problem(&self) -> Problem {
+        Problem {
+            dynamic: self.dynamic.clone(),
+            dynamic_cycle_start: self.dynamic_cycle_start,
+            iteration: self.provenance.iteration,
+            cut: self.provenance.cut,
+            ..Problem::of_plan(self, Vec::new())
+        }
     }
 
     /// Plans a problem that was made of `trace`, by the best solver or by one alone.
@@ -197,24 +231,17 @@ impl Plan {
     pub fn of_solved(trace: &Trace, problem: &Problem, solution: Solution) -> Result<Plan, PlanError> {
         let cut_first = problem.cut.filter(|cut| cut.iteration == 0).map(|cut| trace.before(&cut));
         let fingerprint = Fingerprint::of(cut_first.as_ref().unwrap_or(trace));
-        Plan::placed(problem, solution, Job { fingerprint, position: None })
+        Plan::placed(problem, solution, Job { fingerprint, position: None }, Vec::new())
     }
 
     /// The plan of its cycle alone, as [`Plan::of_cycle`] makes one of the trace. Detours are left out.
     pub fn without_prologue(&self) -> Result<Plan, PlanError> {
-        let problem = Problem {
-            dynamic: self.dynamic.clone(),
-            dynamic_cycle_start: self.dynamic_cycle_start,
-            iteration: self.provenance.iteration,
-            cut: self.provenance.cut,
-            ..Problem::of_plan(self, Vec::new())
-        };
-        let problem = problem.without_prologue()?;
-        Plan::placed(&problem, solve::solve(&problem)?, self.job)
+        let problem = self.problem().without_prologue()?;
+        Plan::placed(&problem, solve::solve(&problem)?, self.job, Vec::new())
     }
 
-    fn placed(problem: &Problem, solution: Solution, job: Job) -> Result<Plan, PlanError> {
-        let around = detour::place(problem, &solution, Vec::new());
+    fn placed(problem: &Problem, solution: Solution, job: Job, detours: Vec<Detour>) -> Result<Plan, PlanError> {
+        let around = detour::place(problem, &solution, detours);
         let placed = problem.buffers.iter().zip(&solution.offsets);
         let plan = Plan {
             pool_len: around.pool_len,
@@ -237,9 +264,14 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The same plan with detours for iterations of these kinds, too: its entries stay where they are, and its pool may be longer.
-    fn with_kinds(&self, kinds: Vec<Kind>) -> Result<Plan, PlanError> {
-        let problem = Problem::of_plan(self, kinds);
+    /// The same plan with detours for iterations of these kinds, too: its entries stay where they are, and
+    /// its pool may be longer. It lies around what is `taken`.
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::Wrong`], which is a bug here.
+    pub fn with_kinds(&self, kinds: Vec<Kind>, taken: &[PlanSpan]) -> Result<Plan, PlanError> {
+        let problem = Problem { taken: taken.to_vec(), ..Problem::of_plan(self, kinds) };
         let offsets = self.entries.iter().map(|entry| entry.offset).collect();
         let solution = Solution { offsets, peak: self.pool_len, solver: "", work_units: 0, lower_bound: Bytes::ZERO };
         let around = detour::place(&problem, &solution, self.detours.clone());
@@ -262,11 +294,12 @@ impl Plan {
         again.and_then(|(second, first)| second.checked_sub(first))
     }
 
-    /// Bytes that are live where one pass of the cycle ends and the next begins, and are freed in that.
-    pub fn carried(&self) -> Bytes {
+    /// The entries that are live where one pass of the cycle ends and the next begins, and are freed in
+    /// that.
+    pub fn carried(&self) -> Vec<usize> {
         let ticks = |lifetime: Lifetime| lifetime.end.0 - lifetime.start.0;
-        let is_carried = |entry: &&Entry| entry.again.is_some_and(|again| ticks(again) != ticks(entry.lifetime));
-        self.entries.iter().filter(is_carried).map(|entry| entry.span().len()).sum()
+        let is_carried = |entry: &Entry| entry.again.is_some_and(|again| ticks(again) != ticks(entry.lifetime));
+        (0..self.entries.len()).filter(|at| is_carried(&self.entries[*at])).collect()
     }
 
     /// Requests on detours that have a place.

@@ -30,7 +30,7 @@ use crate::limits;
 #[cfg(feature = "daemon")]
 use crate::trace::import::Rows;
 use crate::trace::{Context, ContextKey, Cut, Event, EventKind, Phase, Trace};
-use crate::units::{Bytes, Lifetime, PlanOffset, Tick};
+use crate::units::{Bytes, Lifetime, PlanOffset, PlanSpan, Tick};
 
 /// Requests with their lifetimes, to be given addresses.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -53,6 +53,8 @@ pub struct Problem {
     pub pass_end: Tick,
     /// Iterations before it that do something else.
     pub kinds: Vec<Kind>,
+    /// Offsets that are not to be had, in ascending order: of what the job has allocated already.
+    pub taken: Vec<PlanSpan>,
 }
 
 /// One request.

@@ -8,14 +8,13 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::kinds::{Cycle, KINDS_MAX, Kind, Parting, PartingKey};
 use super::vary::Asked;
-use super::{Detour, Entry, Lane, Plan, PlanError, problem};
+use super::{Detour, Entry, Lane, Plan, problem};
 use crate::ids::StreamId;
 use crate::trace::{ContextKey, Trace};
 
 /// Looks at the iterations of a job that goes by a plan.
 #[derive(Debug)]
 pub struct Watch {
-    plan: Plan,
     cycle: Cycle,
     /// Streams of which each thread is a lane.
     raced: BTreeSet<StreamId>,
@@ -47,16 +46,11 @@ impl Watch {
             planned: plan.entries.iter().map(asked).collect(),
             varying: varying.map(|entry| (entry.lane, entry.context)).collect(),
             seen: Vec::new(),
-            plan: plan.clone(),
         }
     }
 
-    /// Looks at a whole iteration, which is all that the trace has. Gives the plan with the kinds that came twice, if there are any and this is one that it had before, or with one that came again and again.
-    ///
-    /// # Errors
-    ///
-    /// [`PlanError::Wrong`], which is a bug here.
-    pub fn look(&mut self, iteration: &Trace) -> Result<Option<Plan>, PlanError> {
+    /// Looks at a whole iteration, which is all that the trace has. Gives the kinds that came twice, if this is one that the plan had before, or one that came again and again. The plan should have them ([`Plan::with_kinds`]).
+    pub fn look(&mut self, iteration: &Trace) -> Vec<Kind> {
         let (len, mut requests) = problem::only_iteration(iteration, &self.raced);
         let varies = |asked: &Asked| self.varying.contains(&(asked.lane, asked.context));
         requests.retain(|(asked, ..)| !varies(asked) || self.planned.contains(asked));
@@ -65,16 +59,14 @@ impl Watch {
         let came: HashSet<Lane> = requests.iter().map(|(asked, ..)| asked.lane).collect();
         kind.partings.retain(|parting| parting.lane == Lane::on(StreamId::DEFAULT) || came.contains(&parting.lane));
         if kind.lacks {
-            return Ok(None);
+            return Vec::new();
         }
         let is_known = kind.partings.iter().map(Parting::key).all(|key| self.known.contains(&key));
         let wanted = if is_known { TIMES } else { TIMES_MAX };
         if !is_known {
             self.note(kind);
         }
-        let came_again: Vec<Kind> =
-            self.seen.extract_if(.., |(_, times)| *times >= wanted).map(|(kind, _)| kind).collect();
-        if came_again.is_empty() { Ok(None) } else { self.plan.with_kinds(came_again).map(Some) }
+        self.seen.extract_if(.., |(_, times)| *times >= wanted).map(|(kind, _)| kind).collect()
     }
 
     fn note(&mut self, kind: Kind) {

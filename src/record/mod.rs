@@ -23,6 +23,7 @@ pub use sink::{Collected, Sink, Stop, Written};
 pub use tap::Tap;
 
 use crate::trace::binary::{Remarks, Stopped};
+use crate::units::DeviceAddress;
 use ring::Outlet;
 use tap::Record;
 use transcript::Transcript;
@@ -53,6 +54,11 @@ pub struct Drained {
 }
 
 impl<S: Sink> Recorder<S> {
+    /// The addresses of live allocations that it has seen come, and their ids.
+    pub fn live(&self) -> impl Iterator<Item = (DeviceAddress, u64)> + '_ {
+        self.transcript.live()
+    }
+
     /// Takes what has come, at most `most` of it: a job that makes events faster than they are taken must not keep anybody here.
     pub fn drain(&mut self, most: usize) -> Drained {
         // Before the last look: what was put in before the end is seen.

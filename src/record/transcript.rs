@@ -15,7 +15,7 @@ use crate::limits;
 use crate::pool::AddressMap;
 use crate::trace::binary::{Remarks, Stopped};
 use crate::trace::{Context, ContextKey, Event, EventKind};
-use crate::units::{Bytes, Tick};
+use crate::units::{Bytes, DeviceAddress, Tick};
 
 /// The events so far, as far as later ones need them.
 #[derive(Debug)]
@@ -50,6 +50,11 @@ impl Transcript {
             contexts: HashMap::from([(ContextKey::UNKNOWN, Some(Context::default()))]),
             remarks: Remarks::default(),
         }
+    }
+
+    /// The addresses of live allocations that it has seen come, and their ids.
+    pub(super) fn live(&self) -> impl Iterator<Item = (DeviceAddress, u64)> + '_ {
+        self.live.iter().map(|(address, id)| (*address, *id))
     }
 
     pub(super) fn modules(&self) -> &[String] {

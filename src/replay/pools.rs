@@ -163,7 +163,7 @@ fn production(pool: PoolName, job: Job<'_>, setup: &Setup, runner: &Runner<'_>) 
     let options = ProductionOptions {
         capacity: setup.capacity.unwrap_or(ProductionOptions::UNLIMITED),
         ladder: setup.ladder.clone(),
-        runtime: if is_auto { setup.runtime.planning() } else { setup.runtime },
+        runtime: setup.runtime,
         costs: setup.costs.clone(),
         is_auto,
     };

@@ -32,7 +32,7 @@ pub enum SegmentPool {
     Planned,
     /// The page pool, where its chunks have their homes.
     Pool,
-    /// A live place of the page pool, or memory lent by the static one, at addresses of its own.
+    /// A live place of the page pool, at addresses of its own.
     Stitched,
     /// A private pool.
     Private(PrivatePoolId),
@@ -132,24 +132,15 @@ fn candidates_of(blocks: &[Block]) -> Vec<Candidate> {
 
 impl Pools {
     fn find(&mut self, address: DeviceAddress) -> Option<Found> {
-        let mut static_pools = self.planned.iter_mut().chain(&mut self.retired);
-        if let Some(installed) = static_pools.find(|of| of.mapping.span().contains(address)) {
-            return installed.pool.find(address);
-        }
-        if let Some(found) = self.static_pools().find_map(|installed| installed.lent.find(address)) {
-            return Some(found);
-        }
-        self.pages.find(address).or_else(|| self.private.find(address))
+        let found = self.pages.find(address).or_else(|| self.private.find(address));
+        found.or_else(|| self.planned.as_mut().and_then(|installed| installed.pool.find(address)))
     }
 
     /// What lies where, pool by pool.
     pub(super) fn segments(&self) -> Vec<Segment> {
         let mut segments = Vec::new();
-        for installed in self.static_pools() {
+        if let Some(installed) = &self.planned {
             cut(SegmentPool::Planned, &installed.pool.laid(), &mut segments);
-            for block in installed.lent.laid() {
-                cut(SegmentPool::Stitched, &block, &mut segments);
-            }
         }
         let (homes, places) = self.pages.laid();
         let homes = homes.into_iter().map(|range| (SegmentPool::Pool, range));

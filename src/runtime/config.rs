@@ -26,13 +26,6 @@ impl Default for RuntimeConfig {
 }
 
 impl RuntimeConfig {
-    /// The same for a runtime whose plan is made while the job runs. What lives for good lies in the
-    /// page pool; the plan can take over only the chunks beside it, so all chunks are small.
-    #[must_use]
-    pub fn planning(self) -> RuntimeConfig {
-        self.with_uniform_chunks()
-    }
-
     /// The same with chunks of one granule only.
     #[must_use]
     pub fn with_uniform_chunks(self) -> RuntimeConfig {

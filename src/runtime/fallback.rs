@@ -27,10 +27,10 @@ pub(super) const ROUNDS_MAX: usize = 64;
 /// What is tried, in this order. *Lease* stands for a round trip to the daemon; a *wait* may take as
 /// long as it says.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Fallback {
-    /// With a plan: memory behind the request's own place there. Idle chunks, or a lease.
+pub(super) enum Fallback {
+    /// With a plan: what the request's own place lacks. Free memory of the page pool, or a lease.
     Back,
-    /// With a plan: idle parts of the static pool, mapped side by side. Map calls, or a lease.
+    /// With a plan: parts of the planned pool that are free for long enough, for the page pool. No call.
     Lend,
     /// New chunks at the end of the stream's addresses, while little is idle. A lease. Skipped after
     /// a refusal.
@@ -39,16 +39,15 @@ enum Fallback {
     Stitch,
     /// New chunks for what stitching lacks. A lease. Skipped after a refusal.
     Complete,
-    /// Idle chunks of other streams and of earlier plans. Unmapping waits for the device. Skipped
-    /// during a capture.
+    /// Idle chunks of other streams. Unmapping waits for the device. Skipped during a capture.
     Gather,
     /// The same as `Complete`, and waits for other processes.
     Wait,
     /// Waits for all streams of the device, once. Skipped during a capture.
     Streams,
-    /// With a plan: places of the static pool that later requests need.
+    /// With a plan: parts of the planned pool that later requests need.
     InTheWay,
-    /// Gives up the plan's idle memory.
+    /// Ends a plan that was made while the job ran.
     GiveUpPlan,
 }
 
@@ -72,7 +71,7 @@ impl Fallback {
 }
 
 /// What came of a step.
-enum Outcome {
+pub(super) enum Outcome {
     Served(DeviceAddress),
     /// Memory came: the request is tried again from this step.
     From(Fallback),
@@ -178,21 +177,21 @@ impl Runtime {
         let served = |served: Option<DeviceAddress>| Ok(served.map_or(Outcome::Nothing, Outcome::Served));
         match step {
             Fallback::Back if self.has_plan() => served(self.serve_unbacked(request)?),
-            Fallback::Lend if self.has_plan() => served(self.serve_lent(request)?),
+            Fallback::Lend if self.has_plan() => self.lend(request),
             Fallback::Extend => self.extend(request, tried),
             Fallback::Stitch => self.stitch(request),
             Fallback::Complete => self.complete(request, step, Duration::ZERO, tried),
             Fallback::Gather => self.gather(request),
             Fallback::Wait => self.complete(request, step, self.wait_of(tried), tried),
             Fallback::Streams => Ok(self.wait_for_streams(tried)),
-            Fallback::InTheWay if self.has_plan() => served(self.serve_in_the_way(request)),
-            Fallback::GiveUpPlan if self.give_up_plan(request.stream) => Ok(Outcome::From(Fallback::Extend)),
+            Fallback::InTheWay if self.has_plan() => Ok(self.lend_all(request)),
+            Fallback::GiveUpPlan if self.give_up_plan() => Ok(Outcome::From(Fallback::Extend)),
             Fallback::Back | Fallback::Lend | Fallback::InTheWay | Fallback::GiveUpPlan => Ok(Outcome::Nothing),
         }
     }
 
     fn has_plan(&self) -> bool {
-        self.lock().planned.is_some()
+        self.lock().planned.as_ref().is_some_and(|installed| !installed.is_suspended())
     }
 
     /// Serves a request from the page pool as it is, with what streams have passed meanwhile; or the
@@ -360,8 +359,7 @@ impl Runtime {
         }
     }
 
-    /// Moves idle chunks to the stream: from other streams, from plans that are served from no more, and from
-    /// behind the plan. Where chunks cannot be shown twice, the stream's own idle chunks move to its end.
+    /// Moves idle chunks of other streams to the stream. Where chunks cannot be shown twice, the stream's own idle chunks move to its end.
     fn gather(&self, request: &Request) -> Result<Outcome, AllocError> {
         let Request { bytes, stream, .. } = *request;
         let mut pools = match self.pages_now(request) {
@@ -374,7 +372,7 @@ impl Runtime {
         let at_end = pools.pages.lacks_at_end(bytes, stream).ok_or(AllocError::TooLarge { requested: bytes })?;
         let shortage = pools.pages.shortage(bytes, stream).filter(|shortage| shortage.lacks < at_end);
         let lacks = shortage.as_ref().map_or(at_end, |shortage| shortage.lacks);
-        let mut chunks = pools.take_elsewhere(stream, lacks);
+        let mut chunks = pools.pages.trim_others(stream, lacks);
         let found: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
         let is_enough = found + pools.movable(bytes, stream) >= lacks;
         if found < lacks && is_enough {
@@ -498,10 +496,10 @@ impl Runtime {
     pub(super) fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {
         let pools = self.lock();
         let live = Bytes::new(self.counters.get(Counter::LiveBytes));
-        let of_plan = pools.planned.as_ref().map(|installed| OutOfPlan {
-            idle: installed.idle_of_plan(),
-            deviations: pools.planned_counts().deviations(),
-        });
+        let of_plan = pools
+            .planned
+            .as_ref()
+            .map(|installed| OutOfPlan { idle: installed.idle(), deviations: pools.planned_counts().deviations() });
         AllocError::OutOfMemory {
             requested,
             held: pools.held(),
@@ -519,13 +517,5 @@ impl Pools {
     /// Idle bytes of a stream that can move to its end, where chunks cannot be shown twice.
     fn movable(&self, bytes: Bytes, stream: StreamId) -> Bytes {
         if self.private.is_open() { Bytes::ZERO } else { self.pages.movable(bytes, stream) }
-    }
-
-    /// Takes idle chunks that the stream has not.
-    fn take_elsewhere(&mut self, stream: StreamId, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        let mut chunks = self.pages.trim_others(stream, wanted);
-        super::fill_up(&mut chunks, wanted, |rest| self.take_retired(rest));
-        super::fill_up(&mut chunks, wanted, |rest| self.take_tail(rest));
-        chunks
     }
 }

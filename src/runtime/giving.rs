@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use super::{Pools, Runtime, fill_up};
+use super::{Pools, Runtime};
 use crate::memory::Chunk;
 use crate::units::Bytes;
 
@@ -64,13 +64,25 @@ impl Runtime {
 }
 
 impl Pools {
-    /// Idle chunks, and at last those behind the plan's own places: these are holes from then on, and filled again when they are needed.
+    /// Idle chunks, and at last those that the plan needs later: they are brought again then.
     fn take_parked(&mut self, wanted: Bytes, granule: Bytes) -> Vec<Arc<Chunk>> {
-        let mut chunks = self.take_idle(wanted);
-        fill_up(&mut chunks, wanted, |rest| match &mut self.planned {
-            Some(installed) => installed.take_own(rest, granule),
-            None => Vec::new(),
-        });
+        let mut chunks = self.pages.trim(wanted);
+        let found: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
+        chunks.extend(self.take_planned(wanted.saturating_sub(found), granule));
         chunks
+    }
+
+    fn take_planned(&mut self, wanted: Bytes, granule: Bytes) -> Vec<Arc<Chunk>> {
+        let Some(installed) = &mut self.planned else { return Vec::new() };
+        let (mut starts, mut found) = (Vec::new(), Bytes::ZERO);
+        for chunk in installed.idle_chunks(&self.pages, granule) {
+            if found >= wanted {
+                break;
+            }
+            chunk.own.into_iter().for_each(|part| installed.lend(part, &mut self.pages));
+            found += chunk.len;
+            starts.push(chunk.start);
+        }
+        self.pages.take_chunks(installed.site, &starts)
     }
 }

@@ -1,246 +1,232 @@
-//! A plan that is served from: its planned pool, the addresses of the static pool, and the memory
-//! behind them, which may come bit by bit.
+//! A plan that is served from: its planned pool, and the site in the page pool where that lies.
 //!
-//! A plan that is there before the job has all its memory at once. A plan that is made while the job
-//! runs finds the memory in use: it gets the idle chunks, of whatever lengths. The rest of the static
-//! pool stays without memory (a *hole*) until chunks that become idle, or new ones, fill it.
+//! The planned pool has the bytes that the plan's entries need; it counts all other bytes of its span
+//! as lent, and the page pool has those ([`crate::pool::pages::Site`]). A plan that is there before the
+//! job gets new chunks. One that is made while the job runs lies around what is live, and takes what is
+//! free: nothing moves. What lacks is taken, or brought, once a request comes for it.
 //!
-//! Behind the plan's pool there are addresses for more chunks: the *tail*, for requests that cannot
-//! have their places ([`super::lent`]).
+//! Not for: which request may have which address ([`PlannedPool`]), and when a plan comes
+//! ([`super::offer`]).
 //!
-//! Not for: which request may have which address ([`PlannedPool`]), when a plan comes
-//! ([`super::offer`]), and where chunks go ([`super::holes`]).
-//!
-//! Invariant: the static pool is made of chunks and holes, and the planned pool knows the same holes;
-//! the tail has no holes, and the planned pool ends where the tail does.
+//! Invariant: a byte of the site is the planned pool's, or the page pool's, or has no memory; the last
+//! two are lent in the planned pool.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use super::RuntimeConfig;
-use super::holes::Holes;
-use super::lent::LentBlocks;
 use crate::ids::{PlanId, StreamId};
-use crate::memory::{Chunk, Device, Mapping, MemoryError};
+use crate::limits;
+use crate::memory::MemoryError;
 use crate::plan::Plan;
 use crate::pool::Request;
-use crate::pool::planned::{Lendable, PlannedPool, overlapped};
+use crate::pool::pages::{PagePool, Site};
+use crate::pool::planned::PlannedPool;
 use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, PlanOffset, PlanSpan, Span};
 
 #[derive(Debug)]
 pub(super) struct Installed {
     pub(super) pool: PlannedPool,
-    pub(super) mapping: Mapping,
     pub(super) id: PlanId,
-    held: Bytes,
+    pub(super) site: Site,
     is_late: bool,
-    holes: Holes,
-    /// Bytes of the pool that the plan's entries have; its detours have the rest.
-    cycle_len: Bytes,
-    pub(super) granule: Bytes,
-    /// Chunks of the tail, by where they begin, and the stream that each is for.
-    tail: BTreeMap<PlanOffset, StreamId>,
-    pub(super) lent: LentBlocks,
+    /// The job does something else until its next iteration begins: the page pool has all that is free.
+    is_suspended: bool,
+    /// Where the iteration began.
+    since: Progress,
+    /// Bytes that the process may hold before requests without a place take what the plan needs later.
+    pub(super) usual: Bytes,
+    /// Bytes of the pool that the plan's entries span; its detours have the rest.
+    pub(super) cycle_len: Bytes,
 }
 
-/// Behind the plan's pool there are addresses for this part of its length, and at least for these.
-const TAIL_PART: u64 = 4;
-const TAIL_MIN: Bytes = Bytes::mib(64);
-
-/// Up to this part of the plan's pool, or these bytes, the tail grows before the plan's requests lose
-/// their places.
-const TAIL_USUAL_PART: u64 = 128;
-const TAIL_USUAL_MIN: Bytes = Bytes::mib(32);
-
-/// Addresses behind a plan's pool.
-fn tail_room(len: Bytes, granule: Bytes) -> Bytes {
-    (Bytes::new(len.get() / TAIL_PART).max(TAIL_MIN)).round_up(granule).expect("plans are shorter than addresses are")
+/// Requests in an iteration that the plan has, and that it has not or could not serve.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    hits: u64,
+    astray: u64,
 }
 
-/// Chunks that could not be mapped, and why.
-type Unmapped = (Vec<Arc<Chunk>>, MemoryError);
-
-impl Installed {
-    /// A plan with all its memory.
-    pub(super) fn whole(
-        plan: &Plan,
-        chunks: &[Arc<Chunk>],
-        config: &RuntimeConfig,
-    ) -> Result<Installed, super::PlanInstallError> {
-        let held: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
-        let device = chunks.first().ok_or(MemoryError::Unstitchable(held))?.device();
-        let generous = held.checked_add(tail_room(held, config.granule())).unwrap_or(held);
-        // Where addresses are few there is no tail.
-        let mut mapping = Mapping::reserve(device, generous).or_else(|_| Mapping::reserve(device, held))?;
-        mapping.put(mapping.span().start(), chunks)?;
-        let pool = PlannedPool::new(plan, part_of(mapping.span(), held))?;
-        let ends = chunks.iter().scan(Bytes::ZERO, |end, chunk| {
-            *end += chunk.len();
-            Some(*end)
-        });
-        let cycle_len = ends.into_iter().find(|end| *end >= plan.cycle_span()).unwrap_or(held);
-        let holes = Holes::none(config.granule());
-        Ok(Installed { held, cycle_len, ..Installed::new(plan, pool, mapping, holes, config) })
+impl Progress {
+    fn of(pool: &PlannedPool) -> Progress {
+        let counts = pool.counts();
+        Progress { hits: counts.hits, astray: counts.unplanned + counts.resized }
     }
+}
 
-    fn new(plan: &Plan, mut pool: PlannedPool, mapping: Mapping, holes: Holes, config: &RuntimeConfig) -> Installed {
+/// After so many requests of an iteration that go astray, and this part of the plan's entries, and one for
+/// so many that do not, the plan is suspended.
+const ASTRAY_MIN: u64 = 32;
+const ASTRAY_OF_ENTRIES: u64 = 256;
+const ASTRAY_PART: u64 = 3;
+
+/// Up to this part of what is held, or these bytes, the process grows before requests without a place
+/// take what the plan needs later.
+const MORE_PART: u64 = 1024;
+const MORE_MIN: Bytes = Bytes::mib(4);
+
+/// A plan that has no site yet.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) id: PlanId,
+    /// All of it is lent.
+    pub(super) pool: PlannedPool,
+    /// What its entries need.
+    parts: Vec<PlanSpan>,
+    /// In whose arena it lies.
+    pub(super) stream: StreamId,
+    cycle_len: Bytes,
+}
+
+impl Ready {
+    /// A plan whose pool begins at an address.
+    pub(super) fn at(
+        plan: &Plan,
+        start: DeviceAddress,
+        config: &RuntimeConfig,
+    ) -> Result<Ready, super::PlanInstallError> {
+        let granule = config.granule();
+        let len = plan.pool_len.max(granule).round_up(granule);
+        let span = len.and_then(|len| Span::new(start, len));
+        let mut pool = PlannedPool::new(plan, span.ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?)?;
         if !config.reuses {
             pool.stop_reusing();
         }
-        Installed {
-            pool,
-            mapping,
-            id: plan.id(),
-            held: Bytes::ZERO,
-            is_late: false,
-            holes,
-            cycle_len: Bytes::ZERO,
-            granule: config.granule(),
-            tail: BTreeMap::new(),
-            lent: LentBlocks::default(),
-        }
+        pool.lend(pool.offsets());
+        let cycle_len = plan.cycle_span().round_up(granule).unwrap_or(pool.span().len());
+        Ok(Ready { id: plan.id(), parts: pool.entry_parts(), pool, stream: main_stream(plan), cycle_len })
+    }
+}
+
+/// What a plan that has no site yet takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    /// Bytes that its entries lack.
+    pub(super) lacks: Bytes,
+    /// Bytes of idle chunks that are the plan's from then on.
+    pub(super) idle: Bytes,
+}
+
+impl Ready {
+    /// What it takes. `None` where it cannot lie where it was to.
+    pub(super) fn need(&self, pages: &PagePool) -> Option<Need> {
+        let span = self.pool.span();
+        let site = pages.site(self.stream, span).filter(|site| site.range_start(pages) == span.start())?;
+        let holes = |part: &PlanSpan| pages.holes_in(site, self.pool.addresses_of(*part));
+        let lacks = self.parts.iter().flat_map(holes).map(|hole| hole.len()).sum();
+        let entries = Span::new(span.start(), self.cycle_len.min(span.len()))?;
+        Some(Need { lacks, idle: pages.idle_in(site, entries) })
+    }
+}
+
+/// The stream that most bytes of a plan are requested on.
+pub(super) fn main_stream(plan: &Plan) -> StreamId {
+    let mut bytes: BTreeMap<StreamId, u64> = BTreeMap::new();
+    for entry in &plan.entries {
+        *bytes.entry(entry.lane.stream).or_default() += entry.span().len().get();
+    }
+    let most = bytes.into_iter().max_by_key(|(stream, bytes)| (*bytes, std::cmp::Reverse(*stream)));
+    most.map_or(StreamId::DEFAULT, |(stream, _)| stream)
+}
+
+impl Installed {
+    /// Opens the site. `None` where the arena has not these addresses.
+    pub(super) fn open(ready: Ready, is_late: bool, pages: &mut PagePool) -> Option<Installed> {
+        let Ready { id, pool, stream, cycle_len, .. } = ready;
+        let site = pages.open_site(stream, pool.span())?;
+        let (is_suspended, since, usual) = (false, Progress::default(), Bytes::ZERO);
+        Some(Installed { pool, id, site, is_late, is_suspended, since, usual, cycle_len })
     }
 
-    /// A plan with addresses, whole granules, and without memory.
-    pub(super) fn hollow(
-        plan: &Plan,
-        device: &Arc<Device>,
-        config: &RuntimeConfig,
-    ) -> Result<Installed, super::PlanInstallError> {
-        let granule = config.granule();
-        let too_long = MemoryError::Unstitchable(Bytes::LARGEST);
-        let len = plan.pool_len.max(granule).round_up(granule).ok_or(too_long)?;
-        let generous = len.checked_add(tail_room(len, granule)).unwrap_or(len);
-        let mapping = Mapping::reserve(device, generous).or_else(|_| Mapping::reserve(device, len))?;
-        let mut pool = PlannedPool::new(plan, part_of(mapping.span(), len))?;
-        let whole = Span::new(PlanOffset::new(0), len).expect("a mapping begins somewhere and ends");
-        pool.set_hole(whole, true);
-        let holes = Holes::for_plan(plan, granule, len);
-        let cycle_len = plan.cycle_span().round_up(granule).unwrap_or(len).min(len);
-        Ok(Installed { is_late: true, cycle_len, ..Installed::new(plan, pool, mapping, holes, config) })
-    }
-
-    /// Bytes of the plan's pool.
-    pub(super) fn base_len(&self) -> Bytes {
-        self.pool.plan_len()
-    }
-
-    /// Bytes of the pool that its entries have: its detours have the others, which get memory once a
-    /// detour comes.
-    pub(super) fn cycle_len(&self) -> Bytes {
-        self.cycle_len
-    }
-
-    /// The part is behind the plan's own pool.
-    pub(super) fn is_tail(&self, part: PlanSpan) -> bool {
-        part.start().get() >= self.base_len().get()
-    }
-
-    /// Chunks that may serve a request at other addresses, by their parts of the pool. Nothing for a
-    /// stream that the plan does not know.
-    pub(super) fn lendable(&self, request: &Request) -> Option<Vec<Lendable>> {
-        let may_have = |part: &PlanSpan| {
-            !self.is_tail(*part) || self.tail.get(&part.start()).is_none_or(|stream| *stream == request.stream)
-        };
-        let parts: Vec<PlanSpan> = self.parts().filter(may_have).collect();
-        self.pool.lendable(request, &parts)
-    }
-
-    /// The tail is still a small part of the plan's pool when it is longer by `more`.
-    pub(super) fn may_have_tail(&self, more: Bytes) -> bool {
-        let most = self.base_len().get() / TAIL_USUAL_PART;
-        let tail = self.pool.span().len() - self.base_len();
-        tail.get().saturating_add(more.get()) <= most.max(TAIL_USUAL_MIN.get())
-    }
-
-    /// Bytes for which there are addresses behind the tail.
-    pub(super) fn tail_room(&self) -> Bytes {
-        let len = self.pool.span().len();
-        (self.mapping.span().len() - len).min(PlannedPool::LEN_MAX.saturating_sub(len))
-    }
-
-    /// Maps chunks behind the tail, for requests on a stream: all of them, or none where there are no
-    /// addresses for them.
-    pub(super) fn grow_tail(&mut self, chunks: &[Arc<Chunk>], stream: StreamId) -> Result<bool, MemoryError> {
-        let len: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
-        if chunks.is_empty() || len > self.tail_room() {
-            return Ok(false);
-        }
-        let mut at = PlanOffset::new(self.pool.span().len().get());
-        self.mapping.put(self.pool.span().end(), chunks)?;
-        self.held += len;
-        self.pool.extend(len);
-        for chunk in chunks {
-            self.tail.insert(at, stream);
-            at = at.checked_add(chunk.len()).expect("the tail has addresses");
-        }
-        Ok(true)
-    }
-
-    /// Takes chunks out at the end of the tail of which nothing is in use, until they hold `wanted`
-    /// bytes or none is left.
-    pub(super) fn take_tail(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        let (mut chunks, mut found) = (Vec::new(), Bytes::ZERO);
-        // Memory that stays with its addresses would be unusable until all of the mapping goes.
-        if self.mapping.device().capabilities().memory_stays_with_addresses {
-            return chunks;
-        }
-        while found < wanted {
-            let Some(part) = self.last_of_tail().filter(|part| self.pool.is_clear(*part)) else { break };
-            self.lent.forget_idle(part);
-            let Ok(taken) = self.mapping.take(self.pool.addresses_of(part)) else { break };
-            self.tail.remove(&part.start());
-            self.held -= part.len();
-            self.pool.shorten(part.len());
-            found += part.len();
-            chunks.extend(taken);
-        }
-        chunks
-    }
-
-    fn last_of_tail(&self) -> Option<PlanSpan> {
-        self.tail.last_key_value().and_then(|(start, _)| self.part_at(*start))
-    }
-
-    /// Bytes of the tail that [`Installed::take_tail`] would take.
-    pub(super) fn tail_idle(&self) -> Bytes {
-        let parts = self.tail.keys().rev().filter_map(|start| self.part_at(*start));
-        parts.take_while(|part| self.pool.is_clear(*part)).map(|part| part.len()).sum()
-    }
-
-    /// Bytes of its memory that are free, but for the end of the tail. Walks over all that is live.
-    pub(super) fn idle_of_plan(&self) -> Bytes {
-        let live: Bytes = self.pool.live_spans().map(|span| span.len()).sum();
-        self.held().saturating_sub(live).saturating_sub(self.tail_idle())
-    }
-
-    /// Takes an allocation back, wherever it was served. Says how many bytes had been asked for; `None` if it was served elsewhere.
+    /// Takes an allocation back, and says how many bytes were asked for. `None` if it is not one of the
+    /// planned pool's.
     #[inline]
-    pub(super) fn free(&mut self, address: DeviceAddress) -> Option<Bytes> {
-        self.pool.free(address).or_else(|| self.free_lent(address))
-    }
-
-    /// The stream that a live allocation was made on.
-    pub(super) fn stream_at(&self, address: DeviceAddress) -> Option<StreamId> {
-        self.pool.stream_at(address).or_else(|| self.lent.stream_at(address))
-    }
-
-    /// Bytes that a live allocation occupies.
-    pub(super) fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
-        self.pool.len_of(address).or_else(|| self.lent.len_of(address))
-    }
-
-    /// Allocations that are live here.
-    pub(super) fn live_allocations(&self) -> u64 {
-        self.pool.live_allocations() + self.lent.live_count()
-    }
-
-    /// The chunks behind a live allocation: where each is, and the chunk.
-    pub(super) fn chunks_at(&self, span: AddressSpan) -> Option<Vec<(DeviceAddress, Arc<Chunk>)>> {
-        if !self.mapping.span().contains(span.start()) {
-            return self.lent.chunks_at(span.start());
+    pub(super) fn free(&mut self, address: DeviceAddress, pages: &mut PagePool) -> Option<Bytes> {
+        let bytes = self.pool.free(address)?;
+        if self.is_suspended {
+            let span = Span::new(address, limits::occupied_len(bytes)).expect("it was served");
+            self.lend(self.part_of(span), pages);
         }
-        Some(self.mapping.chunks_in(span).map(|(start, chunk)| (start, Arc::clone(chunk))).collect())
+        Some(bytes)
+    }
+
+    /// Takes what the page pool has free up to where the entries end: what varies may go where no entry
+    /// is, too.
+    pub(super) fn take_entries(&mut self, pages: &mut PagePool) {
+        let whole = self.pool.offsets();
+        let part = Span::new(whole.start(), self.cycle_len.min(whole.len())).expect("it is a part of the pool");
+        self.take(part, pages);
+    }
+
+    /// The job does something else until its next iteration begins.
+    pub(super) fn is_suspended(&self) -> bool {
+        self.is_suspended
+    }
+
+    /// A request went astray. Suspends the plan where too many did in this iteration.
+    #[cold]
+    pub(super) fn note_astray(&mut self, pages: &mut PagePool) {
+        let now = Progress::of(&self.pool);
+        let (hits, astray) = (now.hits - self.since.hits, now.astray - self.since.astray);
+        // What other streams have freed is not the page pool's before the device was waited for.
+        let least = ASTRAY_MIN.max(self.pool.entry_count() / ASTRAY_OF_ENTRIES);
+        if astray < least || astray * ASTRAY_PART < hits || self.has_other_streams() {
+            return;
+        }
+        self.is_suspended = true;
+        for part in self.pool.idle_parts() {
+            self.lend(part, pages);
+        }
+    }
+
+    /// An iteration ends: the next one goes by the plan.
+    pub(super) fn mark_iteration(&mut self, pages: &mut PagePool) {
+        if std::mem::take(&mut self.is_suspended) {
+            self.take_entries(pages);
+        }
+        self.pool.mark_iteration();
+        self.since = Progress::of(&self.pool);
+    }
+
+    /// Takes what the page pool has free of a part that is lent.
+    pub(super) fn take(&mut self, part: PlanSpan, pages: &mut PagePool) {
+        for taken in pages.take_for_plan(self.site, self.pool.addresses_of(part)) {
+            self.pool.take_back(self.part_of(taken));
+        }
+    }
+
+    /// Lends a free part to the page pool.
+    pub(super) fn lend(&mut self, part: PlanSpan, pages: &mut PagePool) {
+        self.pool.lend(part);
+        pages.give_from_plan(self.site, self.pool.addresses_of(part));
+    }
+
+    /// Gives everything back: what is live is the page pool's from now on.
+    pub(super) fn retire(self, pages: &mut PagePool) {
+        for part in self.pool.idle_parts() {
+            pages.give_from_plan(self.site, self.pool.addresses_of(part));
+        }
+        for placed in self.pool.placed() {
+            let span = self.pool.addresses_of(placed.span);
+            pages.adopt(self.site, span.start(), placed.bytes);
+        }
+        pages.close_site(self.site);
+    }
+
+    /// Bytes that the planned pool has, live and free.
+    pub(super) fn held(&self) -> Bytes {
+        let lent: Bytes = self.pool.lent_in(self.pool.offsets()).iter().map(|part| part.len()).sum();
+        self.pool.span().len() - lent
+    }
+
+    /// Bytes of the planned pool that are free. Walks over all that is live.
+    pub(super) fn idle(&self) -> Bytes {
+        self.pool.idle_parts().iter().map(|part| part.len()).sum()
+    }
+
+    /// The process holds `held` bytes with the plan, and may hold a little more.
+    pub(super) fn note_usual(&mut self, held: Bytes) {
+        let more = Bytes::new(held.get() / MORE_PART).max(MORE_MIN);
+        self.usual = held.saturating_add(more);
     }
 
     /// It came while the job ran.
@@ -248,167 +234,88 @@ impl Installed {
         self.is_late
     }
 
-    /// Bytes of its chunks.
-    pub(super) fn held(&self) -> Bytes {
-        self.held
+    /// Requests of other streams than the site's are served: bytes that these free are not for the
+    /// site's stream before the device was waited for, and the other way round.
+    pub(super) fn has_other_streams(&self) -> bool {
+        self.pool.has_other_streams(self.site.stream())
     }
 
-    /// Bytes that its entries' holes take.
-    pub(super) fn lacks(&self) -> Bytes {
-        self.holes.bytes_until(self.cycle_len)
-    }
-
-    /// Holes in which the place of a request lies that is the one at the cursor: whole granules.
+    /// The parts that lack for a request which is the one at the cursor.
     pub(super) fn lacks_for(&self, request: &Request) -> Vec<PlanSpan> {
-        self.pool.lacks(request).map_or_else(Vec::new, |place| self.holes.under(place))
+        self.pool.lacks(request).map_or_else(Vec::new, |place| self.pool.lent_in(place))
     }
 
-    /// Fills holes, `first` before the others. Gives back the chunks that fit into no hole.
-    pub(super) fn fill(&mut self, first: &[PlanSpan], chunks: Vec<Arc<Chunk>>) -> Result<Vec<Arc<Chunk>>, Unmapped> {
-        let (placed, mut rest) = self.holes.place(first, chunks);
-        let end_of = |(start, chunk): &(PlanOffset, Arc<Chunk>)| start.checked_add(chunk.len());
-        let mut runs = placed.chunk_by(|one, next| end_of(one) == Some(next.0));
-        while let Some(run) = runs.next() {
-            let here: Vec<Arc<Chunk>> = run.iter().map(|(_, chunk)| Arc::clone(chunk)).collect();
-            let len: Bytes = here.iter().map(|chunk| chunk.len()).sum();
-            let part = Span::new(run[0].0, len).expect("holes lie in the pool");
-            if let Err(error) = self.mapping.put(self.pool.addresses_of(part).start(), &here) {
-                for (start, chunk) in std::iter::once(run).chain(runs).flatten() {
-                    self.holes.add(Span::new(*start, chunk.len()).expect("holes lie in the pool"));
-                    rest.push(Arc::clone(chunk));
-                }
-                return Err((rest, error));
+    /// The stream that a live allocation was made on.
+    pub(super) fn stream_at(&self, address: DeviceAddress) -> Option<StreamId> {
+        self.pool.len_of(address)?;
+        self.pool.stream_at(address)
+    }
+
+    /// Chunks all of whose bytes are free, here or in the page pool, and of which the planned pool has
+    /// some: where each begins, its bytes, and the parts that the planned pool has. Chunks stay whose
+    /// place new chunks of `granule` could not fill.
+    pub(super) fn idle_chunks(&self, pages: &PagePool, granule: Bytes) -> Vec<IdleChunk> {
+        let idle = self.pool.idle_parts();
+        let mut chunks = Vec::new();
+        // Memory that stays with its addresses would be unusable until all of the range goes.
+        if pages.device().capabilities().memory_stays_with_addresses {
+            return chunks;
+        }
+        for (start, chunk) in pages.chunks_in(self.site, self.pool.span()) {
+            let Some(span) = Span::new(start, chunk.len()) else { continue };
+            let is_whole = |bytes: u64| bytes.is_multiple_of(granule.get());
+            let offset = start.checked_distance(self.pool.span().start());
+            if !offset.is_some_and(|offset| is_whole(offset.get())) || !is_whole(chunk.len().get()) {
+                continue;
             }
-            self.held += len;
-            self.pool.set_hole(part, false);
-        }
-        Ok(rest)
-    }
-
-    /// Says what is wrong with it; nothing, unless there is a bug.
-    pub(super) fn invariants(&self) -> Result<(), String> {
-        self.holes.invariants()?;
-        let held: Bytes = self.parts().map(|part| part.len()).sum();
-        if held != self.held {
-            return Err(format!("the static pool counts {} and has {held}", self.held));
-        }
-        let len = held + self.holes.bytes_until(Bytes::MAX);
-        if len != self.pool.span().len() {
-            return Err(format!("the planned pool has {}, its chunks and holes {len}", self.pool.span().len()));
-        }
-        let is_mapped = |hole: &PlanSpan| self.mapping.chunks_in(self.pool.addresses_of(*hole)).next().is_some();
-        if let Some(hole) = self.holes.iter().find(is_mapped) {
-            return Err(format!("{hole:?} of the static pool has a chunk and is a hole"));
-        }
-        if let Some(start) = self.tail.keys().find(|start| self.part_at(**start).is_none()) {
-            return Err(format!("no chunk of the tail begins at {start:?}"));
-        }
-        self.lent.invariants(|part| self.pool.is_lent(part))?;
-        self.pool.invariants()
-    }
-
-    /// Nothing of it is in use any more, and it has no memory.
-    pub(super) fn is_over(&self) -> bool {
-        self.held.is_zero() && self.pool.live_spans().next().is_none()
-    }
-
-    /// Of a plan that serves no new requests: takes out chunks of which nothing is in use, until they
-    /// hold `wanted` bytes or none is left. What cannot be unmapped stays.
-    pub(super) fn take_idle(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        if wanted.is_zero() { Vec::new() } else { self.take_parts(self.idle_parts(), wanted) }
-    }
-
-    /// The same of a plan that is served from: its own chunks leave holes, which are filled again when
-    /// they are needed. Chunks stay whose place new chunks of `granule` could not fill.
-    pub(super) fn take_own(&mut self, wanted: Bytes, granule: Bytes) -> Vec<Arc<Chunk>> {
-        if wanted.is_zero() { Vec::new() } else { self.take_parts(self.own_idle_parts(granule), wanted) }
-    }
-
-    fn own_idle_parts(&self, granule: Bytes) -> Vec<PlanSpan> {
-        let is_whole = |bytes: u64| bytes.is_multiple_of(granule.get());
-        let mut parts = self.idle_parts();
-        parts.retain(|part| !self.is_tail(*part) && is_whole(part.start().get()) && is_whole(part.end().get()));
-        parts
-    }
-
-    fn take_parts(&mut self, parts: Vec<PlanSpan>, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        let mut found = Bytes::ZERO;
-        let enough = parts.iter().take_while(|part| {
-            let is_needed = found < wanted;
-            found += part.len();
-            is_needed
-        });
-        let mut chunks: Vec<Arc<Chunk>> = Vec::new();
-        for run in parts[..enough.count()].chunk_by(|one, next| one.end() == next.start()) {
-            run.iter().for_each(|part| self.lent.forget_idle(*part));
-            let len: Bytes = run.iter().map(|part| part.len()).sum();
-            let whole = Span::new(run[0].start(), len).expect("chunks lie in the pool");
-            if let Ok(taken) = self.mapping.take(self.pool.addresses_of(whole)) {
-                self.held -= len;
-                self.pool.set_hole(whole, true);
-                self.holes.add(whole);
-                // Of a plan that serves no new requests the tail goes with the rest.
-                run.iter().for_each(|part| {
-                    self.tail.remove(&part.start());
-                });
-                chunks.extend(taken);
+            let own = self.within(&idle, span);
+            let own_len: Bytes = own.iter().map(|part| part.len()).sum();
+            let free = || pages.free_parts(self.site, span).iter().map(|part| part.len()).sum::<Bytes>();
+            if !own_len.is_zero() && own_len + free() == chunk.len() {
+                chunks.push(IdleChunk { start, len: chunk.len(), own });
             }
         }
         chunks
     }
 
-    /// Bytes that it could give up.
-    pub(super) fn idle(&self) -> Bytes {
-        self.idle_parts().into_iter().map(|part| part.len()).sum()
+    /// The parts of some, in ascending order, that lie in a span of addresses.
+    fn within(&self, parts: &[PlanSpan], span: AddressSpan) -> Vec<PlanSpan> {
+        let base = self.pool.span().start();
+        let from = span.start().checked_distance(base).unwrap_or_default().get();
+        let to = span.end().checked_distance(base).unwrap_or_default().get();
+        let first = parts.partition_point(|part| part.end().get() <= from);
+        let parts = parts[first..].iter().take_while(|part| part.start().get() < to);
+        let cut = |part: &PlanSpan| {
+            let (from, to) = (part.start().get().max(from), part.end().get().min(to));
+            Span::new(PlanOffset::new(from), Bytes::new(to - from)).expect("it lies in the pool")
+        };
+        parts.map(cut).collect()
     }
 
-    /// Bytes that [`Installed::take_own`] would take.
-    pub(super) fn own_idle(&self) -> Bytes {
-        self.own_idle_parts(self.granule).into_iter().map(|part| part.len()).sum()
+    fn part_of(&self, span: AddressSpan) -> PlanSpan {
+        let offset = span.start().checked_distance(self.pool.span().start()).expect("it lies in the site");
+        Span::new(PlanOffset::new(offset.get()), span.len()).expect("it lies in the site")
     }
 
-    /// Chunks of which nothing is in use, and that can be taken out, by their parts of the pool.
-    fn idle_parts(&self) -> Vec<PlanSpan> {
-        // Memory that stays with its addresses would be unusable until all of the mapping goes.
-        if self.mapping.device().capabilities().memory_stays_with_addresses {
-            return Vec::new();
+    /// What the planned pool has of the site, in ascending order.
+    pub(super) fn own_parts(&self) -> Vec<AddressSpan> {
+        let end = self.pool.offsets().end();
+        let ends = Span::new(end, Bytes::ZERO);
+        let (mut at, mut parts) = (PlanOffset::new(0), Vec::new());
+        for lent in self.pool.lent_in(self.pool.offsets()).into_iter().chain(ends) {
+            let part = lent.start().checked_distance(at).filter(|len| !len.is_zero());
+            parts.extend(part.and_then(|len| Span::new(at, len)).map(|part| self.pool.addresses_of(part)));
+            at = lent.end();
         }
-        let parts: Vec<PlanSpan> = self.parts().collect();
-        let mut is_idle = vec![true; parts.len()];
-        for span in self.pool.live_spans() {
-            is_idle[overlapped(&parts, span)].fill(false);
-        }
-        parts.into_iter().zip(is_idle).filter(|(_, is_idle)| *is_idle).map(|(part, _)| part).collect()
-    }
-
-    /// The parts of the pool that chunks are behind, one for each, in their order.
-    fn parts(&self) -> impl Iterator<Item = PlanSpan> + '_ {
-        self.mapping.chunks().map(|(start, chunk)| self.part_of_chunk(start, chunk))
-    }
-
-    /// The part of the pool that the chunk has which begins there.
-    fn part_at(&self, start: PlanOffset) -> Option<PlanSpan> {
-        let address = self.address_of(start);
-        self.mapping.chunk(address).map(|chunk| self.part_of_chunk(address, chunk))
-    }
-
-    fn part_of_chunk(&self, start: DeviceAddress, chunk: &Chunk) -> PlanSpan {
-        let offset = start.checked_distance(self.mapping.span().start()).expect("it is a chunk of this mapping");
-        Span::new(PlanOffset::new(offset.get()), chunk.len()).expect("a chunk lies in the pool")
-    }
-
-    fn address_of(&self, offset: PlanOffset) -> DeviceAddress {
-        let start = self.mapping.span().start();
-        start.checked_add(Bytes::new(offset.get())).expect("it is an offset of the pool")
-    }
-
-    /// The chunk behind a part of the pool.
-    pub(super) fn chunk_of(&self, part: PlanSpan) -> Option<&Arc<Chunk>> {
-        self.mapping.chunk(self.address_of(part.start()))
+        parts
     }
 }
 
-/// The first `len` bytes of a span that is at least that long.
-fn part_of(span: AddressSpan, len: Bytes) -> AddressSpan {
-    Span::new(span.start(), len).expect("it is a part of the span")
+/// A chunk of which nothing is in use.
+#[derive(Debug)]
+pub(super) struct IdleChunk {
+    pub(super) start: DeviceAddress,
+    pub(super) len: Bytes,
+    /// The planned pool's parts of it.
+    pub(super) own: Vec<PlanSpan>,
 }

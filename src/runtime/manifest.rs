@@ -63,7 +63,9 @@ impl Pools {
     /// The chunks behind a live allocation: where each part of it is visible, where that begins in the chunk, and the chunk. Nothing if it is not live.
     pub(super) fn pieces(&self, address: DeviceAddress) -> Vec<(AddressSpan, Bytes, Arc<Chunk>)> {
         let Some(span) = self.len_of(address).and_then(|len| Span::new(address, len)) else { return Vec::new() };
-        let planned = self.static_pools().find_map(|installed| installed.chunks_at(span));
+        let planned = self.planned.as_ref().filter(|installed| installed.pool.len_of(address).is_some());
+        let planned = planned.map(|installed| self.pages.chunks_in(installed.site, span));
+        let planned = planned.map(|chunks| chunks.map(|(start, chunk)| (start, Arc::clone(chunk))).collect());
         let chunks: Vec<(DeviceAddress, Arc<Chunk>)> = match planned {
             Some(chunks) => chunks,
             None if self.private.len_of(address).is_some() => self.private.chunks_at(address),

@@ -17,10 +17,8 @@ mod counters;
 mod deferred;
 mod fallback;
 mod giving;
-mod holes;
 mod installed;
 mod kept;
-mod lent;
 mod lock;
 mod manifest;
 mod need;
@@ -62,7 +60,7 @@ use crate::record::Tap;
 use crate::sync::Mutex;
 use crate::units::{Bytes, DeviceAddress};
 use deferred::Deferred;
-use installed::Installed;
+use installed::{Installed, Ready};
 use lock::{Held, Lock};
 use need::PeakOfIteration;
 use private_pools::PrivatePools;
@@ -87,8 +85,6 @@ pub struct Runtime {
 #[derive(Debug)]
 struct Pools {
     planned: Option<Installed>,
-    /// Plans that another has taken the place of: something that they served is live.
-    retired: Vec<Installed>,
     /// What plans have served that are no more.
     counts_before: PlannedCounts,
     /// The plan that is installed where the next iteration begins.
@@ -235,6 +231,9 @@ pub enum PlanInstallError {
     /// The plan cannot be served.
     #[error("the plan cannot be served")]
     Pool(#[from] InstallError),
+    /// There is no range of addresses for it.
+    #[error("no addresses for the {0} of the plan's pool")]
+    NoAddresses(Bytes),
 }
 
 impl PlanInstallError {
@@ -245,6 +244,7 @@ impl PlanInstallError {
             PlanInstallError::Source { source, .. } => source.kind,
             PlanInstallError::Memory(error) => error.kind(),
             PlanInstallError::Pool(_) => ErrorKind::Invalid,
+            PlanInstallError::NoAddresses(_) => ErrorKind::Exhausted,
         }
     }
 }
@@ -274,10 +274,6 @@ pub struct RuntimeStats {
     pub page_use: PageUse,
     /// What private pools hold.
     pub private_use: PrivateUse,
-    /// Bytes of chunks of which nothing is in use, of plans that are served from no more.
-    pub retired_idle: Bytes,
-    /// Bytes of chunks of which nothing is in use, behind the end of the plan that is served from.
-    pub tail_idle: Bytes,
     /// Requests that failed.
     pub failures: u64,
 }
@@ -310,7 +306,6 @@ impl Runtime {
     ) -> Runtime {
         let pools = Pools {
             planned: None,
-            retired: Vec::new(),
             counts_before: PlannedCounts::default(),
             offered: None,
             pages: PagePool::new(Arc::clone(&device), config.pages),
@@ -405,8 +400,9 @@ impl Runtime {
     /// An iteration of the job ends.
     pub fn mark_iteration(&self) {
         let mut pools = self.lock();
-        if let Some(installed) = &mut pools.planned {
-            installed.pool.mark_iteration();
+        let Pools { planned, pages, .. } = &mut *pools;
+        if let Some(installed) = planned {
+            installed.mark_iteration(pages);
         }
         pools.note(Tap::mark);
         self.counters.add(Counter::Iterations, 1);
@@ -440,24 +436,45 @@ impl Runtime {
         let want = Want { len, shape: Shape::STATIC, plan: Some(plan.id()), wait: self.config.wait };
         let chunks = self.check_limit(len).and_then(|()| self.source.acquire(want));
         let chunks = chunks.map_err(|source| PlanInstallError::Source { len, source })?;
-        let installed = Installed::whole(plan, &chunks, &self.config);
-        let refused = match installed {
-            Err(error) => Some(error),
-            Ok(installed) => {
-                let mut pools = self.lock();
-                if pools.planned.is_none() {
-                    pools.planned = Some(installed);
-                    self.note_held(&mut pools);
-                    None
-                } else {
-                    Some(PlanInstallError::Installed)
-                }
+        let mut pools = self.lock();
+        let installed = self.install_whole(&mut pools, plan, &chunks);
+        self.note_held(&mut pools);
+        drop(pools);
+        match installed {
+            Ok(()) => Ok(()),
+            // As many idle chunks leave as have come, whichever they are.
+            Err((error, true)) => {
+                self.trim(chunks.iter().map(|chunk| chunk.len()).sum());
+                Err(error)
             }
-        };
-        if let Some(error) = refused {
-            self.give_back(chunks);
-            return Err(error);
+            Err((error, false)) => {
+                self.give_back(chunks);
+                Err(error)
+            }
         }
+    }
+
+    /// Serves from a plan whose memory these chunks are. On error it says whether they are mapped all
+    /// the same.
+    fn install_whole(
+        &self,
+        pools: &mut Pools,
+        plan: &Plan,
+        chunks: &[Arc<Chunk>],
+    ) -> Result<(), (PlanInstallError, bool)> {
+        if pools.planned.is_some() {
+            return Err((PlanInstallError::Installed, false));
+        }
+        let stream = installed::main_stream(plan);
+        let start = pools.pages.extend_at(chunks, stream).map_err(|error| (PlanInstallError::from(error), false))?;
+        let installed = Ready::at(plan, start, &self.config).and_then(|ready| {
+            let opened = Installed::open(ready, false, &mut pools.pages);
+            opened.ok_or(PlanInstallError::NoAddresses(plan.pool_len))
+        });
+        let mut installed = installed.map_err(|error| (error, true))?;
+        installed.take(installed.pool.offsets(), &mut pools.pages);
+        installed.note_usual(pools.held());
+        pools.planned = Some(installed);
         Ok(())
     }
 
@@ -483,7 +500,7 @@ impl Runtime {
             if pools.private.is_open() || pools.asleep.is_some() {
                 return Bytes::ZERO;
             }
-            let chunks = pools.take_idle(wanted);
+            let chunks = pools.pages.trim(wanted);
             self.note_held(&mut pools);
             chunks
         };
@@ -520,7 +537,7 @@ impl Runtime {
             peak_held: bytes(Counter::PeakHeldBytes),
             live: bytes(Counter::LiveBytes),
             peak_live: bytes(Counter::PeakLiveBytes),
-            static_pool: pools.static_pools().map(Installed::held).sum(),
+            static_pool: pools.planned.as_ref().map_or(Bytes::ZERO, Installed::held),
             live_allocations: pools.live_allocations(),
             served: ServedCounts {
                 planned: count(Counter::RequestsPlanned),
@@ -534,8 +551,6 @@ impl Runtime {
             pages: pools.pages.counts(),
             page_use: pools.pages.usage(),
             private_use: pools.private.usage(),
-            retired_idle: pools.retired_idle(),
-            tail_idle: pools.tail_idle(),
             failures: count(Counter::Failures),
         }
     }
@@ -543,8 +558,18 @@ impl Runtime {
     /// Says what is wrong with the pools; nothing, unless one has a bug. Takes time proportional to everything there is.
     pub fn invariants(&self) -> Result<(), String> {
         let pools = self.lock();
-        pools.static_pools().try_for_each(Installed::invariants)?;
-        pools.pages.invariants()?;
+        if let Some(installed) = &pools.planned {
+            installed.pool.invariants()?;
+        }
+        let planned = pools.planned.iter().flat_map(|installed| installed.pool.placed());
+        let planned: Bytes = planned.map(|placed| placed.bytes).sum();
+        let of_pools = planned + pools.pages.live_bytes() + pools.private.live_bytes();
+        let counted = Bytes::new(self.counters.get(Counter::LiveBytes));
+        if of_pools != counted {
+            return Err(format!("{counted} are counted as live, and pools have {of_pools}"));
+        }
+        let parts = pools.planned.as_ref().map(|installed| (installed.site, installed.own_parts()));
+        pools.pages.invariants(parts.as_ref().map(|(site, parts)| (*site, &parts[..])))?;
         pools.private.invariants()
     }
 
@@ -595,9 +620,6 @@ impl Drop for Runtime {
         let Some(pools) = self.pools.get_mut() else { return };
         pools.deferred.end(self.device.driver());
         let mut chunks = Vec::new();
-        for installed in pools.retired.drain(..).chain(pools.planned.take()) {
-            chunks.extend(installed.mapping.chunks().map(|(_, chunk)| Arc::clone(chunk)));
-        }
         chunks.extend(pools.pages.take_all());
         chunks.extend(pools.private.take_all());
         self.give_back(chunks);
@@ -624,43 +646,59 @@ impl Pools {
 
     #[inline]
     fn alloc(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
-        if let Some(installed) = &mut self.planned {
-            let (address, by) = match installed.pool.alloc(request) {
+        let (address, by) = match &mut self.planned {
+            Some(installed) if !installed.is_suspended() => match installed.pool.alloc(request) {
                 Served::At(address) => (address, Counter::PLANNED),
-                Served::Reused(address) => (address, Counter::REUSED),
-                Served::Unbacked => return None,
-                Served::HeldUp => {
-                    self.is_held_up = true;
-                    return None;
-                }
-                not_here => match self.pages.alloc(request.bytes, request.stream) {
-                    Some(address) => (address, Counter::POOL),
-                    None if not_here == Served::Unknown => (installed.pool.alloc_anywhere(request)?, Counter::REUSED),
-                    None => return None,
-                },
-            };
-            counters.served(by, request.bytes, limits::occupied_len(request.bytes));
-            return Some(address);
-        }
-        let address = self.pages.alloc(request.bytes, request.stream)?;
-        counters.served(Counter::POOL, request.bytes, limits::occupied_len(request.bytes));
+                other => self.alloc_astray(request, other, counters)?,
+            },
+            planned => {
+                planned.iter_mut().for_each(|installed| installed.pool.note_suspended(request));
+                (self.pages.alloc(request.bytes, request.stream)?, Counter::POOL)
+            }
+        };
+        counters.served(by, request.bytes, limits::occupied_len(request.bytes));
         Some(address)
+    }
+
+    /// Serves a request that does not have the place of its entry.
+    fn alloc_astray(
+        &mut self,
+        request: &Request,
+        served: Served,
+        counters: Counters,
+    ) -> Option<(DeviceAddress, (Counter, Counter))> {
+        match served {
+            Served::At(_) | Served::Unbacked => return None,
+            Served::HeldUp => {
+                self.is_held_up = true;
+                return None;
+            }
+            Served::Reused(_) | Served::Unknown | Served::Elsewhere => {}
+        }
+        let installed = self.planned.as_mut()?;
+        // Without marks nothing says when the job may go by its plan again.
+        if counters.get(Counter::Iterations) > 0 {
+            installed.note_astray(&mut self.pages);
+        }
+        if let Served::Reused(address) = served {
+            return Some((address, Counter::REUSED));
+        }
+        match self.pages.alloc(request.bytes, request.stream) {
+            Some(address) => Some((address, Counter::POOL)),
+            None if served == Served::Unknown && !installed.is_suspended() => {
+                Some((installed.pool.alloc_anywhere(request)?, Counter::REUSED))
+            }
+            None => None,
+        }
     }
 
     #[inline]
     fn free(&mut self, address: DeviceAddress, counters: Counters) -> Result<(), NotLive> {
-        let planned = self.planned.as_mut().and_then(|installed| installed.pool.free(address));
-        let freed = planned.or_else(|| self.pages.free(address)).or_else(|| self.free_of_plans(address));
+        let planned = self.planned.as_mut().and_then(|installed| installed.free(address, &mut self.pages));
+        let freed = planned.or_else(|| self.pages.free(address));
         let bytes = freed.ok_or(NotLive(address))?;
         counters.freed(bytes, limits::occupied_len(bytes));
         Ok(())
-    }
-
-    /// Takes back what the plan has lent, or what an earlier plan served.
-    #[cold]
-    fn free_of_plans(&mut self, address: DeviceAddress) -> Option<Bytes> {
-        let lent = self.planned.as_mut().and_then(|installed| installed.free_lent(address));
-        lent.or_else(|| self.retired.iter_mut().find_map(|installed| installed.free(address)))
     }
 
     /// No stream but the one that an allocation was made on has to pass its free, and it is not freed already.
@@ -679,13 +717,13 @@ impl Pools {
 
     /// It lies in memory of another stream than this.
     fn is_of_another(&self, address: DeviceAddress, stream: StreamId) -> bool {
-        let of = self.static_pools().find_map(|installed| installed.stream_at(address));
+        let of = self.planned.as_ref().and_then(|installed| installed.stream_at(address));
         let of = of.or_else(|| self.pages.stream_at(address)).or_else(|| self.private.stream_at(address));
         of.is_some_and(|of| of != stream)
     }
 
     fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
-        let planned = self.static_pools().find_map(|installed| installed.len_of(address));
+        let planned = self.planned.as_ref().and_then(|installed| installed.pool.len_of(address));
         planned.or_else(|| self.pages.len_of(address)).or_else(|| self.private.len_of(address))
     }
 
@@ -693,19 +731,9 @@ impl Pools {
         self.len_of(address).is_some()
     }
 
-    /// Idle bytes: of the page pool, of earlier plans, and behind a plan's end. Up to there the static pool is as large
-    /// as its plan needs it.
+    /// Idle bytes of the page pool: what a plan needs later is not idle.
     fn idle(&self) -> Bytes {
-        self.pages.free_bytes() + self.retired_idle() + self.tail_idle()
-    }
-
-    fn tail_idle(&self) -> Bytes {
-        self.planned.as_ref().map_or(Bytes::ZERO, Installed::tail_idle)
-    }
-
-    /// The plan that is served from, and those that are not any more.
-    fn static_pools(&self) -> impl Iterator<Item = &Installed> {
-        self.planned.iter().chain(&self.retired)
+        self.pages.free_bytes()
     }
 
     /// What the plan has served, and those before it.
@@ -714,61 +742,20 @@ impl Pools {
         self.counts_before + now
     }
 
-    /// Serves from a plan no more: what it served stays where it is until it is freed.
-    fn retire_plan(&mut self) {
-        self.counts_before = self.planned_counts();
-        self.retired.extend(self.planned.take());
-    }
-
-    /// Bytes of chunks of which nothing is in use.
+    /// Bytes of chunks of which nothing is in use, and that no plan needs.
     fn idle_chunks(&self) -> Bytes {
-        self.pages.usage().idle_chunks + self.retired_idle() + self.tail_idle()
-    }
-
-    /// The same of plans that are served from no more: nearly always there are none.
-    fn retired_idle(&self) -> Bytes {
-        self.retired.iter().map(Installed::idle).sum()
-    }
-
-    /// Takes chunks out of which nothing is in use, until they hold `wanted` bytes or none is left. Those of the plan that is served from stay.
-    fn take_idle(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        let mut chunks = self.pages.trim(wanted);
-        fill_up(&mut chunks, wanted, |rest| self.take_retired(rest));
-        fill_up(&mut chunks, wanted, |rest| self.take_tail(rest));
-        chunks
-    }
-
-    /// The same behind the plan that is served from.
-    fn take_tail(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        self.planned.as_mut().map_or_else(Vec::new, |installed| installed.take_tail(wanted))
-    }
-
-    /// The same of plans that are served from no more.
-    fn take_retired(&mut self, wanted: Bytes) -> Vec<Arc<Chunk>> {
-        let mut chunks = Vec::new();
-        for installed in &mut self.retired {
-            fill_up(&mut chunks, wanted, |rest| installed.take_idle(rest));
-        }
-        self.retired.retain(|installed| !installed.is_over());
-        chunks
+        self.pages.usage().idle_chunks
     }
 
     fn held(&self) -> Bytes {
-        let planned: Bytes = self.static_pools().map(Installed::held).sum();
-        let all = planned + self.pages.held() + self.private.held();
+        let all = self.pages.held() + self.private.held();
         all.saturating_sub(self.slept())
     }
 
     fn live_allocations(&self) -> u64 {
-        let planned: u64 = self.static_pools().map(Installed::live_allocations).sum();
+        let planned = self.planned.as_ref().map_or(0, |installed| installed.pool.live_allocations());
         planned + self.pages.live_allocations() + self.private.live_allocations()
     }
-}
-
-/// Adds to chunks what they lack of `wanted` bytes.
-fn fill_up(chunks: &mut Vec<Arc<Chunk>>, wanted: Bytes, take: impl FnOnce(Bytes) -> Vec<Arc<Chunk>>) {
-    let found = chunks.iter().map(|chunk| chunk.len()).sum();
-    chunks.extend(take(wanted.saturating_sub(found)));
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Counter, Installed, Pools, Runtime};
+use super::{Counter, Pools, Runtime};
 use crate::units::Bytes;
 
 /// What a job needs of a device, in whole chunks.
@@ -45,8 +45,8 @@ impl Runtime {
     /// What the iteration that begins now needs. Nothing at its peak where nobody can tell: neither is there a plan, nor has one iteration ended.
     pub fn need(&self) -> Need {
         let pools = self.lock();
-        let of_plan = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::cycle_len);
-        let at_rest = pools.in_use();
+        let of_plan = pools.planned.as_ref().map_or(Bytes::ZERO, |installed| installed.cycle_len);
+        let at_rest = pools.in_use(self.config.granule());
         Need { at_rest, peak: pools.peak.last.max(of_plan).max(at_rest) }
     }
 
@@ -73,8 +73,9 @@ impl Pools {
     }
 
     /// Bytes of chunks in which something is in use.
-    fn in_use(&self) -> Bytes {
-        let own = self.planned.as_ref().map_or(Bytes::ZERO, Installed::own_idle);
+    fn in_use(&self, granule: Bytes) -> Bytes {
+        let own = self.planned.as_ref().map_or_else(Vec::new, |installed| installed.idle_chunks(&self.pages, granule));
+        let own = own.iter().map(|chunk| chunk.len).sum();
         self.held().saturating_sub(self.idle_chunks()).saturating_sub(own)
     }
 }

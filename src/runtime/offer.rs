@@ -1,42 +1,63 @@
-//! A plan that comes while the job runs: made ready by another thread, installed between two iterations, with the memory that is there.
+//! A plan that comes while the job runs: made ready by another thread, installed between two iterations.
 //!
-//! What is live stays where it is, in the pools that served it. What is idle goes behind the addresses of the static pool; what lacks there comes as it is freed ([`super::installed`]). So the process never
-//! holds more for the plan's entries than it held before, or than was live at one time and a 64th: where that could not be, the plan is not installed, and this is counted. What only its detours need comes when one does, as the
-//! memory for any request.
+//! It is made around what lives longer than an iteration, at the addresses that the job has already
+//! ([`super::installed`]). So nothing moves, and the process never holds more for the plan's entries
+//! than it held before, or than was live at one time and a 64th: where that could not be, the plan is
+//! not installed, and this is counted. What only its detours need comes when one does, as the memory
+//! for any request.
 //!
 //! Not for: making plans ([`crate::auto`]).
 //!
-//! Invariant: the job waits for memory to be mapped, and for nothing else: neither for a planner nor for the daemon.
+//! Invariant: the job waits neither for a planner nor for the daemon.
 
-use super::installed::Installed;
+use super::installed::{self, Installed, Ready};
 use super::{Counter, Pools, Runtime};
-use crate::ids::StreamId;
 use crate::plan::Plan;
-use crate::units::Bytes;
+use crate::units::{AddressSpan, Bytes, DeviceAddress, PlanSpan};
 
-/// A job may hold so many chunks more with a plan than without: tiny jobs have no plan otherwise.
-const SHARED_CHUNKS: u64 = 4;
+/// A job may hold so many granules more with a plan than without: tiny jobs have no plan otherwise.
+const SHARED_GRANULES: u64 = 4;
 
-/// A plan ready to be served from, without memory.
+/// A plan ready to be served from.
 #[derive(Debug)]
 pub struct Offer {
-    installed: Installed,
-    /// Bytes that are live where an iteration begins, beside what lives for good.
-    carried: Bytes,
+    ready: Ready,
+    /// Other streams than that in whose addresses it lies may come for it.
+    has_streams: bool,
     /// Without marks an iteration begins where so few bytes are live.
     begins_at: Bytes,
 }
 
 impl Runtime {
-    /// Makes a plan ready that begins with the cycle: what its job allocated once is there already. `begins_at` bytes are live where an iteration begins. Takes milliseconds, and nobody waits.
+    /// The addresses of live allocations with what they have of the addresses in which a plan may come to
+    /// lie: the homes of their pieces, where they lie in a place of the page pool.
+    pub fn live_spans(&self) -> Vec<(DeviceAddress, AddressSpan)> {
+        let pools = self.lock();
+        let planned = pools.planned.iter().flat_map(|installed| {
+            let span = |of: PlanSpan| installed.pool.addresses_of(of);
+            installed.pool.placed().into_iter().map(move |placed| (span(placed.span).start(), span(placed.span)))
+        });
+        planned.chain(pools.pages.live_homes()).collect()
+    }
+
+    /// The addresses in which a plan would lie, from the first one on.
+    pub fn range_for(&self, plan: &Plan) -> Option<AddressSpan> {
+        self.lock().pages.site_range(installed::main_stream(plan))
+    }
+
+    /// Makes a plan ready that begins with the cycle: what its job allocated once is there already.
+    /// `begins_at` bytes are live where an iteration begins. Takes milliseconds, and nothing waits.
     ///
     /// # Errors
     ///
     /// There are no addresses for it, or it cannot be served.
     pub fn prepare(&self, plan: &Plan, begins_at: Bytes) -> Result<Offer, super::PlanInstallError> {
-        let installed = Installed::hollow(plan, &self.device, &self.config)?;
+        let range = self.range_for(plan);
+        let start = range.ok_or(super::PlanInstallError::NoAddresses(plan.pool_len))?.start();
+        let ready = Ready::at(plan, start, &self.config)?;
         let begins_at = Bytes::new(begins_at.get().saturating_add(begins_at.get() / 64));
-        Ok(Offer { installed, carried: plan.carried(), begins_at })
+        let has_streams = ready.pool.has_other_streams(ready.stream);
+        Ok(Offer { ready, has_streams, begins_at })
     }
 
     /// Offers a plan: it is installed where the next iteration begins, in place of the one that is there. Where no iterations are marked that is where `begins_at` bytes are live, or fewer. An offer that
@@ -54,11 +75,6 @@ impl Runtime {
     pub fn note_plan_refused(&self) {
         let _pools = self.lock();
         self.counters.add(Counter::PlansRefused, 1);
-    }
-
-    /// Bytes of the plan's pool that its entries have and that have no memory behind them yet.
-    pub fn lacks_behind_plan(&self) -> Bytes {
-        self.lock().planned.as_ref().map_or(Bytes::ZERO, Installed::lacks)
     }
 
     /// An offer waits for an iteration to begin.
@@ -79,69 +95,71 @@ impl Runtime {
         if pools.offered.is_some() { 1 } else { super::OPERATIONS_PER_LOOK }
     }
 
-    /// There is no memory left: a plan that came while the job ran, and those before it, give up what they have idle, and the job is served as it was before; one that was there before the job gives up its tail. Says whether that was anything.
+    /// There is no memory left: a plan that came while the job ran ends, and the job is served as it
+    /// was before. One that was there before the job stays. Says whether one ended.
     #[cold]
-    pub(super) fn give_up_plan(&self, stream: StreamId) -> bool {
+    pub(super) fn give_up_plan(&self) -> bool {
         let mut pools = self.lock();
-        if pools.private.is_open() {
+        let is_late = pools.planned.as_ref().is_some_and(Installed::is_late);
+        if !is_late || pools.private.is_open() {
             return false;
         }
-        let most = pools.held();
-        let mut chunks = Vec::new();
-        let had_late_plan = pools.planned.as_ref().is_some_and(Installed::is_late);
-        if pools.planned.is_some() && !had_late_plan {
-            // A plan that was there before the job keeps its own.
-            chunks.extend(pools.take_tail(most));
-        } else {
-            pools.retire_plan();
-            chunks.extend(pools.take_retired(most));
+        self.retire_plan(&mut pools)
+    }
+
+    /// Serves from the plan no more: what it served stays where it is until it is freed. False where
+    /// the device could not be waited for.
+    pub(super) fn retire_plan(&self, pools: &mut Pools) -> bool {
+        let has_streams = pools.planned.as_ref().is_some_and(Installed::has_other_streams);
+        if has_streams && self.device.driver().synchronize(self.device.id()).is_err() {
+            return false;
         }
-        if chunks.is_empty() {
-            return had_late_plan;
+        pools.counts_before = pools.planned_counts();
+        if let Some(installed) = pools.planned.take() {
+            installed.retire(&mut pools.pages);
         }
-        // After a failing driver they go back, and are asked for.
-        if pools.pages.extend(&chunks, stream).is_err() {
-            self.give_back(chunks);
-        }
-        self.note_held(&mut pools);
+        self.note_held(pools);
         true
     }
 
     /// Installs the plan that was offered, if there is one and memory for it.
     #[cold]
     pub(super) fn install_offered(&self, pools: &mut Pools) {
-        // Moving memory waits for the device, which would break a capture: the next iteration will do.
+        // Waiting for the device would break a capture: the next iteration will do.
         if pools.private.is_open() {
             return;
         }
-        let Some(Offer { mut installed, carried, .. }) = pools.offered.take() else { return };
-        // Elsewhere they may be gone already.
-        let carried = if self.counters.get(Counter::Iterations) > 0 { carried } else { Bytes::ZERO };
+        let Some(offer) = pools.offered.take() else { return };
         self.finish_deferred(pools);
-        let len = installed.cycle_len();
-        // The plan that is there gives up what nobody uses.
-        let replaced = pools.planned.as_ref().map_or(Bytes::ZERO, Installed::idle).saturating_sub(pools.tail_idle());
-        let in_use = pools.held().saturating_sub(pools.idle_chunks() + replaced);
-        let after = in_use.saturating_sub(carried).checked_add(len);
+        if !self.install(pools, offer) {
+            self.counters.add(Counter::PlansRefused, 1);
+        }
+    }
+
+    /// False where it cannot be: then the plan that is there stays.
+    fn install(&self, pools: &mut Pools, offer: Offer) -> bool {
+        let Offer { ready, has_streams, .. } = offer;
+        let Some(need) = ready.need(&pools.pages) else { return false };
+        // Of what is idle the plan keeps what lies where its entries do.
+        let after = (pools.held() + need.idle).saturating_sub(pools.idle_chunks()).checked_add(need.lacks);
         // Streams that do not wait for each other have parts that each are as large as theirs needs to be, and seldom were all at once.
         let live = self.counters.get(Counter::PeakLiveBytes);
         let most = Bytes::new(self.counters.get(Counter::PeakHeldBytes).max(live.saturating_add(live / 64)));
-        // What lives from iteration to iteration shares chunks with what does not.
-        let shared = self.config.granule().checked_mul(SHARED_CHUNKS).unwrap_or(Bytes::ZERO);
-        let most = most.checked_add(shared).unwrap_or(most);
-        // Where memory stays with its addresses nothing moves.
-        let stays = self.device.capabilities().memory_stays_with_addresses;
-        if stays || after.is_none_or(|after| after > most) {
-            self.counters.add(Counter::PlansRefused, 1);
-            return;
+        let shared = self.config.granule().checked_mul(SHARED_GRANULES).unwrap_or(Bytes::ZERO);
+        let Some(after) = after.filter(|after| *after <= most.saturating_add(shared)) else { return false };
+        // Where memory stays with its addresses nothing that lacks could be brought.
+        if self.device.capabilities().memory_stays_with_addresses {
+            return false;
         }
-        pools.retire_plan();
-        let chunks = pools.take_idle(len);
-        // Where a chunk cannot be mapped the plan is served from all the same: what it has no memory for goes elsewhere. The rest is none, or that of a failing driver.
-        let rest = installed.fill(&[], chunks).unwrap_or_else(|(rest, _)| rest);
+        if has_streams && self.device.driver().synchronize(self.device.id()).is_err() || !self.retire_plan(pools) {
+            return false;
+        }
+        let Some(mut installed) = Installed::open(ready, true, &mut pools.pages) else { return false };
+        installed.take_entries(&mut pools.pages);
+        installed.note_usual(after);
         pools.planned = Some(installed);
         self.counters.add(Counter::PlansInstalled, 1);
-        self.give_back(rest);
         self.note_held(pools);
+        true
     }
 }

@@ -1,191 +1,192 @@
-//! The fallbacks that a plan adds: memory behind a request's own place, and idle parts of the static
-//! pool, mapped side by side for a request that cannot have its place.
+//! The fallbacks that a plan adds: memory behind a request's own place, and parts of the planned pool
+//! that are free for long enough, for a request that cannot have its place.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fallback::ROUNDS_MAX;
-use super::lent::Lent;
-use super::{AllocError, Counter, Pools, Runtime, SourceError};
+use super::fallback::{Fallback, Outcome, ROUNDS_MAX};
+use super::{AllocError, Counter, Pools, Runtime};
+use crate::limits;
 use crate::memory::Chunk;
 use crate::pool::Request;
-use crate::units::{Bytes, DeviceAddress, PlanSpan};
+use crate::units::{AddressSpan, Bytes, DeviceAddress, Place as _, PlanSpan, Span};
 
-/// A smaller request takes less in the page pool than stitching it is worth.
-const LENT_MIN: Bytes = Bytes::mib(8);
+/// Smaller requests take less in the page pool than looking for a free part is worth.
+const LEND_MIN: Bytes = Bytes::kib(256);
+
+/// What a request's own place lacks.
+enum Lacks {
+    /// Nothing: it can be served.
+    Nothing,
+    /// Memory, at these addresses.
+    Memory(Vec<AddressSpan>),
+    /// Another allocation is there, or the plan does not have the request now.
+    Place,
+}
 
 impl Runtime {
-    /// Serves a request whose place is taken, or that is not in the plan, from idle parts of the static pool, stitched at
-    /// addresses of its own. Nothing where that would take as much new memory as the page pool does, or cannot be.
-    pub(super) fn serve_lent(&self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
+    /// A request whose place is taken, or that is not in the plan: a free part of the planned pool that
+    /// the plan leaves alone for as long as it lives is the page pool's from now on. Before the
+    /// process holds much more than the plan needs, any free part is, or several that are stitched.
+    pub(super) fn lend(&self, request: &Request) -> Result<Outcome, AllocError> {
         // What varies varies in when it goes, too: it would be in the plan's way.
-        if request.bytes < LENT_MIN || request.is_dynamic || !self.may_stitch() {
-            return Ok(None);
+        if request.bytes < LEND_MIN || request.is_dynamic {
+            return Ok(Outcome::Nothing);
         }
-        let mut is_refused = false;
-        for _ in 0..ROUNDS_MAX {
-            let lacks = {
-                let mut pools = match self.pages_now(request) {
-                    Ok(address) => return Ok(Some(address)),
-                    Err(pools) => pools,
-                };
-                is_refused |= self.was_refused(&pools);
-                match self.lend(&mut pools, request, is_refused) {
-                    Some(Lent::At(address)) => return Ok(Some(address)),
-                    Some(Lent::Lacks(lacks)) => lacks,
-                    None => return Ok(None),
-                }
-            };
-            // Outside the lock: others go on.
-            let Ok(chunks) = self.acquire(lacks, Duration::ZERO) else {
-                self.note_refused(&mut self.lock());
-                is_refused = true;
-                continue;
-            };
-            let mut pools = self.lock();
-            let installed = pools.planned.as_mut();
-            let grown = installed.map(|installed| installed.grow_tail(&chunks, request.stream));
-            if matches!(grown, Some(Ok(true))) {
-                self.note_held(&mut pools);
-                // Under the lock: another thread may give them back at once, and gives up handles that are its alone.
-                drop(chunks);
-            } else {
-                // Another thread was faster, or the driver fails.
-                drop(pools);
-                self.give_back(chunks);
-                is_refused = true;
+        let mut pools = match self.pages_now(request) {
+            Ok(address) => return Ok(Outcome::Served(address)),
+            Err(pools) => pools,
+        };
+        let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Ok(Outcome::Nothing) };
+        if installed.site.stream() != request.stream {
+            return Ok(Outcome::Nothing);
+        }
+        let Some(len) = limits::allocation_len(request.bytes) else { return Ok(Outcome::Nothing) };
+        let left_alone = installed.pool.left_alone(request, len);
+        if let Some(part) = first_of_shortest(&left_alone, len) {
+            installed.lend(part, pages);
+            return Ok(Outcome::From(Fallback::Extend));
+        }
+        let lacks = pages.lacks_at_end(request.bytes, request.stream).unwrap_or(Bytes::MAX);
+        let usual = installed.usual;
+        if pools.held().checked_add(lacks).is_some_and(|after| after <= usual) && !self.was_refused(&pools) {
+            return Ok(Outcome::Nothing);
+        }
+        let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Ok(Outcome::Nothing) };
+        // What other streams have freed is theirs before the device was waited for.
+        let mut parts = if installed.has_other_streams() { Vec::new() } else { installed.pool.idle_parts() };
+        if let Some(part) = first_of_shortest(&parts, len) {
+            installed.lend(part, pages);
+            return Ok(Outcome::From(Fallback::Extend));
+        }
+        parts.retain(|part| part.len() >= self.config.granule());
+        let all: Bytes = parts.iter().map(|part| part.len()).sum();
+        if !self.may_stitch() || all + pages.free_bytes() < Bytes::new(len.get() / 2) {
+            return Ok(Outcome::Nothing);
+        }
+        parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
+        let mut found = Bytes::ZERO;
+        for part in parts {
+            if found < len {
+                installed.lend(part, pages);
+                found += part.len();
             }
         }
-        Ok(None)
+        Ok(if found.is_zero() { Outcome::Nothing } else { Outcome::From(Fallback::Extend) })
     }
 
-    /// Serves it from what the plan leaves alone, and a little memory more; where that is not enough,
-    /// from all that is idle, and as much more as that lacks. Nothing where the page pool should serve
-    /// it.
-    fn lend(&self, pools: &mut Pools, request: &Request, is_refused: bool) -> Option<Lent> {
-        let may_unmap = !pools.private.is_open();
-        let idle = pools.planned.as_ref()?.lendable(request)?;
-        for all in [false, true] {
-            let installed = pools.planned.as_mut()?;
-            // Whom the others are in the way of goes elsewhere in turn.
-            let may_have = idle.iter().copied().filter(|one| all || one.is_left_alone).collect();
-            // What cannot be stitched here the page pool may serve; if not, that says why.
-            let lent = installed.serve_lent(request, may_have, may_unmap).unwrap_or(None);
-            match lent {
-                Some(Lent::At(address)) => {
-                    self.note_served(pools, request, address, Counter::REUSED);
-                    self.note_held(pools);
-                    return lent;
-                }
-                Some(Lent::Lacks(lacks)) if !is_refused => {
-                    let is_little = installed.may_have_tail(lacks);
-                    if all || is_little && self.may_grow(pools, request.bytes, lacks) {
-                        let pages = pools.lacks_of_pages(request);
-                        return lent.filter(|_| pages.is_none_or(|pages| lacks < pages));
-                    }
-                }
-                Some(Lent::Lacks(_)) | None => {}
-            }
-        }
-        None
-    }
-
-    /// There is no memory left: serves a request where the static pool is free now, or from its idle
-    /// parts, whichever of the plan's later requests lose their places by that.
-    pub(super) fn serve_in_the_way(&self, request: &Request) -> Option<DeviceAddress> {
+    /// There is no memory left: serves a request where the planned pool is free now, or lends all that
+    /// is free there, whichever of the plan's later requests lose their places by that.
+    pub(super) fn lend_all(&self, request: &Request) -> Outcome {
         let mut pools = self.lock();
-        if let Some(address) = pools.planned.as_mut()?.pool.alloc_anywhere(request) {
-            self.note_served(&mut pools, request, address, Counter::REUSED);
-            return Some(address);
+        let Some(installed) = &mut pools.planned else { return Outcome::Nothing };
+        if let Some(address) = installed.pool.alloc_anywhere(request) {
+            return Outcome::Served(self.note_served(&mut pools, request, address, Counter::REUSED));
         }
-        let lent = if self.may_stitch() { self.lend(&mut pools, request, true) } else { None };
-        match lent? {
-            Lent::At(address) => Some(address),
-            Lent::Lacks(_) => None,
+        let may_wait = !pools.private.is_open();
+        let Some(installed) = &mut pools.planned else { return Outcome::Nothing };
+        let waits = installed.has_other_streams();
+        if waits && (!may_wait || self.device.driver().synchronize(self.device.id()).is_err()) {
+            return Outcome::Nothing;
         }
+        let parts = installed.pool.idle_parts();
+        if parts.is_empty() {
+            return Outcome::Nothing;
+        }
+        let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Outcome::Nothing };
+        parts.into_iter().for_each(|part| installed.lend(part, pages));
+        Outcome::From(Fallback::Extend)
     }
 
     fn may_stitch(&self) -> bool {
         self.config.pages.stitches && self.device.capabilities().alias
     }
 
-    /// Serves a request whose place in the static pool has no memory yet: from chunks that lie idle, or
-    /// new ones. Nothing where there are none, or where the plan does not have the request right now.
+    /// Serves a request of whose place a part is lent: takes back what is free of it, and brings
+    /// memory where there is none. Where another allocation is there, the plan goes on without it.
     pub(super) fn serve_unbacked(&self, request: &Request) -> Result<Option<DeviceAddress>, AllocError> {
         for _ in 0..ROUNDS_MAX {
-            let lacks = {
+            let holes = {
                 let mut pools = self.lock();
-                let lacks = pools.lacks_for(request);
-                if lacks.is_empty() {
+                if pools.lacks_for(request).is_empty() {
                     return Ok(None);
                 }
                 self.finish_deferred(&mut pools);
-                let is_mapped = self.back_with_idle(&mut pools, &lacks);
-                let lacks = pools.lacks_for(request);
-                if lacks.is_empty() {
-                    return Ok(self.alloc_backed(&mut pools, request));
+                match self.take_place(&mut pools, request) {
+                    Lacks::Nothing => return Ok(self.alloc_backed(&mut pools, request)),
+                    Lacks::Memory(holes) if !self.was_refused(&pools) => holes,
+                    Lacks::Memory(_) | Lacks::Place => return Ok(self.pass_over(&mut pools, request)),
                 }
-                if self.was_refused(&pools) || !is_mapped {
-                    return Ok(pools.pass_over(request));
-                }
-                lacks
             };
             // Outside the lock: others go on.
-            let leased = self.lease_for(&lacks);
-            let mut pools = self.lock();
-            let Ok(chunks) = leased else {
-                self.note_refused(&mut pools);
-                return Ok(pools.pass_over(request));
-            };
-            let lacks = pools.lacks_for(request);
-            let is_mapped = self.back(&mut pools, &lacks, chunks);
-            if !lacks.is_empty() && pools.lacks_for(request).is_empty() {
-                return Ok(self.alloc_backed(&mut pools, request));
-            }
-            if !is_mapped {
-                return Ok(pools.pass_over(request));
-            }
-        }
-        Ok(None)
-    }
-
-    /// New chunks that fill holes exactly.
-    fn lease_for(&self, holes: &[PlanSpan]) -> Result<Vec<Arc<Chunk>>, SourceError> {
-        let mut chunks = Vec::new();
-        for hole in holes {
-            match self.acquire(hole.len(), Duration::ZERO) {
-                Ok(some) => chunks.extend(some),
-                Err(error) => {
-                    self.give_back(chunks);
-                    return Err(error);
+            self.make_room(holes.iter().map(|hole| hole.len()).sum());
+            for hole in holes {
+                let leased = self.acquire(hole.len(), Duration::ZERO);
+                let mut pools = self.lock();
+                let is_filled = leased.is_ok_and(|chunks| self.fill(&mut pools, hole, chunks));
+                self.note_held(&mut pools);
+                if !is_filled {
+                    self.note_refused(&mut pools);
+                    return Ok(self.pass_over(&mut pools, request));
                 }
             }
         }
-        Ok(chunks)
+        let mut pools = self.lock();
+        Ok(self.pass_over(&mut pools, request))
     }
 
-    /// Puts idle chunks behind the static pool, behind `lacks` first. False where a chunk could not be
-    /// mapped.
-    fn back_with_idle(&self, pools: &mut Pools, lacks: &[PlanSpan]) -> bool {
-        // Moving waits for the device, which would break a capture.
-        let Some(installed) = pools.planned.as_ref().filter(|_| !pools.private.is_open()) else { return true };
-        let here: Bytes = lacks.iter().map(|part| part.len()).sum();
-        let chunks = pools.take_idle(installed.lacks().max(here));
-        self.back(pools, lacks, chunks)
+    /// Takes back what is free of a request's place.
+    fn take_place(&self, pools: &mut Pools, request: &Request) -> Lacks {
+        let may_wait = !pools.private.is_open();
+        let lacks = pools.lacks_for(request);
+        let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Lacks::Place };
+        let waits = request.stream != installed.site.stream();
+        if waits && (!may_wait || self.device.driver().synchronize(self.device.id()).is_err()) {
+            return Lacks::Place;
+        }
+        lacks.into_iter().for_each(|part| installed.take(part, pages));
+        let lacks = installed.lacks_for(request);
+        let holes = lacks.iter().flat_map(|part| pages.holes_in(installed.site, installed.pool.addresses_of(*part)));
+        let holes: Vec<AddressSpan> = holes.collect();
+        let bytes = |parts: &[PlanSpan]| parts.iter().map(|part| part.len()).sum::<Bytes>();
+        if lacks.is_empty() {
+            Lacks::Nothing
+        } else if bytes(&lacks) == holes.iter().map(|hole| hole.len()).sum() && may_wait {
+            let granule = self.config.granule();
+            Lacks::Memory(
+                holes.into_iter().filter_map(|hole| whole_granules(installed.site.span(), hole, granule)).collect(),
+            )
+        } else {
+            Lacks::Place
+        }
     }
 
-    /// Puts chunks behind the static pool, behind `lacks` first. False where one could not be mapped:
-    /// then the page pool may serve the request.
-    fn back(&self, pools: &mut Pools, lacks: &[PlanSpan], chunks: Vec<Arc<Chunk>>) -> bool {
-        let filled = match &mut pools.planned {
-            Some(installed) => installed.fill(lacks, chunks),
-            None => Ok(chunks),
+    /// Gives back idle chunks, so that as much new memory leaves the process with what it held.
+    fn make_room(&self, len: Bytes) {
+        let chunks = {
+            let mut pools = self.lock();
+            if pools.private.is_open() || pools.asleep.is_some() {
+                return;
+            }
+            pools.pages.trim(len)
         };
-        self.note_held(pools);
-        let is_mapped = filled.is_ok();
-        // Chunks that fit into no hole, and those of a failing driver.
-        self.give_back(filled.unwrap_or_else(|(rest, _)| rest));
-        is_mapped
+        self.give_back(chunks);
+    }
+
+    /// Maps chunks into a hole of the site. True where another thread was faster, too; false where that
+    /// cannot be.
+    fn fill(&self, pools: &mut Pools, hole: AddressSpan, chunks: Vec<Arc<Chunk>>) -> bool {
+        let Pools { planned, pages, .. } = pools;
+        let len: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
+        let site = planned.as_ref().map(|installed| installed.site);
+        let holes = site.map_or_else(Vec::new, |site| pages.holes_in(site, hole));
+        if let Some(site) = site.filter(|_| len <= hole.len() && holes == [hole])
+            && pages.fill_site(site, hole.start(), &chunks).is_ok()
+        {
+            return true;
+        }
+        self.give_back(chunks);
+        holes.iter().map(|hole| hole.len()).sum::<Bytes>() < hole.len()
     }
 
     fn alloc_backed(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
@@ -193,25 +194,34 @@ impl Runtime {
         pools.note(|tap| tap.alloc(request, address));
         Some(address)
     }
+
+    /// The plan goes on without a request whose place cannot be had: it may have another.
+    fn pass_over(&self, pools: &mut Pools, request: &Request) -> Option<DeviceAddress> {
+        // Another thread may have gone on meanwhile.
+        if pools.lacks_for(request).is_empty() {
+            return None;
+        }
+        let address = pools.planned.as_mut()?.pool.pass_over(request)?;
+        Some(self.note_served(pools, request, address, Counter::REUSED))
+    }
+}
+
+/// The start of the shortest part that is long enough.
+fn first_of_shortest(parts: &[PlanSpan], len: Bytes) -> Option<PlanSpan> {
+    let fitting = parts.iter().filter(|part| part.len() >= len);
+    let shortest = fitting.min_by_key(|part| (part.len(), part.start()))?;
+    Span::new(shortest.start(), len)
+}
+
+/// The whole granules of a site that a hole lies in.
+fn whole_granules(site: AddressSpan, hole: AddressSpan, granule: Bytes) -> Option<AddressSpan> {
+    let from = hole.start().checked_distance(site.start())?.round_down(granule);
+    let to = hole.end().checked_distance(site.start())?.round_up(granule)?;
+    Span::new(site.start().checked_add(from)?, to - from)
 }
 
 impl Pools {
     fn lacks_for(&self, request: &Request) -> Vec<PlanSpan> {
         self.planned.as_ref().map_or_else(Vec::new, |installed| installed.lacks_for(request))
-    }
-
-    /// The plan goes on without a request for which it has no memory. Serves nothing.
-    fn pass_over(&mut self, request: &Request) -> Option<DeviceAddress> {
-        if let Some(installed) = &mut self.planned {
-            installed.pool.pass_over(request);
-        }
-        None
-    }
-
-    /// New bytes that a request would take in the page pool.
-    fn lacks_of_pages(&self, request: &Request) -> Option<Bytes> {
-        let at_end = self.pages.lacks_at_end(request.bytes, request.stream)?;
-        let stitched = self.pages.shortage(request.bytes, request.stream);
-        Some(stitched.map_or(at_end, |shortage| shortage.lacks.min(at_end)))
     }
 }

@@ -146,6 +146,10 @@ impl PrivatePools {
         self.memories().map(PagePool::live_allocations).sum()
     }
 
+    pub(super) fn live_bytes(&self) -> Bytes {
+        self.memories().map(PagePool::live_bytes).sum()
+    }
+
     pub(super) fn usage(&self) -> PrivateUse {
         let free: Bytes = self.memories().map(PagePool::free_bytes).sum();
         let held = self.held();
@@ -157,7 +161,7 @@ impl PrivatePools {
         if open != self.open {
             return Err(format!("{} private pools are counted as open, and {open} are", self.open));
         }
-        self.memories().try_for_each(PagePool::invariants)
+        self.memories().try_for_each(|pool| pool.invariants(None))
     }
 
     /// The chunks of pools that are over: their mappings go.

@@ -235,8 +235,7 @@ impl Pools {
     }
 
     fn segment_count(&self) -> u64 {
-        let planned = self.static_pools().count();
-        (planned + self.pages.range_count() + self.private.range_count()) as u64
+        (self.pages.range_count() + self.private.range_count()) as u64
     }
 
     /// Free runs beside which something is live, and their bytes.

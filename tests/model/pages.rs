@@ -232,7 +232,7 @@ impl Bench {
     }
 
     pub(crate) fn check(&self) {
-        self.pool.invariants().unwrap();
+        self.pool.invariants(None).unwrap();
         self.watch.check();
         let usage = self.pool.usage();
         assert_eq!(usage.held.get(), self.held_bytes());

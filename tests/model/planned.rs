@@ -2,7 +2,7 @@
 //! wrong that can: frees that come late, twice or never, requests that are missing, new, swapped or of another size, iterations that stop in
 //! the middle, and tenants whom the plan does not know. After all that, clean iterations are served as if nothing had happened.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use stitchd::ids::StreamId;
 use stitchd::plan::{Detour, DetourRequest, Entry, Lane, Plan};
@@ -18,8 +18,6 @@ use crate::watch::span;
 
 const BASE: u64 = 0x10_0000_0000;
 const UNIT: u64 = 512;
-/// The least that can be without memory.
-const CELL: u64 = 2 << 20;
 /// With those of 1000 more, up to four times: seed 2023 is the first that found two tensors on one address, after millions of steps that had not.
 const SEEDS: [u64; 4] = [21, 22, 23, 24];
 const ROUNDS: u64 = 5;
@@ -37,7 +35,7 @@ enum Who {
     Served,
     /// Somebody whom the plan does not know.
     Unknown,
-    /// A request at other addresses.
+    /// Another pool.
     Lent,
 }
 
@@ -50,12 +48,8 @@ pub(crate) struct Bench {
     detours: Vec<Detour>,
     pool: PlannedPool,
     end: u64,
-    /// Bytes that the pool was extended by.
-    tail: u64,
     /// By address.
     live: Spans<Who>,
-    /// Cells without memory.
-    holes: BTreeSet<u64>,
     /// What each slot has now; the ones that were served elsewhere have no address.
     held: BTreeMap<usize, Option<u64>>,
     /// Frees that did not come yet.
@@ -66,9 +60,9 @@ pub(crate) struct Bench {
     elsewhere: u64,
     /// Requests served where no entry has them.
     reused: u64,
-    /// Requests that parts were lent to.
+    /// Parts that were lent.
     lent: u64,
-    /// Requests whose place had no memory.
+    /// Requests of whose place a part was lent.
     unbacked: u64,
     steps: u64,
 }
@@ -94,9 +88,7 @@ impl Bench {
             detours: plan.detours,
             pool,
             end: BASE + len,
-            tail: 0,
             live: Spans::default(),
-            holes: BTreeSet::new(),
             held: BTreeMap::new(),
             late: Vec::new(),
             streams: BTreeMap::new(),
@@ -150,17 +142,23 @@ impl Bench {
                 Some(start)
             }
             Served::Unbacked => {
-                let lacks = self.pool.lacks(request).expect("it is the one at the cursor, and has no memory");
+                let place =
+                    self.pool.lacks(request).expect("it is the one at the cursor, and a part of its place is lent");
                 self.unbacked += 1;
                 if !self.steps.is_multiple_of(3) {
-                    let skipped = self.pool.counts().skipped;
-                    self.pool.pass_over(request);
-                    assert_eq!(self.pool.counts().skipped, skipped + 1);
-                    return None;
+                    let blocked = self.pool.counts().blocked;
+                    let other = self.pool.pass_over(request);
+                    assert_eq!(self.pool.counts().blocked, blocked + 1);
+                    self.elsewhere += u64::from(!request.is_dynamic);
+                    return other.map(|address| {
+                        self.serve(address.get(), request.bytes.get().div_ceil(UNIT) * UNIT);
+                        self.reused += 1;
+                        address.get()
+                    });
                 }
-                for cell in lacks.start().get() / CELL..lacks.end().get().div_ceil(CELL) {
-                    self.set_hole(cell, false);
-                }
+                let lent = self.pool.lent_in(place);
+                assert!(!lent.is_empty(), "it lacks what is lent");
+                lent.into_iter().for_each(|part| self.take_back(BASE + part.start().get(), part.len().get()));
                 self.ask(request)
             }
             Served::HeldUp => unreachable!("nobody expects frees"),
@@ -187,11 +185,6 @@ impl Bench {
     /// A request has these bytes from now on.
     fn serve(&mut self, start: u64, len: u64) {
         self.live.insert(start, len, Who::Served);
-        assert!(!self.has_hole(start, len), "there is no memory behind all of [{start:#x} + {len:#x})");
-    }
-
-    fn has_hole(&self, start: u64, len: u64) -> bool {
-        self.holes.range((start - BASE) / CELL..(start + len - BASE).div_ceil(CELL)).next().is_some()
     }
 
     fn has_dynamic(&self) -> bool {
@@ -243,65 +236,50 @@ impl Bench {
     pub(crate) fn occupy(&mut self, start: u64, len: u64) {
         self.steps += 1;
         let is_inside = len > 0 && start >= BASE && start + len <= self.end;
-        let may = is_inside && self.live.is_free(start, len) && !self.has_hole(start, len);
+        let may = is_inside && self.live.is_free(start, len);
         assert_eq!(self.pool.occupy(span(start, len)), may, "[{start:#x} + {len:#x})");
         if may {
             self.live.insert(start, len, Who::Unknown);
         }
     }
 
-    /// Lends what a request could have of the pool's parts of so many bytes each: some of those that are left alone, and now and then another.
-    fn lend(&mut self, request: &Request, part_len: u64, rng: &mut Rng) {
+    /// Lends some of what is left alone for a request, or of all that is free: whole parts and pieces of some.
+    fn lend(&mut self, request: &Request, rng: &mut Rng) {
         self.steps += 1;
-        let count = (self.end - BASE) / part_len;
-        let part = |number: u64| offsets(number * part_len, part_len);
-        let parts: Vec<PlanSpan> = (0..count).map(part).collect();
-        let Some(lendable) = self.pool.lendable(request, &parts) else { return };
-        let mut lent = Vec::new();
-        for one in lendable {
-            let start = BASE + one.part.start().get();
-            let is_free = self.live.is_free(start, part_len) && !self.has_hole(start, part_len);
-            assert!(is_free, "somebody has a part of [{start:#x} + {part_len:#x})");
-            if rng.chance(if one.is_left_alone { 500 } else { 100 }) {
-                self.live.insert(start, part_len, Who::Lent);
-                lent.push(one.part);
+        let shift = rng.below(20);
+        let least = 1 + rng.below(1 << shift) / UNIT;
+        let left_alone = self.pool.left_alone(request, Bytes::new(least * UNIT));
+        assert!(left_alone.iter().all(|part| part.len().get() >= least * UNIT));
+        let parts = if rng.chance(500) { left_alone } else { self.pool.idle_parts() };
+        for part in parts {
+            let (start, units) = (BASE + part.start().get(), part.len().get() / UNIT);
+            assert!(self.live.is_free(start, part.len().get()), "somebody has a part of {part:?}");
+            if units == 0 || start % UNIT != 0 || !rng.chance(200) {
+                continue;
             }
-        }
-        if !lent.is_empty() {
+            let first = if rng.chance(500) { 0 } else { rng.below(units) };
+            let units = if rng.chance(500) { units - first } else { 1 + rng.below(units - first) };
+            let start = start + first * UNIT;
+            self.live.insert(start, units * UNIT, Who::Lent);
+            self.pool.lend(offsets(start - BASE, units * UNIT));
             self.lent += 1;
-            self.pool.lend(lent.into_iter());
         }
     }
 
-    fn take_back(&mut self, start: u64) {
+    /// Takes back a part of what is lent.
+    fn take_back(&mut self, start: u64, len: u64) {
         self.steps += 1;
-        let (len, _) = self.live.remove(start).unwrap();
         self.pool.take_back(offsets(start - BASE, len));
-    }
-
-    /// Says of a cell that there is memory behind it, or none where nobody is.
-    fn set_hole(&mut self, cell: u64, is_hole: bool) {
-        if is_hole && !self.live.is_free(BASE + cell * CELL, CELL) {
-            return;
-        }
-        self.pool.set_hole(offsets(cell * CELL, CELL), is_hole);
-        if is_hole {
-            self.holes.insert(cell);
-        } else {
-            self.holes.remove(&cell);
-        }
-    }
-
-    /// The pool gets a cell at its end, or loses it where nobody is there.
-    fn extend(&mut self, is_longer: bool) {
-        self.steps += 1;
-        if is_longer {
-            self.pool.extend(Bytes::new(CELL));
-            (self.end, self.tail) = (self.end + CELL, self.tail + CELL);
-        } else if self.tail > 0 && self.live.is_free(self.end - CELL, CELL) {
-            self.holes.remove(&((self.end - CELL - BASE) / CELL));
-            self.pool.shorten(Bytes::new(CELL));
-            (self.end, self.tail) = (self.end - CELL, self.tail - CELL);
+        let end = start + len;
+        let overlaps = |(from, len, who): (u64, u64, &Who)| {
+            (*who == Who::Lent && from < end && start < from + len).then_some((from, from + len))
+        };
+        let lent: Vec<(u64, u64)> = self.live.iter().filter_map(overlaps).collect();
+        for (from, to) in lent {
+            self.live.remove(from);
+            for (from, to) in [(from, start), (end, to)].into_iter().filter(|(from, to)| from < to) {
+                self.live.insert(from, to - from, Who::Lent);
+            }
         }
     }
 
@@ -361,22 +339,21 @@ impl Bench {
         let surprises = counts.blocked + counts.unplanned + counts.resized;
         let may_be_less = self.has_dynamic() || !self.detours.is_empty();
         assert!(surprises == self.elsewhere || may_be_less && surprises < self.elsewhere, "{counts:?}");
-        assert_eq!(counts.reused, self.reused + self.lent);
+        assert_eq!(counts.reused, self.reused);
         let lent = self.live.iter().filter(|(.., who)| **who == Who::Lent).count();
         assert_eq!(self.pool.live_allocations(), (self.live.len() - lent) as u64);
         self.pool.invariants().unwrap();
     }
 
     pub(crate) fn free_everything(&mut self) {
-        let all: Vec<(u64, Who)> = self.live.iter().map(|(start, _, who)| (start, *who)).collect();
-        for (start, who) in all {
+        let all: Vec<(u64, u64, Who)> = self.live.iter().map(|(start, len, who)| (start, len, *who)).collect();
+        for (start, len, who) in all {
             match who {
                 Who::Served => self.free(start),
                 Who::Unknown => self.vacate(start),
-                Who::Lent => self.take_back(start),
+                Who::Lent => self.take_back(start, len),
             }
         }
-        self.holes.clone().into_iter().for_each(|cell| self.set_hole(cell, false));
         self.held.clear();
         self.late.clear();
         assert_eq!(self.pool.live_allocations(), 0);
@@ -476,19 +453,18 @@ impl Bench {
     /// What a runtime does to serve requests that the plan does not.
     fn rearrange(&mut self, rng: &mut Rng) {
         let at = rng.index(self.live.len().max(1));
-        let lent = self.live.iter().skip(at).find(|(.., who)| **who == Who::Lent).map(|(start, ..)| start);
-        match rng.below(8) {
-            0..2 => {
+        let lent = self.live.iter().skip(at).find(|(.., who)| **who == Who::Lent).map(|(start, len, _)| (start, len));
+        match (rng.below(2), lent) {
+            (0, Some((start, len))) => {
+                let units = len / UNIT;
+                let first = if rng.chance(500) { 0 } else { rng.below(units) };
+                self.take_back(start + first * UNIT, (1 + rng.below(units - first)) * UNIT);
+            }
+            _ => {
                 let slot = rng.index(self.job.slots.len());
                 let request = self.request(slot, Phase::Forward);
-                // As chunks are, or as they would be of another pool.
-                let part_len = [CELL, CELL / 16, CELL / 16 - UNIT][rng.index(3)];
-                self.lend(&request, part_len, rng);
+                self.lend(&request, rng);
             }
-            2..4 => lent.into_iter().for_each(|start| self.take_back(start)),
-            4..6 => self.set_hole(rng.below((self.end - BASE) / CELL), true),
-            6 => self.extend(self.tail < 4 * CELL),
-            _ => self.extend(false),
         }
     }
 

@@ -284,7 +284,7 @@ impl Bench {
             AllocError::OutOfMemory { requested, held, live, stitchable, parked, contiguous, source, .. } => {
                 assert!(stitchable <= parked && contiguous <= parked, "{error:?}");
                 assert_eq!((*requested, *held, live.get()), (request.bytes, after.held, self.live_bytes()));
-                assert_eq!(*stitchable, after.page_use.idle_chunks + after.retired_idle + after.tail_idle);
+                assert_eq!(*stitchable, after.page_use.idle_chunks);
                 // Unless waiting for them is what has failed.
                 let waits = self.live.iter().any(|(.., live)| live.freed.is_some());
                 assert!(self.setup.faults || !waits, "streams are waited for before");
@@ -317,6 +317,9 @@ impl Bench {
         };
         assert_eq!(freed, Ok(()));
         assert_eq!(self.watch.behind(start, len), live.pieces, "other bytes than it was given");
+        // What a plan served that has ended lies among another stream's.
+        let is_live = self.runtime.len_of(DeviceAddress::new(start)).is_some();
+        waits |= self.setup.has_offers && live.recorded.is_empty() && is_live;
         if waits {
             // It was freed on another stream than its own, and waits for that.
             let (len, mut live) = self.live.remove(start).unwrap();
@@ -406,6 +409,7 @@ impl Bench {
         self.source.check();
         let stats = self.runtime.stats();
         let out = self.source.out();
+        self.runtime.invariants().unwrap();
         assert!(stats.held.get() == out || self.setup.faults && stats.held.get() <= out, "{stats:?}, {out} are out");
         assert!(stats.peak_held.get() == self.source.state.lock().unwrap().peak || self.setup.faults, "{stats:?}");
         assert_eq!(stats.held, stats.static_pool + stats.page_use.held);
@@ -583,7 +587,7 @@ fn mark(bench: &mut Bench) {
 fn offer(bench: &Bench, rng: &mut Rng, job: &Job, trace: &Trace) {
     let other = Job::random(rng);
     let (job, trace) = if rng.chance(700) { (job, trace) } else { (&other, &other.trace(other.planned() + 1)) };
-    let plan = Plan::of_cycle(trace, job.planned());
+    let plan = Plan::of_cycle(trace, job.planned()).map(|(plan, _)| plan);
     // A driver that fails has no addresses, and a random job may repeat nothing.
     let prepared = plan.ok().and_then(|plan| bench.runtime.prepare(&plan, Bytes::mib(64)).ok());
     bench.runtime.offer(prepared.filter(|_| rng.chance(950)));
@@ -655,7 +659,8 @@ fn run(setup: Setup, seed: u64, steps: u64) {
     let wanted = if setup.faults { steps / 20 } else { steps / 5 };
     assert!(bench.served > wanted && served.pool > steps / 100, "{served:?}");
     assert!(bench.failures > 10, "nothing ran out");
-    assert!(!setup.has_plan || served.planned > steps / 20, "{served:?}");
+    // Where much goes astray the plan is suspended.
+    assert!(!setup.has_plan || served.planned > steps / 40, "{served:?}");
     if setup.has_offers {
         let count = |counter| bench.runtime.counters().get(counter);
         let (installed, refused) = (count(Counter::PlansInstalled), count(Counter::PlansRefused));

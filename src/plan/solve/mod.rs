@@ -2,6 +2,7 @@
 //!
 //! Deterministic: the same problem gives the same plan, byte for byte.
 
+pub(super) mod around;
 mod best_fit;
 mod first_fit;
 mod one_pass;

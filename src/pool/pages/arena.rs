@@ -23,7 +23,7 @@ pub(super) struct Arena {
     pub(super) stream: StreamId,
     pub(super) ranges: Slab<Range>,
     /// The range that grows.
-    last: Option<usize>,
+    pub(super) last: Option<usize>,
     pub(super) free: Extents,
     /// Chunks by the unit where their home begins.
     pub(super) chunks: BTreeMap<u64, Home>,
@@ -41,6 +41,8 @@ pub(super) struct Range {
     pub(super) mapping: Mapping,
     /// Where live allocations begin, in units from the start of the range.
     pub(super) starts: Starts,
+    /// The unit behind a plan's pool that lies here: new chunks for other requests go behind it.
+    pub(super) plan_end: Option<u64>,
 }
 
 impl Range {
@@ -48,9 +50,9 @@ impl Range {
         unit_at(self.mapping.span().start())
     }
 
-    /// The unit behind the last chunk.
+    /// The unit behind the last chunk, and behind a plan's pool.
     fn end_unit(&self) -> u64 {
-        unit_at(self.mapping.chunks_end())
+        unit_at(self.mapping.chunks_end()).max(self.plan_end.unwrap_or(0))
     }
 }
 
@@ -146,6 +148,7 @@ impl Arena {
         })
     }
 
+    /// Maps chunks at the end.
     pub(super) fn extend(&mut self, device: &Arc<Device>, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
         if chunks.is_empty() {
             return Ok(());
@@ -155,21 +158,26 @@ impl Arena {
             Some(range) => range,
             None => self.add_range(device, len)?,
         };
-        let mapping = &mut self.ranges[range].mapping;
-        let from = mapping.chunks_end();
-        if let Err(error) = mapping.put(from, chunks) {
-            self.drop_if_empty(range);
-            return Err(error);
+        let from = address_of(self.ranges[range].end_unit());
+        let put = self.put(range, from, chunks);
+        match put {
+            Ok(()) => self.last = Some(range),
+            Err(_) => self.drop_if_empty(range),
         }
+        put
+    }
+
+    /// Maps chunks into a hole of a range, from an address on.
+    pub(super) fn put(&mut self, range: usize, from: DeviceAddress, chunks: &[Arc<Chunk>]) -> Result<(), MemoryError> {
+        self.ranges[range].mapping.put(from, chunks)?;
         let mut start = unit_at(from);
         for chunk in chunks {
             let units = chunk.len().get() / UNIT;
             self.chunks.insert(start, Home { range, units, places: Vec::new() });
+            self.held += chunk.len();
             start += units;
         }
-        self.free.give(unit_at(from), len.get() / UNIT);
-        self.last = Some(range);
-        self.held += len;
+        self.free.give(unit_at(from), start - unit_at(from));
         Ok(())
     }
 
@@ -193,12 +201,12 @@ impl Arena {
         } else {
             Mapping::reserve(device, generous).or_else(|_| Mapping::reserve(device, needed))?
         };
-        Ok(self.ranges.insert(Range { mapping, starts: Starts::default() }))
+        Ok(self.ranges.insert(Range { mapping, starts: Starts::default(), plan_end: None }))
     }
 
-    /// Drops a range that has no chunk left.
+    /// Drops a range that has no chunk left, unless a plan's pool lies there.
     pub(super) fn drop_if_empty(&mut self, range: usize) {
-        if self.ranges.get(range).is_some_and(|range| range.mapping.is_empty()) {
+        if self.ranges.get(range).is_some_and(|range| range.mapping.is_empty() && range.plan_end.is_none()) {
             self.ranges.remove(range);
             self.last = self.last.filter(|last| *last != range);
         }
@@ -313,13 +321,15 @@ impl Arena {
     }
 
     /// `home` and `places` are the live allocations of this arena: unit or address, units, range or place.
+    /// `of_plan` is what a plan's pool has of it: unit and units.
     pub(super) fn invariants(
         &self,
         home: &[(u64, u64, u32)],
         places: &[(DeviceAddress, u64, usize)],
+        of_plan: &[(u64, u64)],
     ) -> Result<(), String> {
         self.free.invariants()?;
-        let mut all: Vec<(u64, u64)> = self.free.iter().collect();
+        let mut all: Vec<(u64, u64)> = self.free.iter().chain(of_plan.iter().copied()).collect();
         for (start, units, range) in home {
             all.push((*start, *units));
             let range = &self.ranges[*range as usize];

@@ -38,6 +38,7 @@ mod arena;
 mod locate;
 mod place;
 pub mod policy;
+mod site;
 mod stitch;
 mod trim;
 
@@ -45,12 +46,13 @@ use std::sync::Arc;
 
 use self::arena::Arena;
 pub use self::policy::PagePolicy;
+pub use self::site::Site;
 pub use self::stitch::{Pieces, Shortage};
 use super::AddressMap;
 use crate::ids::StreamId;
 use crate::limits;
 use crate::memory::{Chunk, Device, MemoryError};
-use crate::units::{Bytes, DeviceAddress};
+use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
 
 /// Bytes of one unit: sizes and addresses of allocations are multiples of it.
 const UNIT: u64 = limits::ALLOCATION_ALIGNMENT.get();
@@ -63,6 +65,8 @@ pub struct PagePool {
     arenas: Vec<Arena>,
     live: AddressMap<Live>,
     live_units: u64,
+    /// Units that a plan's pool has.
+    plan_units: u64,
     counts: PageCounts,
     /// Numbers the uses of places, to know which was used least recently.
     uses: u64,
@@ -102,7 +106,7 @@ pub struct PageCounts {
 /// What the pool holds now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageUse {
-    /// Bytes of all its chunks.
+    /// Bytes of all its chunks, without what a plan's pool has of them.
     pub held: Bytes,
     /// Bytes of live allocations, rounded to the unit.
     pub live: Bytes,
@@ -138,6 +142,7 @@ impl PagePool {
             arenas: Vec::new(),
             live: AddressMap::default(),
             live_units: 0,
+            plan_units: 0,
             counts: PageCounts::default(),
             uses: 0,
         }
@@ -223,6 +228,30 @@ impl PagePool {
         self.arenas[at].extend(&device, chunks)
     }
 
+    /// The same, and says where the first chunk is.
+    pub fn extend_at(&mut self, chunks: &[Arc<Chunk>], stream: StreamId) -> Result<DeviceAddress, MemoryError> {
+        self.extend(chunks, stream)?;
+        let len: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
+        let end = self.arena_of(stream).and_then(|at| self.arenas[at].end_unit());
+        end.map(|end| address_of(end - len.get() / UNIT)).ok_or(MemoryError::Unstitchable(len))
+    }
+
+    /// The addresses of live allocations with their homes: several of one that lies in a place.
+    pub fn live_homes(&self) -> impl Iterator<Item = (DeviceAddress, AddressSpan)> + '_ {
+        self.live.iter().flat_map(|(address, live)| {
+            let units = units_of(live.bytes);
+            let pieces = match live.at {
+                At::Home(_) => vec![(unit_at(*address), units)],
+                At::Place(place) => {
+                    let pieces = self.arenas[live.arena as usize].places[place as usize].first_pieces(units);
+                    pieces.iter().map(|piece| (piece.start, piece.units)).collect()
+                }
+            };
+            let span = |(start, units)| Some((*address, Span::new(address_of(start), bytes_of(units))?));
+            pieces.into_iter().filter_map(span)
+        })
+    }
+
     /// Bytes of new chunks at the end of the stream's addresses that would let a request fit there.
     /// `None` where that is more than any device has.
     pub fn lacks_at_end(&self, bytes: Bytes, stream: StreamId) -> Option<Bytes> {
@@ -237,14 +266,19 @@ impl PagePool {
         self.arenas.iter().map(|arena| arena.held).sum()
     }
 
-    /// Bytes that serve no allocation.
+    /// Bytes that serve no allocation, and that no plan's pool has.
     pub fn free_bytes(&self) -> Bytes {
-        self.held() - bytes_of(self.live_units)
+        self.held() - bytes_of(self.live_units + self.plan_units)
     }
 
     /// Live allocations.
     pub fn live_allocations(&self) -> u64 {
         self.live.len() as u64
+    }
+
+    /// Bytes of live allocations, as asked for. Walks over all of them.
+    pub fn live_bytes(&self) -> Bytes {
+        self.live.values().map(|live| live.bytes).sum()
     }
 
     /// How requests were served.
@@ -265,7 +299,7 @@ impl PagePool {
     /// What the pool holds now. Walks over the free runs that are as long as a chunk.
     pub fn usage(&self) -> PageUse {
         PageUse {
-            held: self.held(),
+            held: self.held() - bytes_of(self.plan_units),
             live: bytes_of(self.live_units),
             largest_contiguous: self.largest_contiguous(),
             idle_chunks: self.idle_chunk_bytes(),
@@ -275,13 +309,13 @@ impl PagePool {
     /// Every chunk, live ones included, for the end of the pool's life: all mappings go.
     pub fn take_all(&mut self) -> Vec<Arc<Chunk>> {
         self.live.clear();
-        self.live_units = 0;
+        (self.live_units, self.plan_units) = (0, 0);
         std::mem::take(&mut self.arenas).into_iter().flat_map(Arena::into_chunks).collect()
     }
 
-    /// Says what is wrong with the pool; nothing, unless this module has a bug. Takes time in
-    /// proportion to everything there is.
-    pub fn invariants(&self) -> Result<(), String> {
+    /// Says what is wrong with the pool; nothing, unless this module has a bug. `of_plan` is what a
+    /// plan's pool has of its site. Takes time in proportion to everything there is.
+    pub fn invariants(&self, of_plan: Option<(Site, &[AddressSpan])>) -> Result<(), String> {
         let mut live_units = 0;
         for (at, arena) in self.arenas.iter().enumerate() {
             let live = self.live.iter().filter(|(_, live)| live.arena as usize == at);
@@ -295,12 +329,19 @@ impl PagePool {
                     At::Place(place) => places.push((*address, units, place as usize)),
                 }
             }
-            arena.invariants(&home, &places).map_err(|wrong| format!("{:?}: {wrong}", arena.stream))?;
+            let parts = of_plan.filter(|(site, _)| site.is_in(at)).map_or(&[][..], |(_, parts)| parts);
+            let parts: Vec<_> = parts.iter().map(|part| (unit_at(part.start()), part.len().get() / UNIT)).collect();
+            let checked = arena.invariants(&home, &places, &parts);
+            checked.map_err(|wrong| format!("{:?}: {wrong}", arena.stream))?;
         }
-        if live_units == self.live_units {
+        let plan_units: u64 = of_plan.iter().flat_map(|(_, parts)| *parts).map(|part| part.len().get() / UNIT).sum();
+        if (live_units, plan_units) == (self.live_units, self.plan_units) {
             Ok(())
         } else {
-            Err(format!("{} units are counted and {live_units} are live", self.live_units))
+            let counted = (self.live_units, self.plan_units);
+            Err(format!(
+                "{counted:?} units are counted as live and the plan's: there are {live_units} and {plan_units}"
+            ))
         }
     }
 }

@@ -192,8 +192,13 @@ impl PagePool {
             }
         }
         runs.extend(&pieces.after);
+        // Chunks that left since the pieces were chosen may have come back as the new ones.
         let is_free = runs.iter().all(|run| arena.free.covers(run.start, run.units));
-        if !is_free || !meet_at_edges(arena, &runs) || runs.iter().map(|run| run.units).sum::<u64>() < units {
+        if !is_free
+            || !are_disjoint(&runs)
+            || !meet_at_edges(arena, &runs)
+            || runs.iter().map(|run| run.units).sum::<u64>() < units
+        {
             return Ok(None);
         }
         if let [run] = runs[..] {
@@ -232,6 +237,12 @@ impl PagePool {
             }
         }
     }
+}
+
+fn are_disjoint(runs: &[Piece]) -> bool {
+    let mut sorted = runs.to_vec();
+    sorted.sort_unstable();
+    sorted.windows(2).all(|pair| !overlap(&pair[0], &pair[1]))
 }
 
 /// Whether runs can be shown side by side: each but the first begins where a chunk does, and each but the

@@ -40,12 +40,12 @@ impl Bench {
     fn extend(&mut self, mib: &[u64], stream: StreamId) {
         let chunks: Vec<Arc<Chunk>> = mib.iter().map(|mib| self.chunk(*mib)).collect();
         self.pool.extend(&chunks, stream).unwrap();
-        self.pool.invariants().unwrap();
+        self.pool.invariants(None).unwrap();
     }
 
     fn alloc(&mut self, bytes: Bytes) -> Option<DeviceAddress> {
         let served = self.pool.alloc(bytes, ONE);
-        self.pool.invariants().unwrap();
+        self.pool.invariants(None).unwrap();
         served
     }
 
@@ -55,7 +55,7 @@ impl Bench {
 
     fn free(&mut self, address: DeviceAddress) {
         self.pool.free(address).unwrap();
-        self.pool.invariants().unwrap();
+        self.pool.invariants(None).unwrap();
     }
 
     /// Stitches a request, with one new chunk for what lacks; says where and how much that was.
@@ -64,7 +64,7 @@ impl Bench {
         let lacks = shortage.lacks.get() >> 20;
         let chunks: Vec<Arc<Chunk>> = (lacks > 0).then(|| self.chunk(lacks)).into_iter().collect();
         let served = self.pool.stitch(&shortage.pieces, &chunks, bytes, ONE).unwrap();
-        self.pool.invariants().unwrap();
+        self.pool.invariants(None).unwrap();
         (served.expect("the pieces are free"), lacks)
     }
 }
@@ -160,7 +160,7 @@ fn each_stream_has_its_own_memory() {
     assert_eq!(bench.pool.idle_chunks_of_others(OTHER), Bytes::mib(8));
     let moved = bench.pool.trim_others(OTHER, Bytes::mib(8));
     bench.pool.extend(&moved, OTHER).unwrap();
-    bench.pool.invariants().unwrap();
+    bench.pool.invariants(None).unwrap();
     assert!(bench.pool.alloc(Bytes::mib(9), OTHER).is_some(), "what is left of its own chunk and the other's");
 }
 
@@ -172,7 +172,7 @@ fn trimmed_chunks_leave_every_address() {
     // The beginning of a place stays when the chunk behind it goes.
     let short = bench.alloc(Bytes::mib(3)).unwrap();
     let chunks = bench.pool.trim(Bytes::MAX);
-    bench.pool.invariants().unwrap();
+    bench.pool.invariants(None).unwrap();
     assert_eq!(chunks.iter().map(|chunk| chunk.len()).sum::<Bytes>(), Bytes::mib(4));
     assert_eq!((short, bench.device.mapped().0), (blocks[0], 4));
     assert!(chunks.iter().all(|chunk| Arc::strong_count(chunk) == 1));

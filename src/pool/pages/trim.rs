@@ -126,7 +126,7 @@ impl Arena {
         for (id, range) in &self.ranges {
             let here: Vec<(u64, u64)> =
                 idle.iter().copied().filter(|(home, _)| self.chunks[home].range == id).collect();
-            if found >= wanted || here.len() != range.mapping.chunk_count() {
+            if found >= wanted || here.len() != range.mapping.chunk_count() || range.plan_end.is_some() {
                 continue;
             }
             found += here.iter().map(|(_, units)| bytes_of(*units)).sum();
@@ -136,7 +136,7 @@ impl Arena {
     }
 
     /// Unmaps idle chunks wherever they are shown, and hands them over.
-    fn take_homes(&mut self, homes: Vec<u64>) -> Vec<Arc<Chunk>> {
+    pub(super) fn take_homes(&mut self, homes: Vec<u64>) -> Vec<Arc<Chunk>> {
         let mut hidden: Vec<(u64, u64)> = Vec::new();
         for home in homes {
             if self.hide(home) {

@@ -103,10 +103,6 @@ impl Detours {
         })
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
     /// Those that begin where this entry does not come.
     fn from(&self, entry: u32) -> &[Detour] {
         let first = self.all.partition_point(|detour| detour.from < entry);
@@ -201,7 +197,7 @@ impl PlannedPool {
             let is_in_the_way = |entry: &u32| self.lane_of(*entry) == lane && self.expiries.death(*entry) != NEVER;
             self.make_tenants(self.orderly.iter().filter(is_in_the_way).collect());
         }
-        if self.tenants.has_hole(span) {
+        if self.tenants.has_lent(span) {
             return Served::Unbacked;
         }
         if !self.tenants.is_clear(span) {

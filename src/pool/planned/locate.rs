@@ -62,15 +62,15 @@ impl PlannedPool {
         let cell = self.cell_of(offset);
         let span = self.live_in(cell).find(|span| span.contains(offset))?;
         // Nobody is served at what is lent.
-        if self.tenants.is_lent(span.start()) {
+        if self.tenants.has_lent(span) {
             return None;
         }
         let before = (0..=self.cell_of(span.start())).rev().find_map(|cell| {
-            self.taken_in(cell).filter(|other| other.end() <= span.start()).map(|other| other.end()).max()
+            self.live_in(cell).filter(|other| other.end() <= span.start()).map(|other| other.end()).max()
         });
         let last = PlanOffset::new(span.end().get().saturating_sub(1));
         let after = (self.cell_of(last)..self.cell_count()).find_map(|cell| {
-            self.taken_in(cell).filter(|other| other.start() >= span.end()).map(|other| other.start()).min()
+            self.live_in(cell).filter(|other| other.start() >= span.end()).map(|other| other.start()).min()
         });
         let start = before.unwrap_or(PlanOffset::new(0));
         let end = after.unwrap_or(PlanOffset::new(self.span.len().get()));
@@ -97,12 +97,7 @@ impl PlannedPool {
         orderly.filter(move |span| span.overlaps(whole)).chain(self.tenants.overlapping(whole))
     }
 
-    /// The same, and the cell itself where it has no memory.
-    fn taken_in(&self, cell: usize) -> impl Iterator<Item = PlanSpan> + '_ {
-        self.live_in(cell).chain(Some(whole_cell(cell as u32)).filter(|whole| self.tenants.has_hole(*whole)))
-    }
-
-    /// What lies where, without what has no memory. Walks over all there is.
+    /// What lies where, without what is not the pool's. Walks over all there is.
     pub fn laid(&self) -> Vec<Laid> {
         let stream = |lane: u32| self.lanes.stream(lane as usize);
         let orderly = self.orderly.iter().map(|at| {
@@ -117,21 +112,11 @@ impl PlannedPool {
         });
         let mut live: Vec<Laid> = live.collect();
         live.sort_unstable_by_key(|laid| laid.span.start());
-        let all = fill_gaps(self.span.start(), self.span.end(), live.into_iter(), |from, to| {
+        let mut all = fill_gaps(self.span.start(), self.span.end(), live.into_iter(), |from, to| {
             let span = Span::new(from, to.checked_distance(from)?).filter(|span| !span.is_empty())?;
             Some(Laid { span, stream: StreamId::DEFAULT, state: LaidState::Free })
         });
-        all.into_iter().flat_map(|laid| self.with_memory(laid)).collect()
-    }
-
-    /// The parts of a stretch that have memory behind them; of what is live that is all of it.
-    fn with_memory(&self, laid: Laid) -> Vec<Laid> {
-        let from = laid.span.start().checked_distance(self.span.start()).expect("it lies in the pool").get();
-        let stretches = self.tenants.without_holes(from, from + laid.span.len().get()).into_iter();
-        let part = |(from, to): (u64, u64)| {
-            let offsets = Span::new(PlanOffset::new(from), Bytes::new(to - from)).expect("it lies in the pool");
-            Laid { span: self.addresses_of(offsets), ..laid }
-        };
-        stretches.map(part).collect()
+        all.retain(|laid| laid.state != LaidState::Shown);
+        all
     }
 }

@@ -35,7 +35,7 @@ use self::detours::Detours;
 use self::dynamic::Dynamic;
 use self::flags::Flags;
 use self::lanes::{Lanes, Progress};
-pub use self::lend::{Lendable, overlapped};
+pub use self::lend::Placed;
 use self::matcher::{Again, Matcher};
 use self::places::{NO_KEY, NOBODY, Occupant, Places, TENANT};
 use self::tenants::{LENT, Tenants};
@@ -64,8 +64,6 @@ pub struct PlannedPool {
     detours: Detours,
     /// Where entries are, once somebody has asked.
     cells: Option<Box<locate::Cells>>,
-    /// What lies behind is nobody's of the plan.
-    plan_end: u64,
     /// All but the hits, which follow from how far the cursors have come.
     counts: PlannedCounts,
     /// Entries that a cursor went over and that were not served.
@@ -133,7 +131,7 @@ pub enum Served {
     Elsewhere,
     /// The plan does not know it. Another pool should serve it, and if none has room [`PlannedPool::alloc_anywhere`] may.
     Unknown,
-    /// It is the one at the cursor, and there is no memory behind its place yet ([`PlannedPool::lacks`]). Nothing has changed: it may be asked for again when there is, or
+    /// It is the one at the cursor, and a part of its place is not the pool's now ([`PlannedPool::lacks`]). Nothing has changed: it may be asked for again when there is, or
     /// the cursor goes over it ([`PlannedPool::pass_over`]).
     Unbacked,
     /// It is the one at the cursor, and who has its place may be freed already. Nothing has changed: it may be asked for again
@@ -246,7 +244,6 @@ impl PlannedPool {
             detours,
             entries,
             cells: None,
-            plan_end: span.len().get(),
             counts: PlannedCounts::default(),
             passed_unserved: 0,
             expects_frees: false,
@@ -272,6 +269,11 @@ impl PlannedPool {
     /// Allocations that are live here. Walks over the plan: a count that is kept would be written at every allocation.
     pub fn live_allocations(&self) -> u64 {
         (self.orderly.iter().count() + self.tenants.iter().filter(|(_, bytes)| *bytes != LENT).count()) as u64
+    }
+
+    /// A request comes while the plan is suspended.
+    pub fn note_suspended(&mut self, request: &Request) {
+        self.counts.unplanned += u64::from(!request.is_dynamic);
     }
 
     /// Serves a request, or says that another pool must.
@@ -366,7 +368,7 @@ impl PlannedPool {
     /// The entry, which the cursor has just gone over, cannot have its place now.
     #[cold]
     fn serve_blocked(&mut self, entry: u32, request: &Request) -> Served {
-        if self.tenants.has_hole(self.offsets_of(entry)) {
+        if self.tenants.has_lent(self.offsets_of(entry)) {
             let lane = self.lane_of(entry);
             self.lanes[lane].matcher.step_back(entry);
             return Served::Unbacked;
@@ -381,7 +383,7 @@ impl PlannedPool {
         self.relocate(entry, request)
     }
 
-    /// The place of a request, where it is the one at the cursor and has no memory behind all of it.
+    /// The place of a request, where it is the one at the cursor and a part of that is not the pool's.
     pub fn lacks(&self, request: &Request) -> Option<PlanSpan> {
         let lane = self.lanes.of(request)?;
         let place = if self.lanes[lane].detour.is_some() {
@@ -390,7 +392,7 @@ impl PlannedPool {
             let next = self.lanes[lane].next().filter(|next| self.is_like(*next, request));
             next.map(|next| self.offsets_of(next))
         };
-        place.filter(|span| self.tenants.has_hole(*span))
+        place.filter(|span| self.tenants.has_lent(*span))
     }
 
     /// Frees wait for streams, or none does any more: as long as they do, a request whose place somebody has is [`Served::HeldUp`].
@@ -398,14 +400,19 @@ impl PlannedPool {
         self.expects_frees = expects;
     }
 
-    /// The cursor goes over the entry of this request, at which it stands: for it there is no memory.
-    pub fn pass_over(&mut self, request: &Request) {
-        let Some(lane) = self.lanes.of(request) else { return };
+    /// The cursor goes over the entry of this request, at which it stands: its place cannot be had. Serves
+    /// it at another, if one is free for long enough.
+    pub fn pass_over(&mut self, request: &Request) -> Option<DeviceAddress> {
+        let lane = self.lanes.of(request)?;
+        self.counts.blocked += 1;
         if self.pass_over_on_detour(lane) {
-            self.counts.skipped += 1;
-        } else if let Some(next) = self.lanes[lane].next() {
-            self.skip(next);
-            self.counts.skipped += 1;
+            return None;
+        }
+        let next = self.lanes[lane].next()?;
+        self.skip(next);
+        match self.relocate(next, request) {
+            Served::Reused(address) => Some(address),
+            _ => None,
         }
     }
 
@@ -417,18 +424,13 @@ impl PlannedPool {
         self.expire(entry, &planned);
     }
 
-    /// Says of a part of the pool, in whole cells of 2 MiB, that there is no memory behind it, or that there is. Nobody is there.
-    pub fn set_hole(&mut self, offsets: PlanSpan, is_hole: bool) {
-        self.tenants.set_hole(offsets, is_hole);
-    }
-
     /// The addresses of a part of the pool.
     pub fn addresses_of(&self, offsets: PlanSpan) -> AddressSpan {
         let start = self.span.start().checked_add(Bytes::new(offsets.start().get()));
         start.and_then(|start| Span::new(start, offsets.len())).expect("it is a part of the pool")
     }
 
-    /// The parts of the pool that somebody has now.
+    /// The parts of the pool that are live or lent now.
     pub fn live_spans(&self) -> impl Iterator<Item = PlanSpan> + '_ {
         self.orderly.iter().map(|entry| self.offsets_of(entry)).chain(self.tenants.spans())
     }
@@ -662,14 +664,6 @@ impl PlannedPool {
         Some(bytes)
     }
 
-    /// A tenant that began here is gone.
-    fn vacate_place(&mut self, offset: PlanOffset) {
-        let units = (offset.get() / limits::ALLOCATION_ALIGNMENT.get()) as u32;
-        if let Some(place) = self.places.find(units) {
-            self.places.set(place, Occupant::Nobody);
-        }
-    }
-
     fn plan_offset(&self, units: u32) -> PlanOffset {
         PlanOffset::new(u64::from(units) * limits::ALLOCATION_ALIGNMENT.get())
     }
@@ -688,6 +682,11 @@ impl PlannedPool {
         let behind = self.parts.partition_point(|(part, _)| part.start <= offset);
         let (_, lane) = self.parts[..behind].last().filter(|(part, _)| offset < part.end)?;
         self.lanes.bound_stream(*lane as usize)
+    }
+
+    /// A lane is of another stream than this, or may come to be.
+    pub fn has_other_streams(&self, stream: StreamId) -> bool {
+        (0..self.lanes.count()).any(|lane| self.lanes.bound_stream(lane) != Some(stream))
     }
 
     /// Bytes that an allocation at `address` has, if it is a live one of this pool's.
@@ -817,9 +816,6 @@ impl PlannedPool {
     pub fn invariants(&self) -> Result<(), String> {
         let orderly: Vec<u32> = self.orderly.iter().collect();
         let mut spans: Vec<PlanSpan> = self.live_spans().collect();
-        if let Some(span) = spans.iter().find(|span| self.tenants.has_hole(**span)) {
-            return Err(format!("{span:?} is live, and there is no memory behind it"));
-        }
         spans.sort_unstable_by_key(|span| span.start());
         if let Some(pair) = spans.windows(2).find(|pair| pair[0].overlaps(pair[1])) {
             return Err(format!("live allocations overlap: {pair:?}"));

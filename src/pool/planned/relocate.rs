@@ -101,20 +101,22 @@ impl PlannedPool {
         Span::new(PlanOffset::new(start), len)
     }
 
-    /// Stretches of at least `len` bytes of a lane's part of the pool that nobody has now, in the order of places.
-    fn room_now(&self, len: u64, lane: usize) -> Vec<(u64, u64)> {
+    /// Stretches of at least `len` bytes of a lane's part of the pool that are free and not lent, in the order of places.
+    pub(super) fn room_now(&self, len: u64, lane: usize) -> Vec<(u64, u64)> {
         let part = &self.lanes[lane].part;
-        let mut taken: Vec<(u64, u64)> = self
-            .orderly
-            .iter()
-            .map(|entry| self.offsets_of(entry))
-            .chain(self.tenants.obstacles())
+        self.free_within(part.start, part.end, len)
+    }
+
+    /// The same of the offsets from `from` to `to`.
+    pub(super) fn free_within(&self, from: u64, to: u64, len: u64) -> Vec<(u64, u64)> {
+        let taken = self.orderly.iter().map(|entry| self.offsets_of(entry)).chain(self.tenants.spans());
+        let mut taken: Vec<(u64, u64)> = taken
             .map(|span| (span.start().get(), span.end().get()))
-            .filter(|(start, end)| *start < part.end && part.start < *end)
+            .filter(|(start, end)| *start < to && from < *end)
             .collect();
         taken.sort_unstable();
-        let (mut room, mut at) = (Vec::new(), part.start);
-        for (start, end) in taken.into_iter().chain([(part.end, part.end)]) {
+        let (mut room, mut at) = (Vec::new(), from);
+        for (start, end) in taken.into_iter().chain([(to, to)]) {
             if start >= at + len {
                 room.push((at, start));
             }

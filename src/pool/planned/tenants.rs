@@ -1,13 +1,13 @@
-//! Who is in the way inside the planned pool: allocations that the plan's own order says nothing about, kept exactly, and cells behind which there is no memory yet.
+//! What is in the way inside the planned pool: allocations that the plan's own order says nothing about,
+//! and parts that are not the pool's now: they are *lent* to the page pool, or have no memory.
 //!
 //! They are one list in the order of addresses. Each slot of 64 KiB knows the first of those that begin in it, and a tree of bits says which slots have one: so the neighbours of an address are a look at
 //! the bits and a few steps along the list, as many as begin in one slot.
 
 use super::bits::Bits;
-use crate::extents::cut;
 use crate::limits;
 use crate::pool::starts::Starts;
-use crate::units::{Bytes, Place as _, PlanOffset, PlanSpan, Span};
+use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 
 /// Bytes in one cell: as the smallest chunk.
 pub(super) const CELL: u64 = 2 << 20;
@@ -44,11 +44,8 @@ pub(super) struct Tenants {
     firsts: Vec<u32>,
     /// Slots in which one begins.
     begins: Starts,
-    /// Cells that somebody has a byte of, and holes. A gigabyte is eight words.
+    /// Cells that a tenant has a byte of. A gigabyte is eight words.
     busy: Bits,
-    /// Cells without memory, and how many there are.
-    holes: Bits,
-    hole_count: u32,
 }
 
 impl Tenants {
@@ -62,52 +59,23 @@ impl Tenants {
             firsts: vec![NONE; len.get().div_ceil(SLOT) as usize],
             begins: Starts::default(),
             busy: Bits::new(cells),
-            holes: Bits::new(cells),
-            hole_count: 0,
         }
     }
 
-    /// Nobody and nothing is in the way, as in every job that goes by its plan.
+    /// Nothing is in the way.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.tenants.len() == self.unused.len() + 1 && self.hole_count == 0
+        self.tenants.len() == self.unused.len() + 1
     }
 
-    /// There is no memory behind `span`, which is whole cells, or there is. Nobody is there.
-    pub(super) fn set_hole(&mut self, span: PlanSpan, is_hole: bool) {
-        let whole = |offset: PlanOffset| offset.get().is_multiple_of(CELL);
-        assert!(whole(span.start()) && whole(span.end()), "holes are whole cells");
-        assert!(span.end().get() <= self.len.get().next_multiple_of(CELL), "holes are inside the pool");
-        for cell in cells(span) {
-            if self.holes.is_set(cell) == is_hole {
-                continue;
-            }
-            if is_hole {
-                assert!(!self.busy.is_set(cell), "nobody is where no memory is");
-                self.holes.set(cell);
-                self.busy.set(cell);
-                self.hole_count += 1;
-            } else {
-                self.holes.clear(cell);
-                self.busy.clear(cell);
-                self.hole_count -= 1;
-            }
-        }
-    }
-
-    /// There is no memory behind a part of `span`, or all of it.
-    pub(super) fn has_hole(&self, span: PlanSpan) -> bool {
-        self.hole_count > 0 && self.holes.any_of(cells(span))
-    }
-
-    /// Nobody has a byte of `span`, and there is memory behind it.
+    /// `span` is the pool's, and no tenant has a byte of it.
     pub(super) fn is_clear(&self, span: PlanSpan) -> bool {
         if !self.busy.any_of(cells(span)) {
             return true;
         }
         // Of those that begin before its end the last reaches furthest.
         let after = self.at(self.from(span.end().get()));
-        !self.has_hole(span) && self.at(after.before).end <= span.start().get()
+        self.at(after.before).end <= span.start().get()
     }
 
     #[inline]
@@ -142,20 +110,12 @@ impl Tenants {
         let mut after = self.at(self.from(start + 1));
         let mut at = start.max(aligned(self.at(after.before).end));
         let (mut best, mut shortest) = (None, u64::MAX);
-        let has_hole = self.has_hole(space);
         // Where what is left is too short, whoever is there need not be looked up.
         while at + len <= end {
             let to = after.start.min(end);
-            let mut consider = |from: u64, to: u64| {
-                let room = to.saturating_sub(from);
-                if room >= len && room < shortest {
-                    (best, shortest) = (Some(PlanOffset::new(from)), room);
-                }
-            };
-            if has_hole {
-                self.without_holes(at, to).into_iter().for_each(|(from, to)| consider(from, to));
-            } else {
-                consider(at, to);
+            let room = to.saturating_sub(at);
+            if room >= len && room < shortest {
+                (best, shortest) = (Some(PlanOffset::new(at)), room);
             }
             if to == end {
                 break;
@@ -166,22 +126,12 @@ impl Tenants {
         best
     }
 
-    /// What of a stretch has memory behind it.
-    pub(super) fn without_holes(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
-        let mut stretches = vec![(from, to)];
-        if self.hole_count > 0 && from < to {
-            let holes = (from / CELL..to.div_ceil(CELL)).filter(|cell| self.holes.is_set(*cell as u32));
-            holes.for_each(|cell| cut(&mut stretches, cell * CELL, (cell + 1) * CELL, 1));
-        }
-        stretches
-    }
-
     pub(super) fn insert(&mut self, span: PlanSpan, bytes: Bytes) {
         let (start, end) = (span.start().get(), span.end().get());
         let after = self.from(start);
         let before = self.at(after).before;
         let is_free = self.at(before).end <= start && end <= self.at(after).start;
-        assert!(is_free && !self.has_hole(span), "two tenants never overlap");
+        assert!(is_free, "two tenants never overlap");
         assert!(end <= self.len.get(), "tenants are inside the pool");
         let new = Tenant { start, end, bytes, before, after };
         let number = match self.unused.pop() {
@@ -225,21 +175,42 @@ impl Tenants {
         self.begins_at(start).filter(|number| self.at(*number).bytes != LENT)
     }
 
-    /// The part that is lent and begins at `start`.
-    fn lent_at(&self, start: PlanOffset) -> Option<u32> {
-        self.begins_at(start).filter(|number| self.at(*number).bytes == LENT)
+    /// A part of `span` is not the pool's.
+    pub(super) fn has_lent(&self, span: PlanSpan) -> bool {
+        self.busy.any_of(cells(span)) && self.lent_in(span).next().is_some()
     }
 
-    /// A part of the pool is lent that begins at `start`.
-    pub(super) fn is_lent(&self, start: PlanOffset) -> bool {
-        self.lent_at(start).is_some()
+    /// What of `span` is not the pool's, in the order of offsets.
+    pub(super) fn lent_in(&self, span: PlanSpan) -> impl Iterator<Item = PlanSpan> + '_ {
+        let (start, end) = (span.start().get(), span.end().get());
+        let lent = self.meeting(span).filter(|tenant| tenant.bytes == LENT);
+        lent.map(move |tenant| from_to(tenant.start.max(start), tenant.end.min(end)))
     }
 
-    /// Takes out the part that is lent and begins at `start`; false if there is none.
-    pub(super) fn remove_lent(&mut self, start: PlanOffset) -> bool {
-        let lent = self.lent_at(start);
-        lent.into_iter().for_each(|number| self.take_out(number));
-        lent.is_some()
+    /// `span`, of which no tenant has a byte, is not the pool's from now on.
+    pub(super) fn lend(&mut self, span: PlanSpan) {
+        let mut whole = span;
+        let after = self.from(span.start().get());
+        for number in [self.at(after).before, after] {
+            let beside = *self.at(number);
+            if beside.bytes == LENT && (beside.end == whole.start().get() || beside.start == whole.end().get()) {
+                self.take_out(number);
+                whole = from_to(beside.start.min(whole.start().get()), beside.end.max(whole.end().get()));
+            }
+        }
+        self.insert(whole, LENT);
+    }
+
+    /// `span`, which was lent, is the pool's again.
+    pub(super) fn take_back(&mut self, span: PlanSpan) {
+        let (start, end) = (span.start().get(), span.end().get());
+        let lent = self.meeting(span).next().copied().filter(|tenant| tenant.bytes == LENT);
+        let lent = lent.filter(|lent| lent.start <= start && end <= lent.end).expect("only what is lent is taken back");
+        let number = self.begins_at(lent.span().start()).expect("it is a tenant");
+        self.take_out(number);
+        for (from, to) in [(lent.start, start), (end, lent.end)].into_iter().filter(|(from, to)| from < to) {
+            self.insert(from_to(from, to), LENT);
+        }
     }
 
     fn take_out(&mut self, number: u32) {
@@ -265,18 +236,6 @@ impl Tenants {
         }
     }
 
-    /// The pool has another length; nobody is behind it.
-    pub(super) fn resize(&mut self, len: Bytes) {
-        let cells = len.get().div_ceil(CELL) as usize;
-        let last = self.at(self.at(NONE).before);
-        assert!(last.end <= len.get(), "nobody is where no memory is");
-        self.len = len;
-        self.firsts.resize(len.get().div_ceil(SLOT) as usize, NONE);
-        self.busy.resize(cells);
-        self.holes.resize(cells);
-        self.hole_count = self.holes.iter().count() as u32;
-    }
-
     /// Bytes of the tenant that begins at `start`.
     pub(super) fn len_at(&self, start: PlanOffset) -> Option<Bytes> {
         self.served_at(start).map(|number| self.at(number).span().len())
@@ -290,18 +249,6 @@ impl Tenants {
         self.all().map(Tenant::span)
     }
 
-    /// Everything that is in the way: tenants, and holes, those side by side as one.
-    pub(super) fn obstacles(&self) -> impl Iterator<Item = PlanSpan> + '_ {
-        let mut cells = self.holes.iter().peekable();
-        let holes = std::iter::from_fn(move || {
-            let first = cells.next()?;
-            let last = std::iter::successors(Some(first), |last| cells.next_if_eq(&(last + 1))).last()?;
-            let (start, end) = (whole_cell(first).start(), whole_cell(last).end());
-            Span::new(start, end.checked_distance(start)?)
-        });
-        self.spans().chain(holes)
-    }
-
     /// The tenants, with the bytes that were asked for.
     pub(super) fn iter(&self) -> impl Iterator<Item = (PlanSpan, Bytes)> + '_ {
         self.all().map(|tenant| (tenant.span(), tenant.bytes))
@@ -309,10 +256,14 @@ impl Tenants {
 
     /// Tenants that have bytes of `span`.
     pub(super) fn overlapping(&self, span: PlanSpan) -> impl Iterator<Item = PlanSpan> + '_ {
+        self.meeting(span).map(Tenant::span)
+    }
+
+    fn meeting(&self, span: PlanSpan) -> impl Iterator<Item = &Tenant> {
         let (start, end) = (span.start().get(), span.end().get());
         let first = self.from(start);
         let before = Some(self.at(self.at(first).before)).filter(|before| before.end > start);
-        before.into_iter().chain(self.walk(first).take_while(move |tenant| tenant.start < end)).map(Tenant::span)
+        before.into_iter().chain(self.walk(first).take_while(move |tenant| tenant.start < end))
     }
 
     pub(super) fn invariants(&self) -> Result<(), String> {
@@ -335,11 +286,7 @@ impl Tenants {
         let mut taken = vec![false; (self.firsts.len() as u64 * SLOT).div_ceil(CELL) as usize];
         spans.iter().flat_map(|span| cells(*span)).for_each(|cell| taken[cell as usize] = true);
         for (cell, is_taken) in (0..).zip(taken) {
-            let is_hole = self.holes.is_set(cell);
-            if is_taken && is_hole {
-                return Err(format!("cell {cell} has no memory, and somebody is there"));
-            }
-            if self.busy.is_set(cell) != (is_taken || is_hole) {
+            if self.busy.is_set(cell) != is_taken {
                 return Err(format!("cell {cell} is taken or not, and its bit says otherwise"));
             }
         }
@@ -361,9 +308,12 @@ impl Tenants {
 
 impl Tenant {
     fn span(&self) -> PlanSpan {
-        let len = Bytes::new(self.end - self.start);
-        Span::new(PlanOffset::new(self.start), len).expect("it was inserted")
+        from_to(self.start, self.end)
     }
+}
+
+fn from_to(start: u64, end: u64) -> PlanSpan {
+    Span::new(PlanOffset::new(start), Bytes::new(end - start)).expect("it lies in the pool")
 }
 
 /// The first place from there on where an allocation may begin.
@@ -411,10 +361,18 @@ mod tests {
         let (mut holes, mut clear, mut found) = (Vec::new(), 0, 0);
         for step in 0..20_000 {
             if step == 10_000 {
-                // From here on a part of the pool has no memory.
+                // From here on parts of the pool are lent, of which two that meet are one.
                 let empty = (0..pool.get() / CELL).map(|cell| whole_cell(cell as u32));
                 holes.extend(empty.filter(|cell| !list.iter().any(|one| one.overlaps(*cell))).step_by(3));
-                holes.iter().for_each(|hole| tenants.set_hole(*hole, true));
+                for hole in &holes {
+                    let (start, end) = (hole.start().get(), hole.end().get());
+                    tenants.lend(from_to(start + CELL / 2, end));
+                    tenants.lend(from_to(start, start + CELL / 2));
+                    assert_eq!(tenants.lent_in(*hole).collect::<Vec<_>>(), [*hole]);
+                    tenants.take_back(from_to(start + 512, start + 1024));
+                    assert_eq!(tenants.lent_in(*hole).count(), 2);
+                    tenants.lend(from_to(start + 512, start + 1024));
+                }
             }
             let shift = 10 + rng.below(shift_max - 9);
             let len = 512 + rng.below((1 << shift) - 512) / 512 * 512;
@@ -437,7 +395,8 @@ mod tests {
             }
             if step % 1000 == 0 {
                 tenants.invariants().unwrap();
-                let mut inside: Vec<PlanSpan> = list.iter().copied().filter(|other| other.overlaps(span)).collect();
+                let all = list.iter().chain(&holes).copied();
+                let mut inside: Vec<PlanSpan> = all.filter(|other| other.overlaps(span)).collect();
                 inside.sort_unstable_by_key(|span| span.start());
                 assert_eq!(tenants.overlapping(span).collect::<Vec<_>>(), inside);
             }

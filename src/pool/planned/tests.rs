@@ -451,36 +451,41 @@ fn a_plan_that_contradicts_itself_is_not_served_from() {
 /// Units in a cell of 2 MiB.
 const CELL: u64 = (2 << 20) / UNIT;
 
-fn set_hole(bench: &mut Bench, cell: u64, is_hole: bool) {
-    let span = Span::new(PlanOffset::new(cell * CELL * UNIT), Bytes::new(CELL * UNIT)).unwrap();
-    bench.pool.set_hole(span, is_hole);
+/// Lends some units of the pool, or takes them back.
+fn set_lent(bench: &mut Bench, first: u64, units: u64, is_lent: bool) {
+    let span = Span::new(PlanOffset::new(first * UNIT), Bytes::new(units * UNIT)).unwrap();
+    if is_lent {
+        bench.pool.lend(span)
+    } else {
+        bench.pool.take_back(span)
+    }
     bench.pool.invariants().unwrap();
 }
 
 #[test]
-fn a_place_without_memory_is_nobodys_until_it_has_some() {
+fn a_place_that_is_lent_serves_nothing_until_taken_back() {
     // Two entries of a cell and a half each, one behind the other.
     let long = CELL * 3 / 2;
     let mut bench = Bench::new(&[(long, 0), (long, long)], 2);
-    set_hole(&mut bench, 1, true);
+    set_lent(&mut bench, CELL, CELL, true);
     let asked = |bench: &Bench, units: u64| bench.pool.lacks(&Request::of(Bytes::new(units * UNIT)));
     assert!(asked(&bench, long).is_some() && asked(&bench, 1).is_none());
     assert_eq!(bench.pool.alloc(&Request::of(Bytes::new(long * UNIT))), Served::Unbacked);
     assert_eq!((bench.pool.counts(), bench.pool.live_allocations()), (PlannedCounts::default(), 0));
     // Nothing is there that could be freed, or found.
     assert!(!bench.free(CELL) && bench.pool.find(DeviceAddress::new(BASE + CELL * UNIT)).is_none());
-    set_hole(&mut bench, 1, false);
+    set_lent(&mut bench, CELL, CELL, false);
     assert_eq!(bench.ask(long), Some(0));
     assert_eq!((bench.pool.counts().hits, bench.pool.counts().deviations()), (1, 0));
-    // The next has no memory for its last cell, and none comes.
-    set_hole(&mut bench, 2, true);
+    // The end of the next is lent, and stays so.
+    set_lent(&mut bench, 2 * CELL, CELL, true);
     assert_eq!(bench.pool.alloc(&Request::of(Bytes::new(long * UNIT))), Served::Unbacked);
     let free = bench.pool.find(DeviceAddress::new(BASE)).unwrap();
     assert_eq!((free.span.len().get() / UNIT, free.after.get() / UNIT), (long, 2 * CELL - long));
     let laid = bench.pool.laid();
     assert_eq!(laid.iter().map(|laid| laid.span.len().get() / UNIT).collect::<Vec<_>>(), [long, 2 * CELL - long]);
     bench.pool.pass_over(&Request::of(Bytes::new(long * UNIT)));
-    assert_eq!((bench.pool.counts().skipped, bench.pool.counts().hits), (1, 1));
+    assert_eq!((bench.pool.counts().blocked, bench.pool.counts().hits), (1, 1));
     assert!(bench.pool.lacks(&Request::of(Bytes::new(long * UNIT))).is_none());
 }
 
@@ -720,23 +725,21 @@ fn of_detours_that_begin_alike_the_one_that_goes_on_with_a_request_is_followed()
 }
 
 #[test]
-fn a_place_on_a_detour_without_memory_is_told_and_comes_again() {
-    let cell = Bytes::new(CELL * UNIT);
+fn a_place_on_a_detour_that_is_lent_is_told() {
     let mut plan = plan(&[(4, 0), (8, 4), (6, 12)], 1);
     plan.pool_len = Bytes::new(2 * CELL * UNIT);
     plan.detours = vec![detour(2, 3, &[(9, Some(CELL)), (5, Some(4))])];
     let mut bench = Bench::of(&plan);
-    let hole = Span::new(PlanOffset::new(CELL * UNIT), cell).unwrap();
     let request = Request::of(Bytes::new(9 * UNIT));
     bench.ask(4);
     for is_backed in [true, false] {
-        bench.pool.set_hole(hole, true);
+        set_lent(&mut bench, CELL, CELL - 1, true);
         assert_eq!(bench.ask(8), Some(4));
         bench.free(4);
         assert_eq!(bench.pool.alloc(&request), Served::Unbacked);
-        assert_eq!(bench.pool.lacks(&request).map(|span| span.start()), Some(hole.start()));
+        assert_eq!(bench.pool.lacks(&request).map(|span| span.start()), Some(PlanOffset::new(CELL * UNIT)));
         if is_backed {
-            bench.pool.set_hole(hole, false);
+            set_lent(&mut bench, CELL, CELL - 1, false);
             assert_eq!(bench.ask(9), Some(CELL));
             bench.free(CELL);
         } else {

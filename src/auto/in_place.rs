@@ -1,0 +1,105 @@
+//! A plan as it lies in a job that runs: around what lives longer than an iteration.
+//!
+//! What one iteration leaves to the next (gradients) has its places where the last iteration had them: so
+//! it is in no other request's way where the plan is installed.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::recorded::Recorded;
+use crate::plan::{Kind, Plan, PlanError, Problem, Stays};
+use crate::runtime::Runtime;
+use crate::trace::Trace;
+use crate::units::{AddressSpan, Bytes, Place as _, PlanOffset, PlanSpan, Span};
+
+/// Live allocations of a job at the end of its recording.
+#[derive(Debug, Default)]
+pub(super) struct Living {
+    /// They were there before the iteration that is planned.
+    lasting: BTreeSet<AddressSpan>,
+    /// That iteration has left them, in this order.
+    carried: Vec<(Bytes, AddressSpan)>,
+}
+
+impl Living {
+    /// What is live at the end of a recording, of which `trace` is made.
+    pub(super) fn of(recorded: &Recorded, runtime: &Runtime, trace: &Trace, iteration: u32) -> Living {
+        let births = recorded.births(trace);
+        let mut living = Living::default();
+        let mut carried = Vec::new();
+        for (address, span) in runtime.live_spans() {
+            match births.get(&address) {
+                // What lies in a place is no place of an entry.
+                Some(birth) if birth.iteration == iteration && address == span.start() => {
+                    carried.push((birth.event, birth.bytes, span));
+                }
+                Some(birth) if birth.iteration >= iteration => {}
+                None if !recorded.began_with(address) => {}
+                Some(_) | None => drop(living.lasting.insert(span)),
+            }
+        }
+        carried.sort_unstable();
+        living.carried = carried.into_iter().map(|(_, bytes, span)| (bytes, span)).collect();
+        living
+    }
+}
+
+/// A plan as it is kept, and as it lies in this job.
+#[derive(Clone, Debug)]
+pub(super) struct InPlace {
+    /// For a job that has allocated nothing.
+    pub(super) kept: Plan,
+    /// Around what this job has allocated.
+    pub(super) placed: Plan,
+    stays: Stays,
+}
+
+impl InPlace {
+    /// A plan around live allocations. `problem` is what the plan was made of.
+    pub(super) fn around(
+        kept: Plan,
+        problem: Problem,
+        living: &Living,
+        runtime: &Runtime,
+    ) -> Result<InPlace, PlanError> {
+        let range = runtime.range_for(&kept);
+        let stays = range.map_or_else(Stays::default, |range| Stays {
+            taken: taken(range, &living.lasting),
+            fixed: fixed(&kept, range, &living.carried),
+        });
+        let placed = kept.around(problem, &stays)?;
+        Ok(InPlace { kept, placed, stays })
+    }
+
+    /// The same with places for iterations of other kinds.
+    pub(super) fn with_kinds(&self, kinds: Vec<Kind>) -> Result<InPlace, PlanError> {
+        let placed = self.placed.with_kinds(kinds.clone(), &self.stays.taken)?;
+        Ok(InPlace { kept: self.kept.with_kinds(kinds, &[])?, placed, stays: self.stays.clone() })
+    }
+}
+
+/// The parts of a range that some allocations have, in ascending order, those that touch as one.
+fn taken(range: AddressSpan, lasting: &BTreeSet<AddressSpan>) -> Vec<PlanSpan> {
+    let mut parts: Vec<(u64, u64)> = Vec::new();
+    for span in lasting.iter().filter(|span| range.contains(span.start())) {
+        let from = span.start().get() - range.start().get();
+        let to = from + span.len().get();
+        match parts.last_mut().filter(|last| from <= last.1) {
+            Some(last) => last.1 = last.1.max(to),
+            None => parts.push((from, to)),
+        }
+    }
+    let part = |(from, to): (u64, u64)| Span::new(PlanOffset::new(from), Bytes::new(to - from));
+    parts.into_iter().filter_map(part).collect()
+}
+
+/// The entries that live into the next iteration, and the offsets where the last one has left them: of as
+/// many bytes, in the order of the requests.
+fn fixed(plan: &Plan, range: AddressSpan, carried: &[(Bytes, AddressSpan)]) -> BTreeMap<usize, PlanOffset> {
+    let mut left: BTreeMap<Bytes, VecDeque<PlanOffset>> = BTreeMap::new();
+    for (bytes, span) in carried.iter().filter(|(_, span)| range.contains(span.start())) {
+        let offset = span.start().checked_distance(range.start()).map(|offset| PlanOffset::new(offset.get()));
+        left.entry(*bytes).or_default().extend(offset);
+    }
+    let offset = |at: usize| Some((at, left.get_mut(&plan.entries[at].bytes)?.pop_front()?));
+    plan.carried().into_iter().filter_map(offset).collect()
+}
