@@ -139,6 +139,7 @@ fn to_json(result: &Result) -> serde_json::Value {
             "deviations": number("deviations"),
             "driver_calls_first_iteration": number("driver_calls_first_iteration"),
             "driver_calls_last_iteration": number("driver_calls_last_iteration"),
+            "driver_calls_by_iteration": object("driver_calls_by_iteration"),
             "ns_per_allocation": object("ns_per_allocation"),
         })
     };

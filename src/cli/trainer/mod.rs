@@ -337,6 +337,7 @@ impl Trainer {
                 "deviations": stats.planned.deviations(),
                 "driver_calls_first_iteration": self.calls.first().copied().unwrap_or(0),
                 "driver_calls_last_iteration": self.calls.last().copied().unwrap_or(0),
+                "driver_calls_by_iteration": self.calls,
                 "iterations": self.calls.len(),
                 "ns_per_allocation": ns_per_allocation,
             }
