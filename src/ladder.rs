@@ -187,10 +187,16 @@ impl Ladder {
         *self.steps.iter().rfind(|step| **step <= len).unwrap_or(&self.steps[0])
     }
 
-    /// [`Ladder::cover`] of a [`Shape::Fitted`], with idle chunks first: of `idle` lengths, each so many
-    /// times, the largest that are not larger than what is left, unless that would be
-    /// many more chunks.
-    pub fn cover_with(&self, len: Bytes, each: Bytes, idle: &BTreeMap<Bytes, u64>) -> Option<Vec<Part>> {
+    /// [`Ladder::cover`], for a [`Shape::Fitted`] with idle chunks first: of `idle` lengths, each so many
+    /// times, the largest that are not larger than what is left, unless that would be many more chunks.
+    pub fn cover_with(
+        &self,
+        len: Bytes,
+        shape: Shape,
+        idle: impl FnOnce() -> BTreeMap<Bytes, u64>,
+    ) -> Option<Vec<Part>> {
+        let Shape::Fitted(each) = shape else { return self.cover(len, shape) };
+        let idle = idle();
         /// Each chunk is a mapping: above so many times what new ones would be, these are better.
         const MORE_MAX: u64 = 16;
         let mut left = len.round_up(self.smallest())?;
@@ -393,7 +399,7 @@ mod tests {
         let ladder = Ladder::standard();
         let idle = |lens: &[(u64, u64)]| lens.iter().map(|(len, count)| (Bytes::mib(*len), *count)).collect();
         let cover = |len, each, lens: &[(u64, u64)]| {
-            let parts = ladder.cover_with(Bytes::mib(len), Bytes::mib(each), &idle(lens)).unwrap();
+            let parts = ladder.cover_with(Bytes::mib(len), Shape::Fitted(Bytes::mib(each)), || idle(lens)).unwrap();
             parts.iter().map(|part| (part.len.get() >> 20, part.count)).collect::<Vec<_>>()
         };
         assert_eq!(cover(100, 32, &[]), [(32, 3), (4, 1)]);

@@ -302,6 +302,21 @@ pub type AddressSpan = Span<DeviceAddress>;
 /// A span of a plan.
 pub type PlanSpan = Span<PlanOffset>;
 
+/// Spans in ascending order of their starts, those that touch or overlap as one.
+pub fn joined<P: Place>(spans: impl IntoIterator<Item = Span<P>>) -> Vec<Span<P>> {
+    let mut joined: Vec<Span<P>> = Vec::new();
+    for span in spans {
+        match joined.last_mut().filter(|last| span.start() <= last.end()) {
+            Some(last) => {
+                let end = last.end().max(span.end());
+                last.len = end.checked_distance(last.start).expect("it begins before it ends");
+            }
+            None => joined.push(span),
+        }
+    }
+    joined
+}
+
 impl<P: Place> Span<P> {
     /// The span, or `None` if its end lies outside the address space.
     pub fn new(start: P, len: Bytes) -> Option<Span<P>> {

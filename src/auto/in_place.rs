@@ -3,13 +3,13 @@
 //! What one iteration leaves to the next (gradients) has its places where the last iteration had them: so
 //! it is in no other request's way where the plan is installed.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-use super::recorded::Recorded;
+use super::recorded::Alive;
 use crate::plan::{Kind, Plan, PlanError, Problem, Stays};
 use crate::runtime::Runtime;
-use crate::trace::Trace;
-use crate::units::{AddressSpan, Bytes, Place as _, PlanOffset, PlanSpan, Span};
+use crate::trace::{Event, EventKind, Trace};
+use crate::units::{self, AddressSpan, Bytes, Place as _, PlanOffset, PlanSpan, Span};
 
 /// Live allocations of a job at the end of its recording.
 #[derive(Debug, Default)]
@@ -21,25 +21,27 @@ pub(super) struct Living {
 }
 
 impl Living {
-    /// What is live at the end of a recording, of which `trace` is made.
-    pub(super) fn of(recorded: &Recorded, runtime: &Runtime, trace: &Trace, iteration: u32) -> Living {
-        let births = recorded.births(trace);
-        let mut living = Living::default();
-        let mut carried = Vec::new();
-        for (address, span) in runtime.live_spans() {
-            match births.get(&address) {
+    /// What was live at the end of a recording, of which `trace` is made.
+    pub(super) fn of(alive: &[Alive], trace: &Trace, iteration: u32) -> Living {
+        let ids: HashSet<u64> = alive.iter().filter_map(|one| one.id).collect();
+        let births = trace.events.iter().enumerate().filter(|(_, event)| event.kind == EventKind::Alloc);
+        let births = births.filter(|(_, event)| ids.contains(&event.id)).map(|(at, event)| (event.id, (at, event)));
+        let births: HashMap<u64, (usize, &Event)> = births.collect();
+        let (mut lasting, mut carried) = (BTreeSet::new(), Vec::new());
+        for one in alive {
+            // What is not in the trace came before it.
+            let birth = one.id.and_then(|id| births.get(&id)).filter(|(_, event)| event.iteration >= iteration);
+            match birth {
                 // What lies in a place is no place of an entry.
-                Some(birth) if birth.iteration == iteration && address == span.start() => {
-                    carried.push((birth.event, birth.bytes, span));
+                Some((at, event)) if event.iteration == iteration && one.is_start => {
+                    carried.push((*at, event.bytes, one.span));
                 }
-                Some(birth) if birth.iteration >= iteration => {}
-                None if !recorded.began_with(address) => {}
-                Some(_) | None => drop(living.lasting.insert(span)),
+                Some(_) => {}
+                None => drop(lasting.insert(one.span)),
             }
         }
         carried.sort_unstable();
-        living.carried = carried.into_iter().map(|(_, bytes, span)| (bytes, span)).collect();
-        living
+        Living { lasting, carried: carried.into_iter().map(|(_, bytes, span)| (bytes, span)).collect() }
     }
 }
 
@@ -79,17 +81,11 @@ impl InPlace {
 
 /// The parts of a range that some allocations have, in ascending order, those that touch as one.
 fn taken(range: AddressSpan, lasting: &BTreeSet<AddressSpan>) -> Vec<PlanSpan> {
-    let mut parts: Vec<(u64, u64)> = Vec::new();
-    for span in lasting.iter().filter(|span| range.contains(span.start())) {
-        let from = span.start().get() - range.start().get();
-        let to = from + span.len().get();
-        match parts.last_mut().filter(|last| from <= last.1) {
-            Some(last) => last.1 = last.1.max(to),
-            None => parts.push((from, to)),
-        }
-    }
-    let part = |(from, to): (u64, u64)| Span::new(PlanOffset::new(from), Bytes::new(to - from));
-    parts.into_iter().filter_map(part).collect()
+    let part = |span: &AddressSpan| {
+        let offset = span.start().checked_distance(range.start())?;
+        Span::new(PlanOffset::new(offset.get()), span.len())
+    };
+    units::joined(lasting.iter().filter(|span| range.contains(span.start())).filter_map(part))
 }
 
 /// The entries that live into the next iteration, and the offsets where the last one has left them: of as

@@ -309,8 +309,9 @@ impl AutoPlanner {
     }
 
     fn offer_known(&mut self, plan: Plan, recorded: Recorded, runtime: &Runtime) -> Result<Stage, Over> {
-        let living = Living::of(&recorded, runtime, recorded.trace(), 1);
+        let alive = recorded.alive(runtime);
         let first = recorded.end(runtime);
+        let living = Living::of(&alive, &first, 1);
         self.begins_at = recorded::live_before(&first, 1);
         let problem = plan.problem();
         let Ok(plan) = InPlace::around(plan, problem, &living, runtime) else {
@@ -335,33 +336,30 @@ impl AutoPlanner {
     fn plan(&mut self, recorded: Recorded, ended: Ended, runtime: &Runtime, shelf: &impl Shelf) -> Result<Stage, Over> {
         let (is_later, live_at_begin) = (recorded.is_later(), recorded.live_at_begin());
         let is_unmarked = matches!(ended, Ended::Repeats(_));
-        let trace = recorded.trace().clone();
+        let alive = recorded.alive(runtime);
+        let trace = if is_unmarked {
+            let trace = recorded.trace().clone();
+            self.unmarked = Some(Box::new(recorded));
+            trace
+        } else {
+            recorded.end(runtime)
+        };
         let (trace, iteration) = match ended {
             Ended::Marked => recorded::marked(trace, is_later),
             Ended::Repeats(period) => recorded::repeating(trace, &period),
-            Ended::NoPeriod | Ended::Torn => {
-                drop(recorded.end(runtime));
-                if matches!(ended, Ended::NoPeriod) {
-                    return Err(Over::NoPeriod(trace.events.len()));
-                }
-                if self.torn == TORN_MAX {
-                    return Err(Over::TooFast);
-                }
+            Ended::NoPeriod => return Err(Over::NoPeriod(trace.events.len())),
+            Ended::Torn if self.torn == TORN_MAX => return Err(Over::TooFast),
+            Ended::Torn => {
                 self.torn += 1;
                 return Ok(self.record(runtime, true));
             }
         };
         self.torn = 0;
         self.is_unmarked = is_unmarked;
-        let living = Living::of(&recorded, runtime, &trace, iteration);
-        if is_unmarked {
-            self.unmarked = Some(Box::new(recorded));
-        } else {
-            drop(recorded.end(runtime));
-        }
         if !recorded::repeats(&trace, iteration) {
             return self.record_unlike(runtime);
         }
+        let living = Living::of(&alive, &trace, iteration);
         let (mut plan, problem) = match Plan::of_cycle(&trace, iteration) {
             // Of two iterations that have little in common the later may be like those that follow.
             Ok((plan, problem)) if plan.dynamic.len() <= plan.entries.len() => (plan, problem),

@@ -20,7 +20,7 @@ use crate::record::{self, Collected, Recorder};
 use crate::runtime::{Counter, Runtime, TapNumber};
 use crate::trace::period::{self, Period};
 use crate::trace::{Context, Event, EventKind, Trace, live_after};
-use crate::units::{Bytes, DeviceAddress};
+use crate::units::{AddressSpan, Bytes, DeviceAddress};
 
 /// A recording under way.
 #[derive(Debug)]
@@ -41,13 +41,15 @@ pub(super) struct Recorded {
     began_with: BTreeSet<DeviceAddress>,
 }
 
-/// When an allocation came: in iteration 0 before all events where the trace does not say.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub(super) struct Birth {
-    pub(super) iteration: u32,
-    /// One more than its place among the events.
-    pub(super) event: u64,
-    pub(super) bytes: Bytes,
+/// A live allocation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Alive {
+    /// Its id in the recording, if it came during that.
+    pub(super) id: Option<u64>,
+    /// What it has of the addresses in which a plan may come to lie.
+    pub(super) span: AddressSpan,
+    /// It begins there.
+    pub(super) is_start: bool,
 }
 
 /// Why a recording goes no further.
@@ -169,21 +171,15 @@ impl Recorded {
         (period.starts.len() > WHOLE as usize).then_some(period)
     }
 
-    /// The allocations that are live and that it has seen come, by address: `trace` is made of what it
-    /// recorded. What is not in the trace came before it.
-    pub(super) fn births(&self, trace: &Trace) -> HashMap<DeviceAddress, Birth> {
-        let allocs = trace.events.iter().enumerate().filter(|(_, event)| event.kind == EventKind::Alloc);
-        let births = allocs.map(|(at, event)| {
-            (event.id, Birth { iteration: event.iteration, event: at as u64 + 1, bytes: event.bytes })
-        });
-        let births: HashMap<u64, Birth> = births.collect();
-        let live = self.recorder.live();
-        live.map(|(address, id)| (address, births.get(&id).copied().unwrap_or_default())).collect()
-    }
-
-    /// An allocation was live when the recording began.
-    pub(super) fn began_with(&self, address: DeviceAddress) -> bool {
-        self.began_with.contains(&address)
+    /// The allocations that are live now: those that it has seen come, and those that it began with.
+    pub(super) fn alive(&self, runtime: &Runtime) -> Vec<Alive> {
+        let ids: HashMap<DeviceAddress, u64> = self.recorder.live().collect();
+        let alive = |(address, span): (DeviceAddress, AddressSpan)| {
+            let id = ids.get(&address).copied();
+            let is_known = id.is_some() || self.began_with.contains(&address);
+            is_known.then_some(Alive { id, span, is_start: address == span.start() })
+        };
+        runtime.live_spans().into_iter().filter_map(alive).collect()
     }
 
     /// Ends it.

@@ -49,7 +49,9 @@ impl Watch {
         }
     }
 
-    /// Looks at a whole iteration, which is all that the trace has. Gives the kinds that came twice, if this is one that the plan had before, or one that came again and again. The plan should have them ([`Plan::with_kinds`]).
+    /// Looks at a whole iteration, which is all that the trace has. Returns the kinds that the plan should
+    /// have ([`Plan::with_kinds`]): those that came twice, if this iteration goes by the plan, or one that
+    /// came again and again.
     pub fn look(&mut self, iteration: &Trace) -> Vec<Kind> {
         let (len, mut requests) = problem::only_iteration(iteration, &self.raced);
         let varies = |asked: &Asked| self.varying.contains(&(asked.lane, asked.context));

@@ -20,7 +20,7 @@ use crate::driver::sim::{SimDriver, SimOptions};
 use crate::driver::{Call, Driver};
 use crate::error::{ErrorKind, chain, root};
 use crate::ids::{ChunkId, DeviceId, SessionId, StreamId};
-use crate::ladder::{Ladder, Shape};
+use crate::ladder::Ladder;
 use crate::ledger::{Holder, Terms};
 use crate::memory::{Chunk, Device};
 use crate::plan::Plan;
@@ -277,14 +277,8 @@ impl LedgerSource {
     fn lease(&self, want: Want) -> Result<Vec<(ChunkId, Bytes)>, SourceError> {
         let invalid = |message| SourceError { kind: ErrorKind::Invalid, message };
         let too_large = || invalid(format!("{} are more than one lease can be", want.len));
-        let parts = match want.shape {
-            Shape::Fitted(each) => {
-                let idle = self.steward.idle_lens(self.session, DEVICE).unwrap_or_default();
-                self.ladder.cover_with(want.len, each, &idle)
-            }
-            shape => self.ladder.cover(want.len, shape),
-        };
-        let parts = parts.ok_or_else(too_large)?;
+        let idle = || self.steward.idle_lens(self.session, DEVICE).unwrap_or_default();
+        let parts = self.ladder.cover_with(want.len, want.shape, idle).ok_or_else(too_large)?;
         self.rpcs.fetch_add(1, Ordering::Relaxed);
         let holder = Holder::Session(self.session);
         let ask = Ask { holder, device: DEVICE, parts, plan: want.plan, wait_ms: 0, waited_ms: 0 };

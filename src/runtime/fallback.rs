@@ -359,7 +359,8 @@ impl Runtime {
         }
     }
 
-    /// Moves idle chunks of other streams to the stream. Where chunks cannot be shown twice, the stream's own idle chunks move to its end.
+    /// Moves idle chunks of other streams to the stream. Where chunks cannot be shown twice, the
+    /// stream's own idle chunks move to its end.
     fn gather(&self, request: &Request) -> Result<Outcome, AllocError> {
         let Request { bytes, stream, .. } = *request;
         let mut pools = match self.pages_now(request) {

@@ -110,7 +110,8 @@ impl Ready {
     /// What it takes. `None` where it cannot lie where it was to.
     pub(super) fn need(&self, pages: &PagePool) -> Option<Need> {
         let span = self.pool.span();
-        let site = pages.site(self.stream, span).filter(|site| site.range_start(pages) == span.start())?;
+        pages.site_range(self.stream).filter(|range| range.start() == span.start())?;
+        let site = pages.site(self.stream, span)?;
         let holes = |part: &PlanSpan| pages.holes_in(site, self.pool.addresses_of(*part));
         let lacks = self.parts.iter().flat_map(holes).map(|hole| hole.len()).sum();
         let entries = Span::new(span.start(), self.cycle_len.min(span.len()))?;
@@ -297,17 +298,10 @@ impl Installed {
         Span::new(PlanOffset::new(offset.get()), span.len()).expect("it lies in the site")
     }
 
-    /// What the planned pool has of the site, in ascending order.
+    /// What the planned pool has of the site.
     pub(super) fn own_parts(&self) -> Vec<AddressSpan> {
-        let end = self.pool.offsets().end();
-        let ends = Span::new(end, Bytes::ZERO);
-        let (mut at, mut parts) = (PlanOffset::new(0), Vec::new());
-        for lent in self.pool.lent_in(self.pool.offsets()).into_iter().chain(ends) {
-            let part = lent.start().checked_distance(at).filter(|len| !len.is_zero());
-            parts.extend(part.and_then(|len| Span::new(at, len)).map(|part| self.pool.addresses_of(part)));
-            at = lent.end();
-        }
-        parts
+        let live = self.pool.placed().into_iter().map(|placed| placed.span);
+        self.pool.idle_parts().into_iter().chain(live).map(|part| self.pool.addresses_of(part)).collect()
     }
 }
 

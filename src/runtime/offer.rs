@@ -111,7 +111,7 @@ impl Runtime {
     /// the device could not be waited for.
     pub(super) fn retire_plan(&self, pools: &mut Pools) -> bool {
         let has_streams = pools.planned.as_ref().is_some_and(Installed::has_other_streams);
-        if has_streams && self.device.driver().synchronize(self.device.id()).is_err() {
+        if has_streams && !self.wait_for_device(pools) {
             return false;
         }
         pools.counts_before = pools.planned_counts();
@@ -151,7 +151,7 @@ impl Runtime {
         if self.device.capabilities().memory_stays_with_addresses {
             return false;
         }
-        if has_streams && self.device.driver().synchronize(self.device.id()).is_err() || !self.retire_plan(pools) {
+        if has_streams && !self.wait_for_device(pools) || !self.retire_plan(pools) {
             return false;
         }
         let Some(mut installed) = Installed::open(ready, true, &mut pools.pages) else { return false };

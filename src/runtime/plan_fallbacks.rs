@@ -37,6 +37,7 @@ impl Runtime {
             Ok(address) => return Ok(Outcome::Served(address)),
             Err(pools) => pools,
         };
+        let (held, is_refused) = (pools.held(), self.was_refused(&pools));
         let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Ok(Outcome::Nothing) };
         if installed.site.stream() != request.stream {
             return Ok(Outcome::Nothing);
@@ -48,11 +49,9 @@ impl Runtime {
             return Ok(Outcome::From(Fallback::Extend));
         }
         let lacks = pages.lacks_at_end(request.bytes, request.stream).unwrap_or(Bytes::MAX);
-        let usual = installed.usual;
-        if pools.held().checked_add(lacks).is_some_and(|after| after <= usual) && !self.was_refused(&pools) {
+        if !is_refused && held.checked_add(lacks).is_some_and(|after| after <= installed.usual) {
             return Ok(Outcome::Nothing);
         }
-        let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Ok(Outcome::Nothing) };
         // What other streams have freed is theirs before the device was waited for.
         let mut parts = if installed.has_other_streams() { Vec::new() } else { installed.pool.idle_parts() };
         if let Some(part) = first_of_shortest(&parts, len) {
@@ -83,19 +82,22 @@ impl Runtime {
         if let Some(address) = installed.pool.alloc_anywhere(request) {
             return Outcome::Served(self.note_served(&mut pools, request, address, Counter::REUSED));
         }
-        let may_wait = !pools.private.is_open();
-        let Some(installed) = &mut pools.planned else { return Outcome::Nothing };
-        let waits = installed.has_other_streams();
-        if waits && (!may_wait || self.device.driver().synchronize(self.device.id()).is_err()) {
+        if installed.has_other_streams() && !self.wait_for_device(&pools) {
             return Outcome::Nothing;
         }
+        let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Outcome::Nothing };
         let parts = installed.pool.idle_parts();
         if parts.is_empty() {
             return Outcome::Nothing;
         }
-        let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Outcome::Nothing };
         parts.into_iter().for_each(|part| installed.lend(part, pages));
         Outcome::From(Fallback::Extend)
+    }
+
+    /// Waits for the device, after which any stream may have what another has freed. False during a
+    /// capture, which that would break, and where the driver fails.
+    pub(super) fn wait_for_device(&self, pools: &Pools) -> bool {
+        !pools.private.is_open() && self.device.driver().synchronize(self.device.id()).is_ok()
     }
 
     fn may_stitch(&self) -> bool {
@@ -139,11 +141,11 @@ impl Runtime {
     fn take_place(&self, pools: &mut Pools, request: &Request) -> Lacks {
         let may_wait = !pools.private.is_open();
         let lacks = pools.lacks_for(request);
-        let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Lacks::Place };
-        let waits = request.stream != installed.site.stream();
-        if waits && (!may_wait || self.device.driver().synchronize(self.device.id()).is_err()) {
+        let waits = pools.planned.as_ref().is_some_and(|installed| request.stream != installed.site.stream());
+        if waits && !self.wait_for_device(pools) {
             return Lacks::Place;
         }
+        let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Lacks::Place };
         lacks.into_iter().for_each(|part| installed.take(part, pages));
         let lacks = installed.lacks_for(request);
         let holes = lacks.iter().flat_map(|part| pages.holes_in(installed.site, installed.pool.addresses_of(*part)));

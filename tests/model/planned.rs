@@ -253,7 +253,7 @@ impl Bench {
         let parts = if rng.chance(500) { left_alone } else { self.pool.idle_parts() };
         for part in parts {
             let (start, units) = (BASE + part.start().get(), part.len().get() / UNIT);
-            assert!(self.live.is_free(start, part.len().get()), "somebody has a part of {part:?}");
+            assert!(self.live.is_free(start, part.len().get()), "a part of {part:?} is taken");
             if units == 0 || start % UNIT != 0 || !rng.chance(200) {
                 continue;
             }

@@ -189,7 +189,16 @@ fn kinds_that_no_profile_has_shown_are_learned_while_the_job_runs() {
             let varies = *name == "qwen-moe-V-last";
             let usual = if varies { 144 } else { 0 };
             assert!(ours.deviations[4] > 100 && ours.deviations[13..].iter().all(|known| *known <= usual));
-            assert!(share < 1.06, "{name}, {kind:?}: {share}");
+            // Places for larger batches lie around what the job has, and span more.
+            let is_worst = *name == "gpt2-medium-hf" && kind == Kind::Batch(130);
+            let most = if is_worst {
+                1.06
+            } else if varies {
+                1.05
+            } else {
+                1.02
+            };
+            assert!(share < most, "{name}, {kind:?}: {share}");
             assert_eq!((auto.made, auto.installed, auto.refused), (2, 2, 0), "{name}, {kind:?}");
         }
     }

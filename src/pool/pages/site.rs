@@ -42,11 +42,6 @@ impl Site {
     pub fn span(&self) -> AddressSpan {
         self.span
     }
-
-    /// Where the range begins that it lies in.
-    pub fn range_start(&self, pages: &PagePool) -> DeviceAddress {
-        pages.arenas[self.arena].ranges[self.range].mapping.span().start()
-    }
 }
 
 impl PagePool {

@@ -6,13 +6,11 @@
 //!
 //! Not for: which request is served from such a part, which the runtime and the page pool decide.
 
+use super::relocate::AHEAD_MAX;
 use super::tenants::LENT;
 use super::{PlannedPool, Request};
-use crate::extents::cut;
-use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
+use crate::units::{self, Bytes, PlanOffset, PlanSpan, Span};
 
-/// Entries that are looked at; what comes behind them is far enough.
-const AHEAD_MAX: u32 = 1 << 14;
 /// A request of which nothing is known is expected to be freed after so many entries.
 const AHEAD_UNKNOWN: u32 = 64;
 
@@ -31,16 +29,8 @@ impl PlannedPool {
     /// for a stream that the plan does not know, or that has requested nothing yet.
     pub fn left_alone(&self, request: &Request, least: Bytes) -> Vec<PlanSpan> {
         let Some(lane) = self.lanes.with_room(request) else { return Vec::new() };
-        let least = least.get().max(1);
-        let mut room = self.room_now(least, lane);
-        let life = self.expected_life(lane, request).unwrap_or(AHEAD_UNKNOWN).min(AHEAD_MAX);
-        for span in self.coming(lane).take(life as usize) {
-            if room.is_empty() {
-                break;
-            }
-            cut(&mut room, span.start().get(), span.end().get(), least);
-        }
-        room.into_iter().filter_map(span_of).collect()
+        let life = self.expected_life(lane, request).unwrap_or(AHEAD_UNKNOWN).min(AHEAD_MAX as u32);
+        self.room_while(life, least.get().max(1), lane).into_iter().filter_map(span_of).collect()
     }
 
     /// All parts that are free and the pool's own.
@@ -77,15 +67,7 @@ impl PlannedPool {
     pub fn entry_parts(&self) -> Vec<PlanSpan> {
         let mut spans: Vec<PlanSpan> = (0..self.entries.len() as u32).map(|entry| self.offsets_of(entry)).collect();
         spans.sort_unstable_by_key(|span| span.start());
-        let mut parts: Vec<(u64, u64)> = Vec::new();
-        for span in spans {
-            let (start, end) = (span.start().get(), span.end().get());
-            match parts.last_mut().filter(|last| start <= last.1) {
-                Some(last) => last.1 = last.1.max(end),
-                None => parts.push((start, end)),
-            }
-        }
-        parts.into_iter().filter_map(span_of).collect()
+        units::joined(spans)
     }
 
     /// Live allocations.

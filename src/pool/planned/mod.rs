@@ -131,7 +131,8 @@ pub enum Served {
     Elsewhere,
     /// The plan does not know it. Another pool should serve it, and if none has room [`PlannedPool::alloc_anywhere`] may.
     Unknown,
-    /// It is the one at the cursor, and a part of its place is not the pool's now ([`PlannedPool::lacks`]). Nothing has changed: it may be asked for again when there is, or
+    /// It is the one at the cursor, and a part of its place is not the pool's now
+    /// ([`PlannedPool::lacks`]). Nothing has changed: it may be asked for again when the pool has that, or
     /// the cursor goes over it ([`PlannedPool::pass_over`]).
     Unbacked,
     /// It is the one at the cursor, and who has its place may be freed already. Nothing has changed: it may be asked for again

@@ -13,7 +13,7 @@ use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 /// Below this a request takes less memory elsewhere than the search is worth.
 const LEN_MIN: Bytes = Bytes::kib(256);
 /// Entries that are looked at; who lives longer goes elsewhere.
-const AHEAD_MAX: usize = 1 << 14;
+pub(super) const AHEAD_MAX: usize = 1 << 14;
 /// A request of which nothing is known goes where nobody comes for so many entries at least, or not here.
 const AHEAD_MIN: usize = 64;
 
@@ -41,15 +41,22 @@ impl PlannedPool {
         if len < LEN_MIN || life as usize > AHEAD_MAX {
             return None;
         }
-        let mut room = self.room_now(len.get(), lane);
+        let room = self.room_while(life, len.get(), lane);
+        let (start, _) = room.into_iter().min_by_key(|(start, end)| (end - start, *start))?;
+        Span::new(PlanOffset::new(start), len)
+    }
+
+    /// Stretches of at least `len` bytes of a lane's part of the pool that are free, and where the plan sends
+    /// nothing for as long as `life` entries take that come from the cursor on.
+    pub(super) fn room_while(&self, life: u32, len: u64, lane: usize) -> Vec<(u64, u64)> {
+        let mut room = self.room_now(len, lane);
         for span in self.coming(lane).take(life as usize) {
             if room.is_empty() {
                 break;
             }
-            cut(&mut room, span.start().get(), span.end().get(), len.get());
+            cut(&mut room, span.start().get(), span.end().get(), len);
         }
-        let (start, _) = room.into_iter().min_by_key(|(start, end)| (end - start, *start))?;
-        Span::new(PlanOffset::new(start), len)
+        room
     }
 
     /// Entries that come behind `entry` before it is gone; `None` if the plan has it for good.
@@ -101,7 +108,8 @@ impl PlannedPool {
         Span::new(PlanOffset::new(start), len)
     }
 
-    /// Stretches of at least `len` bytes of a lane's part of the pool that are free and not lent, in the order of places.
+    /// Stretches of at least `len` bytes of a lane's part of the pool that are free and not lent, in the
+    /// order of places.
     pub(super) fn room_now(&self, len: u64, lane: usize) -> Vec<(u64, u64)> {
         let part = &self.lanes[lane].part;
         self.free_within(part.start, part.end, len)
