@@ -233,7 +233,7 @@ impl Runtime {
             }
             lacks
         };
-        match self.lease(self.ahead(lacks), Duration::ZERO, tried) {
+        match self.lease(self.ahead(bytes, lacks), Duration::ZERO, tried) {
             Some(chunks) => self.put(request, None, chunks, Fallback::Extend),
             None => Ok(Outcome::Nothing),
         }
@@ -284,7 +284,7 @@ impl Runtime {
         if lacks.is_zero() {
             return Ok(Outcome::Nothing);
         }
-        let len = if step == Fallback::Complete { self.ahead(lacks) } else { lacks };
+        let len = if step == Fallback::Complete { self.ahead(bytes, lacks) } else { lacks };
         match self.lease(len, wait, tried) {
             // What is not stitched may still have idle chunks to move.
             Some(chunks) => {
@@ -425,9 +425,9 @@ impl Runtime {
     }
 
     /// What is leased for a request that lacks `lacks`, while memory can be had.
-    fn ahead(&self, lacks: Bytes) -> Bytes {
+    fn ahead(&self, bytes: Bytes, lacks: Bytes) -> Bytes {
         let held = self.lock().held();
-        self.config.pages.lease_len(held, lacks)
+        self.config.pages.lease_len(held, lacks, bytes)
     }
 
     /// New chunks of at least `len` bytes together. Nothing where the source refuses, or failed before.

@@ -159,11 +159,11 @@ const SETUP: Setup = Setup {
     config: RuntimeConfig {
         pages: PagePolicy {
             granule: Bytes::new(GRANULE),
-            chunk_per_mille: 15,
+            chunk_per_mille: 17,
             request_chunks: 4,
             chunk_max: Bytes::new(CHUNK_MAX),
-            ahead_per_mille: 1,
-            slack_per_mille: 3,
+            chunk_least: Bytes::mib(32),
+            slack_per_mille: 2,
             piece_min: Bytes::mib(1),
             stitch_min: Bytes::mib(2),
             stitches: true,

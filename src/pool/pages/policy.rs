@@ -9,9 +9,10 @@
 //!
 //! New chunks grow with what is held and with what is lacking ([`PagePolicy::chunk_len`]): large
 //! chunks cost fewer calls, small ones leave less of themselves idle around a live allocation. The
-//! last chunk of a request is exactly as long as what is left.
+//! last chunk of a large request is exactly as long as what is left. Small requests come in numbers,
+//! so what they lack comes with some more ([`PagePolicy::chunk_least`]).
 //!
-//! The defaults come from a sweep over twelve traces (`src/DESIGN.md`, "The page pool").
+//! The defaults come from a sweep over twenty traces (`src/DESIGN.md`, "The page pool").
 
 use crate::units::Bytes;
 
@@ -21,15 +22,18 @@ pub struct PagePolicy {
     /// Smallest chunk, of which all others are multiples; a power of two.
     pub granule: Bytes,
     /// A chunk is at most this many thousandths of what the process holds, rounded down to a power
-    /// of two, unless `request_chunks` allows more. 0: all chunks are of one granule.
+    /// of two, unless `request_chunks` or `chunk_least` allow more. 0: all chunks are of one granule.
     pub chunk_per_mille: u64,
     /// What one request lacks comes in about this many chunks at least.
     pub request_chunks: u64,
     /// Largest chunk.
     pub chunk_max: Bytes,
-    /// The last chunk for a request has at least this many thousandths of what the process holds,
-    /// rounded down to a power of two: what follows uses the rest.
-    pub ahead_per_mille: u64,
+    /// In a process that holds 1 GiB and more new chunks have at least so many bytes, and before as
+    /// the square root of what it holds, rounded down to a power of two; while it holds less than
+    /// [`SMALL_PROCESS`], one granule. A small request brings as much, and what follows uses the rest;
+    /// others bring what they lack, so that their last chunk may be shorter. Small are requests of
+    /// less than [`LARGE_REQUEST`] times that.
+    pub chunk_least: Bytes,
     /// Growing comes before stitching while at most this many thousandths of what is held are idle.
     pub slack_per_mille: u64,
     /// A run that begins or ends inside a chunk is stitched only if it saves this much new memory.
@@ -43,15 +47,21 @@ pub struct PagePolicy {
 /// A request asks for larger chunks than others only if they are at least this long.
 const REQUEST_CHUNK_MIN: Bytes = Bytes::mib(16);
 
+/// Processes that hold less are many, or hold as little for good: what they need and no more.
+const SMALL_PROCESS: Bytes = Bytes::mib(64);
+
+/// A request of so many times the smallest chunk brings what it lacks, and no more.
+const LARGE_REQUEST: u64 = 2;
+
 impl Default for PagePolicy {
     fn default() -> PagePolicy {
         PagePolicy {
             granule: Bytes::mib(2),
-            chunk_per_mille: 15,
+            chunk_per_mille: 17,
             request_chunks: 4,
             chunk_max: Bytes::mib(512),
-            ahead_per_mille: 1,
-            slack_per_mille: 3,
+            chunk_least: Bytes::mib(32),
+            slack_per_mille: 2,
             piece_min: Bytes::mib(8),
             stitch_min: Bytes::mib(2),
             stitches: true,
@@ -74,19 +84,29 @@ impl PagePolicy {
         }
         let of_request = lacks.get() / self.request_chunks.max(1);
         let of_request = if of_request < REQUEST_CHUNK_MIN.get() { 0 } else { of_request };
-        self.power_of_two(thousandths(held, self.chunk_per_mille).max(of_request))
+        let of_held = thousandths(held, self.chunk_per_mille).max(self.least(held).get());
+        self.power_of_two(of_held.max(of_request))
     }
 
-    /// What is leased for a request that lacks `lacks`, in chunks of [`PagePolicy::chunk_len`]: a
-    /// little more where the last chunk would be very short.
-    pub fn lease_len(&self, held: Bytes, lacks: Bytes) -> Bytes {
-        if self.chunk_per_mille == 0 {
+    /// What is leased for a request of `bytes` that lacks `lacks`, in chunks of
+    /// [`PagePolicy::chunk_len`]: more where the request is small and the last chunk would be short.
+    pub fn lease_len(&self, held: Bytes, lacks: Bytes, bytes: Bytes) -> Bytes {
+        let least = self.least(held).get();
+        if self.chunk_per_mille == 0 || bytes.get() / LARGE_REQUEST >= least {
             return lacks;
         }
         let rest = lacks.get() % self.chunk_len(held, lacks).get();
-        let least = self.power_of_two(thousandths(held, self.ahead_per_mille)).get();
         let more = if rest == 0 { 0 } else { least.saturating_sub(rest) };
         lacks.checked_add(Bytes::new(more)).unwrap_or(lacks)
+    }
+
+    fn least(&self, held: Bytes) -> Bytes {
+        if held < SMALL_PROCESS {
+            return self.granule;
+        }
+        let gib = Bytes::gib(1);
+        let least = self.chunk_least.get().saturating_mul(held.min(gib).get().isqrt()) / gib.get().isqrt();
+        self.power_of_two(least)
     }
 
     fn power_of_two(&self, bytes: u64) -> Bytes {
@@ -113,22 +133,23 @@ mod tests {
     fn chunks_grow_with_what_is_held_and_lacking() {
         let policy = PagePolicy { chunk_per_mille: 10, ..PagePolicy::default() };
         let mib = |held, lacks| policy.chunk_len(Bytes::mib(held), Bytes::mib(lacks)).get() >> 20;
-        assert_eq!(mib(0, 2), 2);
-        assert_eq!(mib(1000, 2), 8, "a hundredth, rounded down to a power of two");
+        let small = |held| mib(held, 2);
+        assert_eq!([0, 63, 64, 256, 1024, 4096].map(small), [2, 2, 8, 16, 32, 32], "as the root of what is held");
+        assert_eq!(mib(10_000, 2), 64, "a hundredth, rounded down to a power of two");
         assert_eq!((mib(0, 64), mib(0, 60)), (16, 2), "a quarter of what is lacking, if that is much");
         assert_eq!(mib(1 << 20, 2), 512, "the largest chunk");
         assert_eq!(policy.with_uniform_chunks().chunk_len(Bytes::gib(64), Bytes::gib(1)), Bytes::mib(2));
     }
 
     #[test]
-    fn a_lease_has_no_very_short_chunk() {
-        let policy = PagePolicy { chunk_per_mille: 10, ahead_per_mille: 1, ..PagePolicy::default() };
-        let mib = |held, lacks| policy.lease_len(Bytes::mib(held), Bytes::mib(lacks)).get() >> 20;
-        assert_eq!(mib(0, 6), 6);
-        assert_eq!(mib(17_000, 4), 16, "a thousandth of what is held");
-        assert_eq!(mib(17_000, 128 + 2), 128 + 16);
-        assert_eq!(mib(17_000, 128), 128);
-        assert_eq!(mib(17_000, 40), 40);
+    fn a_small_request_brings_more_than_it_lacks() {
+        let policy = PagePolicy { chunk_per_mille: 10, ..PagePolicy::default() };
+        let mib = |held, lacks, of| policy.lease_len(Bytes::mib(held), Bytes::mib(lacks), Bytes::mib(of)).get() >> 20;
+        let small = |held| mib(held, 2, 1);
+        assert_eq!([0, 63, 64, 1024, 65_000].map(small), [2, 2, 8, 32, 32], "the smallest chunk");
+        assert_eq!(mib(17_000, 128 + 2, 63), 128 + 32);
+        assert_eq!([128, 40].map(|lacks| mib(17_000, lacks, 63)), [128, 40], "no chunk is short");
+        assert_eq!(mib(17_000, 2, 64), 2, "a large request brings what it lacks");
     }
 
     #[test]
