@@ -46,6 +46,8 @@ pub(super) struct BlockList {
     /// The first pair of each block.
     firsts: Vec<Pair>,
     blocks: Vec<Block>,
+    /// The block that was searched last.
+    near: usize,
 }
 
 /// How many slots come before the first that is not below. `N` is a power of four.
@@ -109,6 +111,7 @@ impl BlockList {
         BlockList {
             firsts: pairs.first().copied().into_iter().collect(),
             blocks: vec![Block::with_slots(LARGE, pairs)],
+            near: 0,
         }
     }
 
@@ -134,6 +137,19 @@ impl BlockList {
         let block = self.firsts.partition_point(&is_below).saturating_sub(1);
         let at = self.blocks.get(block).map_or(0, |block| block.rank(is_below));
         Position { block, at }
+    }
+
+    /// The same, faster where the last search ended in the same block: what is freed lies near what was
+    /// allocated last.
+    #[inline]
+    pub(super) fn position_near(&mut self, is_below: impl Fn(&Pair) -> bool) -> Position {
+        let begins = self.firsts.get(self.near).is_some_and(&is_below);
+        if begins && !self.firsts.get(self.near + 1).is_some_and(&is_below) {
+            return Position { block: self.near, at: self.blocks[self.near].rank(is_below) };
+        }
+        let position = self.position(is_below);
+        self.near = position.block;
+        position
     }
 
     /// The last pair before a position.

@@ -32,7 +32,8 @@ impl Extents {
             Some(bins) => bins.take_best_fit(len)?,
             None => self.best_of_few(len)?,
         };
-        let (position, _) = self.at_or_before(start)?;
+        let behind = self.behind_near(start);
+        let (position, _) = self.by_start.before(behind)?;
         self.replace(position, (start, has), start, start + len);
         Some(start)
     }
@@ -48,6 +49,11 @@ impl Extents {
     /// The run with the highest start: its start and its length.
     pub(crate) fn last(&self) -> Option<(u64, u64)> {
         self.by_start.last()
+    }
+
+    /// The last run that begins at `place` or before: its start and its length.
+    pub(crate) fn last_until(&self, place: u64) -> Option<(u64, u64)> {
+        self.at_or_before(place).map(|(_, run)| run)
     }
 
     /// The start of the run that ends at `end`.
@@ -111,7 +117,7 @@ impl Extents {
             return;
         }
         let (mut from, mut to) = (start, start + len);
-        let position = self.behind(start);
+        let position = self.behind_near(start);
         let before = self.by_start.before(position).filter(|(_, (start, len))| start + len == from);
         let after = self.by_start.after(position).filter(|(_, (start, _))| *start == to);
         if let Some((_, run)) = before {
@@ -146,6 +152,12 @@ impl Extents {
     #[inline]
     fn behind(&self, place: u64) -> Position {
         self.by_start.position(|(start, _)| *start <= place)
+    }
+
+    /// The same.
+    #[inline]
+    fn behind_near(&mut self, place: u64) -> Position {
+        self.by_start.position_near(|(start, _)| *start <= place)
     }
 
     /// The last run that begins at `place` or before.

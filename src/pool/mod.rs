@@ -11,7 +11,6 @@ mod address_map;
 mod laid;
 pub mod pages;
 pub mod planned;
-mod starts;
 
 pub use address_map::AddressMap;
 pub use laid::{Found, Laid, LaidState};

@@ -15,7 +15,6 @@ use crate::extents::Extents;
 use crate::ids::StreamId;
 use crate::limits;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
-use crate::pool::starts::Starts;
 use crate::units::{Bytes, DeviceAddress};
 
 #[derive(Debug)]
@@ -25,6 +24,8 @@ pub(super) struct Arena {
     /// The range that grows.
     pub(super) last: Option<usize>,
     pub(super) free: Extents,
+    /// So many units were looked for in places and not found, and nothing was freed since.
+    lacks: Option<u64>,
     /// Chunks by the unit where their home begins.
     pub(super) chunks: BTreeMap<u64, Home>,
     pub(super) places: Slab<Place>,
@@ -39,8 +40,6 @@ pub(super) struct Arena {
 #[derive(Debug)]
 pub(super) struct Range {
     pub(super) mapping: Mapping,
-    /// Where live allocations begin, in units from the start of the range.
-    pub(super) starts: Starts,
     /// The unit behind a plan's pool that lies here: new chunks for other requests go behind it.
     pub(super) plan_end: Option<u64>,
 }
@@ -77,6 +76,7 @@ impl Arena {
             ranges: Slab::new(),
             last: None,
             free: Extents::default(),
+            lacks: None,
             chunks: BTreeMap::new(),
             places: Slab::new(),
             by_len: BTreeMap::new(),
@@ -85,40 +85,9 @@ impl Arena {
         }
     }
 
-    #[inline]
-    pub(super) fn take_best_fit(&mut self, units: u64) -> Option<(u64, u32)> {
-        let start = self.free.take_best_fit(units)?;
-        Some((start, self.note_start(start)))
-    }
-
-    /// Takes a part of a free run, and says in which range it lies.
-    pub(super) fn take_run(&mut self, start: u64, units: u64) -> u32 {
-        self.free.take(start, units);
-        self.note_start(start)
-    }
-
-    #[inline]
-    fn note_start(&mut self, start: u64) -> u32 {
-        let range = self.range_at(start);
-        let first = self.ranges[range].first_unit();
-        self.ranges[range].starts.set(start - first);
-        range as u32
-    }
-
-    #[inline]
-    pub(super) fn give_home(&mut self, start: u64, units: u64, range: u32) {
-        self.free.give(start, units);
-        let range = &mut self.ranges[range as usize];
-        let first = range.first_unit();
-        range.starts.clear(start - first);
-    }
-
-    /// The range that a home unit lies in. There is nearly always one.
-    #[inline]
-    fn range_at(&self, unit: u64) -> usize {
-        let contains = |range: &Range| range.mapping.span().contains(address_of(unit));
-        let found = self.ranges.iter().find(|(_, range)| contains(range));
-        found.expect("free runs lie in ranges").0
+    /// The range that an address lies in. There is nearly always one.
+    pub(super) fn range_at(&self, address: DeviceAddress) -> Option<&Range> {
+        self.ranges.iter().map(|(_, range)| range).find(|range| range.mapping.span().contains(address))
     }
 
     /// The unit behind the last chunk of the range that grows.
@@ -177,7 +146,7 @@ impl Arena {
             self.held += chunk.len();
             start += units;
         }
-        self.free.give(unit_at(from), start - unit_at(from));
+        self.give(unit_at(from), start - unit_at(from));
         Ok(())
     }
 
@@ -201,7 +170,7 @@ impl Arena {
         } else {
             Mapping::reserve(device, generous).or_else(|_| Mapping::reserve(device, needed))?
         };
-        Ok(self.ranges.insert(Range { mapping, starts: Starts::default(), plan_end: None }))
+        Ok(self.ranges.insert(Range { mapping, plan_end: None }))
     }
 
     /// Drops a range that has no chunk left, unless a plan's pool lies there.
@@ -212,17 +181,23 @@ impl Arena {
         }
     }
 
+    /// A run is free from now on.
+    #[inline]
+    pub(super) fn give(&mut self, start: u64, units: u64) {
+        self.free.give(start, units);
+        self.lacks = None;
+    }
+
     /// A place of at least so many units all of whose first units are free.
-    pub(super) fn free_place(&self, units: u64) -> Option<usize> {
-        if self.places.is_empty() {
+    pub(super) fn free_place(&mut self, units: u64) -> Option<usize> {
+        if self.places.is_empty() || self.lacks == Some(units) {
             return None;
         }
         let most = units.saturating_mul(LONGER_MAX);
         let candidates = self.by_len.range(units..=most).flat_map(|(_, places)| places).take(LOOKED_AT_MAX);
-        candidates.copied().find(|place| {
-            let pieces = self.places[*place].first_pieces(units);
-            pieces.into_iter().all(|piece| self.free.covers(piece.start, piece.units))
-        })
+        let found = candidates.copied().find(|place| self.places[*place].is_free(units, &self.free));
+        self.lacks = found.is_none().then_some(units);
+        found
     }
 
     pub(super) fn occupy_place(&mut self, place: usize, units: u64, used: u64) -> DeviceAddress {
@@ -241,6 +216,7 @@ impl Arena {
         for piece in place.first_pieces(units) {
             self.free.give(piece.start, piece.units);
         }
+        self.lacks = None;
     }
 
     pub(super) fn add_place(&mut self, place: Place) -> usize {
@@ -275,6 +251,8 @@ impl Arena {
         }
         place.mapping.take(place.span_from(keep))?;
         self.unlist(id);
+        // What is left of the place may serve what the whole was too long for.
+        self.lacks = None;
         let place = &mut self.places[id];
         place.pieces.truncate(keep);
         let gone = place.homes.split_off(keep);
@@ -320,29 +298,23 @@ impl Arena {
         self.ranges.iter().flat_map(|(_, range)| range.mapping.chunks()).map(|(_, chunk)| Arc::clone(chunk)).collect()
     }
 
-    /// `home` and `places` are the live allocations of this arena: unit or address, units, range or place.
+    /// `home` and `places` are the live allocations of this arena: unit and units, or address, units and place.
     /// `of_plan` is what a plan's pool has of it: unit and units.
     pub(super) fn invariants(
         &self,
-        home: &[(u64, u64, u32)],
+        home: &[(u64, u64)],
         places: &[(DeviceAddress, u64, usize)],
         of_plan: &[(u64, u64)],
     ) -> Result<(), String> {
         self.free.invariants()?;
         let mut all: Vec<(u64, u64)> = self.free.iter().chain(of_plan.iter().copied()).collect();
-        for (start, units, range) in home {
-            all.push((*start, *units));
-            let range = &self.ranges[*range as usize];
-            if range.starts.last_until(start - range.first_unit()) != Some(start - range.first_unit()) {
-                return Err(format!("the allocation at unit {start} is not found by its start"));
-            }
-        }
+        all.extend(home);
         for (address, units, id) in places {
             let place = self.places.get(*id).ok_or_else(|| format!("place {id} is live and gone"))?;
             if !place.is_live || place.address() != *address || place.units() < *units {
                 return Err(format!("place {id} serves {units} units at {address} and says otherwise"));
             }
-            all.extend(place.first_pieces(*units).iter().map(|piece| (piece.start, piece.units)));
+            all.extend(place.first_pieces(*units).map(|piece| (piece.start, piece.units)));
         }
         if self.places.iter().filter(|(_, place)| place.is_live).count() != places.len() {
             return Err("a place is live and serves no allocation".to_owned());

@@ -13,23 +13,40 @@ use crate::units::{AddressSpan, Bytes, DeviceAddress, Span};
 impl PagePool {
     /// The live allocation that has `address`, which may be any of its bytes.
     pub fn find(&self, address: DeviceAddress) -> Option<Found> {
-        self.arenas.iter().find_map(|arena| {
-            let at_home = arena.ranges.iter().find(|(_, range)| range.mapping.span().contains(address));
-            match at_home {
-                Some((_, range)) => self.find_at_home(arena, range, address),
-                None => self.find_in_place(arena, address),
-            }
+        self.arenas.iter().find_map(|arena| match arena.range_at(address) {
+            Some(range) => self.find_at_home(arena, range, address),
+            None => self.find_in_place(arena, address),
         })
     }
 
     fn find_at_home(&self, arena: &Arena, range: &Range, address: DeviceAddress) -> Option<Found> {
-        let first = range.first_unit();
-        let start = first + range.starts.last_until(unit_at(address) - first)?;
-        let span = self.span_of(address_of(start)).filter(|span| span.contains(address))?;
-        let end = unit_at(span.end());
+        let span = self.walk_to(arena, range, address).or_else(|| self.look_through(address))?;
+        let (start, end) = (unit_at(span.start()), unit_at(span.end()));
         let before = arena.free.ending_at(start).map_or(0, |from| start - from);
         let after = arena.free.len_at(end).unwrap_or(0);
         Some(Found { span, before: bytes_of(before), after: bytes_of(after) })
+    }
+
+    /// From the free run before an address on live allocations lie side by side: those that lead there.
+    /// `None` where something else lies between, or the address is free.
+    fn walk_to(&self, arena: &Arena, range: &Range, address: DeviceAddress) -> Option<AddressSpan> {
+        let unit = unit_at(address);
+        let run_end = arena.free.last_until(unit).map_or(0, |(start, units)| start + units);
+        let mut at = run_end.max(range.first_unit());
+        while at <= unit {
+            let span = self.span_of(address_of(at))?;
+            if span.contains(address) {
+                return Some(span);
+            }
+            at = unit_at(span.end());
+        }
+        None
+    }
+
+    /// Where pieces of a place, or a plan's pool, lie between: all live allocations.
+    fn look_through(&self, address: DeviceAddress) -> Option<AddressSpan> {
+        let spans = self.live.keys().filter_map(|start| self.span_of(*start));
+        spans.into_iter().find(|span| span.contains(address))
     }
 
     fn find_in_place(&self, arena: &Arena, address: DeviceAddress) -> Option<Found> {
@@ -53,7 +70,7 @@ impl PagePool {
         };
         let arena = &self.arenas[arena as usize];
         let mapping = match at {
-            At::Home(range) => &arena.ranges[range as usize].mapping,
+            At::Home => &arena.range_at(address).expect("a home lies in a range").mapping,
             At::Place(place) => &arena.places[place as usize].mapping,
         };
         mapping.chunks_in(span).map(|(start, chunk)| (start, Arc::clone(chunk))).collect()
@@ -68,11 +85,11 @@ impl PagePool {
                 let Some(span) = Span::new(*address, limits::occupied_len(live.bytes)) else { continue };
                 let here = Laid { span, stream: arena.stream, state: LaidState::Live(live.bytes) };
                 match live.at {
-                    At::Home(_) => laid.push(here),
+                    At::Home => laid.push(here),
                     At::Place(place) => {
                         let place = &arena.places[place as usize];
                         let pieces = place.first_pieces(span.len().get() / super::UNIT);
-                        laid.extend(pieces.iter().filter_map(|piece| {
+                        laid.extend(pieces.filter_map(|piece| {
                             let span = Span::new(address_of(piece.start), bytes_of(piece.units))?;
                             Some(Laid { span, stream: arena.stream, state: LaidState::Shown })
                         }));

@@ -82,8 +82,8 @@ struct Live {
 /// Where a live allocation lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum At {
-    /// At home, in this range of its arena.
-    Home(u32),
+    /// At home.
+    Home,
     /// In this place of its arena.
     Place(u32),
 }
@@ -167,10 +167,10 @@ impl PagePool {
         let units = units_of(bytes);
         let at = self.arena_of(stream)?;
         let arena = &mut self.arenas[at];
-        match arena.take_best_fit(units) {
-            Some((start, range)) => {
+        match arena.free.take_best_fit(units) {
+            Some(start) => {
                 self.counts.home += 1;
-                let live = Live { bytes, arena: at as u32, at: At::Home(range) };
+                let live = Live { bytes, arena: at as u32, at: At::Home };
                 Some(self.note_live(address_of(start), units, live))
             }
             None => self.alloc_in_place(bytes, at),
@@ -180,6 +180,9 @@ impl PagePool {
     /// Serves a request in a place that is there already and all of whose bytes are free.
     fn alloc_in_place(&mut self, bytes: Bytes, at: usize) -> Option<DeviceAddress> {
         let units = units_of(bytes);
+        if self.free_bytes().get() / UNIT < units {
+            return None;
+        }
         let arena = &mut self.arenas[at];
         let place = arena.free_place(units)?;
         self.uses += 1;
@@ -204,7 +207,7 @@ impl PagePool {
         self.live_units -= units;
         let arena = &mut self.arenas[arena as usize];
         match at {
-            At::Home(range) => arena.give_home(unit_at(address), units, range),
+            At::Home => arena.give(unit_at(address), units),
             At::Place(place) => arena.vacate_place(place as usize, units),
         }
         Some(bytes)
@@ -241,10 +244,10 @@ impl PagePool {
         self.live.iter().flat_map(|(address, live)| {
             let units = units_of(live.bytes);
             let pieces = match live.at {
-                At::Home(_) => vec![(unit_at(*address), units)],
+                At::Home => vec![(unit_at(*address), units)],
                 At::Place(place) => {
                     let pieces = self.arenas[live.arena as usize].places[place as usize].first_pieces(units);
-                    pieces.iter().map(|piece| (piece.start, piece.units)).collect()
+                    pieces.map(|piece| (piece.start, piece.units)).collect()
                 }
             };
             let span = |(start, units)| Some((*address, Span::new(address_of(start), bytes_of(units))?));
@@ -325,7 +328,7 @@ impl PagePool {
                 let units = units_of(live.bytes);
                 live_units += units;
                 match live.at {
-                    At::Home(range) => home.push((unit_at(*address), units, range)),
+                    At::Home => home.push((unit_at(*address), units)),
                     At::Place(place) => places.push((*address, units, place as usize)),
                 }
             }

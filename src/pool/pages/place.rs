@@ -5,6 +5,7 @@
 //! its first unit on.
 
 use super::{UNIT, bytes_of, unit_at};
+use crate::extents::Extents;
 use crate::memory::Mapping;
 use crate::units::{AddressSpan, DeviceAddress, Place as _, Span};
 
@@ -25,6 +26,8 @@ pub(super) struct Place {
     pub(super) is_live: bool,
     /// The number of its last use.
     pub(super) used: u64,
+    /// The piece that was not free when the place was last looked at.
+    pub(super) busy: usize,
 }
 
 impl Place {
@@ -47,18 +50,24 @@ impl Place {
     }
 
     /// The pieces that its first `units` units lie in.
-    pub(super) fn first_pieces(&self, units: u64) -> Vec<Piece> {
-        let mut left = units;
-        let mut pieces = Vec::new();
-        for piece in &self.pieces {
-            if left == 0 {
-                break;
-            }
-            let units = piece.units.min(left);
-            pieces.push(Piece { units, ..*piece });
-            left -= units;
+    pub(super) fn first_pieces(&self, units: u64) -> impl Iterator<Item = Piece> + '_ {
+        let parts = self.pieces.iter().scan(units, |left, piece| {
+            let units = piece.units.min(*left);
+            *left -= units;
+            (units > 0).then_some(Piece { units, ..*piece })
+        });
+        parts.fuse()
+    }
+
+    /// Whether its first `units` units are free. The piece that was not the last time is looked at first.
+    pub(super) fn is_free(&mut self, units: u64, free: &Extents) -> bool {
+        let is_taken = |piece: Piece| !free.covers(piece.start, piece.units);
+        if self.is_live || self.first_pieces(units).nth(self.busy).is_some_and(is_taken) {
+            return false;
         }
-        pieces
+        let busy = self.first_pieces(units).position(is_taken);
+        self.busy = busy.unwrap_or(self.busy);
+        busy.is_none()
     }
 
     pub(super) fn invariants(&self) -> Result<(), String> {

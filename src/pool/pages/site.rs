@@ -99,16 +99,14 @@ impl PagePool {
     pub fn give_from_plan(&mut self, site: Site, part: AddressSpan) {
         let units = part.len().get() / UNIT;
         self.plan_units -= units;
-        self.arenas[site.arena].free.give(unit_at(part.start()), units);
+        self.arenas[site.arena].give(unit_at(part.start()), units);
     }
 
     /// An allocation that the plan's pool has served is this pool's from now on.
     pub fn adopt(&mut self, site: Site, address: DeviceAddress, bytes: Bytes) {
         let units = units_of(bytes);
         self.plan_units -= units;
-        let range = &mut self.arenas[site.arena].ranges[site.range];
-        range.starts.set(unit_at(address) - range.first_unit());
-        let live = Live { bytes, arena: site.arena as u32, at: At::Home(site.range as u32) };
+        let live = Live { bytes, arena: site.arena as u32, at: At::Home };
         self.note_live(address, units, live);
     }
 

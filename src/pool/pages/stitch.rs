@@ -216,9 +216,9 @@ impl PagePool {
 
     fn serve_run(&mut self, at: usize, start: u64, bytes: Bytes) -> DeviceAddress {
         let units = units_of(bytes);
-        let range = self.arenas[at].take_run(start, units);
+        self.arenas[at].free.take(start, units);
         self.counts.home += 1;
-        self.note_live(super::address_of(start), units, Live { bytes, arena: at as u32, at: At::Home(range) })
+        self.note_live(super::address_of(start), units, Live { bytes, arena: at as u32, at: At::Home })
     }
 
     /// Drops idle places that were used least recently while there are too many. Unmapping waits for
@@ -274,5 +274,5 @@ fn place_of(arena: &Arena, runs: &[Piece], units: u64) -> Result<Place, MemoryEr
         }
     }
     let mapping = Mapping::stitch(&chunks)?;
-    Ok(Place { mapping, pieces, homes, is_live: false, used: 0 })
+    Ok(Place { mapping, pieces, homes, is_live: false, used: 0, busy: 0 })
 }

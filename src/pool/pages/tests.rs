@@ -124,6 +124,35 @@ fn idle_chunks_are_shown_side_by_side() {
 }
 
 #[test]
+fn what_lies_behind_a_piece_of_a_place_is_found() {
+    let (mut bench, blocks) = Bench::with_gaps();
+    let (place, _) = bench.stitch(Bytes::mib(8));
+    // The first and the third chunk are the place's: from the start on allocations do not lead to these.
+    for block in [blocks[1], blocks[3]] {
+        let inside = block.checked_add(Bytes::mib(1)).unwrap();
+        assert_eq!(bench.pool.find(inside).map(|found| found.span.start()), Some(block));
+    }
+    let at_home = blocks[2].checked_add(Bytes::mib(1)).unwrap();
+    assert_eq!(bench.pool.find(at_home), None, "it is live at the place alone");
+    bench.free(place);
+    assert_eq!(bench.pool.find(at_home), None);
+}
+
+#[test]
+fn what_was_not_found_is_found_once_something_is_freed() {
+    let (mut bench, blocks) = Bench::with_gaps();
+    let (place, _) = bench.stitch(Bytes::mib(8));
+    bench.free(place);
+    let first = bench.mib(4);
+    assert_eq!((bench.alloc(Bytes::mib(8)), bench.alloc(Bytes::mib(8))), (None, None));
+    bench.free(first);
+    assert_eq!(bench.alloc(Bytes::mib(8)), Some(place));
+    bench.free(place);
+    bench.free(blocks[3]);
+    assert_eq!(bench.alloc(Bytes::mib(8)), Some(blocks[2]), "at home comes first");
+}
+
+#[test]
 fn a_place_begins_and_ends_inside_chunks() {
     let mut bench = Bench::new();
     bench.extend(&[4, 4, 4], ONE);

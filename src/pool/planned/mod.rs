@@ -27,6 +27,7 @@ mod locate;
 mod matcher;
 mod places;
 mod relocate;
+mod starts;
 mod tenants;
 
 use std::ops::Range;

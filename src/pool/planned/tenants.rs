@@ -5,8 +5,8 @@
 //! the bits and a few steps along the list, as many as begin in one slot.
 
 use super::bits::Bits;
+use super::starts::Starts;
 use crate::limits;
-use crate::pool::starts::Starts;
 use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
 
 /// Bytes in one cell: as the smallest chunk.
