@@ -28,6 +28,8 @@ use crate::units::Bytes;
 pub const WORTH: u64 = 6;
 /// The largest chunk is such a part of the device.
 pub const SHARE: u64 = 64;
+/// A chunk for the page pool is at most such a part of what there is. Filling a device of 141 GiB so takes 2,700 chunks.
+const ROOM_SHARE: u64 = 512;
 
 /// What one chunk of a size costs: everything that is called for it from its creation to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,6 +79,23 @@ pub enum Shape {
     Fitted(Bytes),
     /// The same without idle chunks of other sizes.
     Exactly(Bytes),
+}
+
+/// What there is for a session on a device, beside what it holds.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Stock {
+    /// Idle chunks that it may have as they are: how many there are of each length.
+    pub idle: BTreeMap<Bytes, u64>,
+    /// Bytes that it could have at most.
+    pub room: Bytes,
+}
+
+/// The largest chunk that is new while a session could have `room` bytes at most, rounded down to a
+/// power of two. The nearer memory is to its end, the less of it may lie unused in a chunk that is used
+/// in part.
+pub fn chunk_len_max(room: Bytes) -> Bytes {
+    let share = (room.get() / ROOM_SHARE).checked_ilog2();
+    Bytes::new(share.map_or(0, |power| 1 << power))
 }
 
 impl Shape {
@@ -187,16 +206,14 @@ impl Ladder {
         *self.steps.iter().rfind(|step| **step <= len).unwrap_or(&self.steps[0])
     }
 
-    /// [`Ladder::cover`], for a [`Shape::Fitted`] with idle chunks first: of `idle` lengths, each so many
-    /// times, the largest that are not larger than what is left, unless that would be many more chunks.
-    pub fn cover_with(
-        &self,
-        len: Bytes,
-        shape: Shape,
-        idle: impl FnOnce() -> BTreeMap<Bytes, u64>,
-    ) -> Option<Vec<Part>> {
+    /// [`Ladder::cover`], for a [`Shape::Fitted`] with idle chunks first: the largest that are not larger
+    /// than what is left, unless that would be many more chunks. New ones get smaller as less is left.
+    pub fn cover_with(&self, len: Bytes, shape: Shape, stock: impl FnOnce() -> Stock) -> Option<Vec<Part>> {
         let Shape::Fitted(each) = shape else { return self.cover(len, shape) };
-        let idle = idle();
+        let Stock { idle, room } = stock();
+        let short = each.min(chunk_len_max(room)).max(self.smallest());
+        // More than one lease can have are far more than there is: the answer says so.
+        let each = if self.cover(len, Shape::Fitted(short)).is_some() { short } else { each };
         /// Each chunk is a mapping: above so many times what new ones would be, these are better.
         const MORE_MAX: u64 = 16;
         let mut left = len.round_up(self.smallest())?;
@@ -398,8 +415,9 @@ mod tests {
     fn idle_chunks_come_first_whatever_their_lengths() {
         let ladder = Ladder::standard();
         let idle = |lens: &[(u64, u64)]| lens.iter().map(|(len, count)| (Bytes::mib(*len), *count)).collect();
+        let stock = |lens: &[(u64, u64)]| Stock { idle: idle(lens), room: Bytes::gib(4096) };
         let cover = |len, each, lens: &[(u64, u64)]| {
-            let parts = ladder.cover_with(Bytes::mib(len), Shape::Fitted(Bytes::mib(each)), || idle(lens)).unwrap();
+            let parts = ladder.cover_with(Bytes::mib(len), Shape::Fitted(Bytes::mib(each)), || stock(lens)).unwrap();
             parts.iter().map(|part| (part.len.get() >> 20, part.count)).collect::<Vec<_>>()
         };
         assert_eq!(cover(100, 32, &[]), [(32, 3), (4, 1)]);
@@ -408,5 +426,20 @@ mod tests {
         // What is longer than what is left stays, and so does what would be very many.
         assert_eq!(cover(8, 8, &[(16, 4)]), [(8, 1)]);
         assert_eq!(cover(256, 256, &[(2, 500)]), [(256, 1)]);
+    }
+
+    #[test]
+    fn chunks_get_smaller_as_less_is_left() {
+        let cover = |len, each, room| {
+            let stock = || Stock { room: Bytes::mib(room), ..Stock::default() };
+            let parts = Ladder::standard().cover_with(Bytes::mib(len), Shape::Fitted(Bytes::mib(each)), stock).unwrap();
+            parts.iter().map(|part| (part.len.get() >> 20, part.count)).collect::<Vec<_>>()
+        };
+        assert_eq!(cover(256, 256, 140 << 10), [(256, 1)]);
+        assert_eq!(cover(256, 256, 100 << 10), [(128, 2)]);
+        assert_eq!(cover(256, 256, 10 << 10), [(16, 16)]);
+        assert_eq!(cover(256, 8, 10 << 10), [(8, 32)], "as small as was wanted");
+        assert_eq!(cover(7, 256, 100), [(2, 4)], "never smaller than the smallest");
+        assert_eq!(cover(256 << 10, 256, 0), [(256, 1024)], "far more than there is");
     }
 }

@@ -1,6 +1,6 @@
 //! The gRPC services: each call is checked, carried out, and answered; the ledger decides.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,7 +27,7 @@ use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, DeviceId, PlanId, RequestId, SessionId};
 use crate::journal::SessionRecord;
 use crate::keeper::Key;
-use crate::ladder::{Part, Shape};
+use crate::ladder::{Part, Shape, Stock};
 use crate::ledger::{EndReason, Holder, LedgerError, Refusal};
 use crate::limits;
 use crate::mortal::moment;
@@ -165,8 +165,8 @@ impl Daemon {
             let known: Vec<_> = self.devices.iter().map(|device| device.uuid.to_string()).collect();
             status(ErrorKind::NotFound, format!("there is no device {}; there are {}", wanted.device, known.join(", ")))
         })?;
-        let idle = || self.steward.idle_lens(session, device.id).unwrap_or_default();
-        let parts = self.cover(device.id, wanted.len, wanted.shape, idle).ok_or_else(|| {
+        let stock = || self.steward.stock(session, device.id);
+        let parts = self.cover(device.id, wanted.len, wanted.shape, stock).ok_or_else(|| {
             status(
                 ErrorKind::Invalid,
                 format!("{} in {:?} are more chunks than one lease can have", wanted.len, wanted.shape),
@@ -183,13 +183,7 @@ impl Daemon {
     }
 
     /// The chunks that cover a range. Where small ones are wanted rather than needed, and would be a good part of all that a device may have, they are larger.
-    fn cover(
-        &self,
-        device: DeviceId,
-        len: Bytes,
-        shape: Shape,
-        idle: impl FnOnce() -> BTreeMap<Bytes, u64>,
-    ) -> Option<Vec<Part>> {
+    fn cover(&self, device: DeviceId, len: Bytes, shape: Shape, stock: impl FnOnce() -> Stock) -> Option<Vec<Part>> {
         let most = self.steward.store().chunks_max(device) / CHUNKS_SHARE;
         let is_few = |parts: &Vec<Part>| parts.iter().map(|part| part.count).sum::<u64>() <= most;
         match shape {
@@ -197,7 +191,7 @@ impl Daemon {
                 let parts = self.ladder.cover(len, shape).filter(is_few);
                 parts.or_else(|| self.ladder.cover(len, Shape::Largest))
             }
-            _ => self.ladder.cover_with(len, shape, idle),
+            _ => self.ladder.cover_with(len, shape, stock),
         }
     }
 
@@ -653,7 +647,7 @@ impl Plans for Service {
         let device = self.known_device(&wanted.device_uuid)?.id;
         let len = stored.pool_len.max(Bytes::new(1));
         let too_large = || status(ErrorKind::Invalid, format!("a pool of {len} is more than one lease can be"));
-        let parts = self.0.cover(device, len, Shape::STATIC, BTreeMap::new).ok_or_else(too_large)?;
+        let parts = self.0.cover(device, len, Shape::STATIC, Stock::default).ok_or_else(too_large)?;
         let wait_ms = wanted.wait_ms.min(limits::WAIT_MS_MAX);
         let ask = Ask { holder: Holder::Plan(id), device, parts, plan: None, wait_ms, waited_ms: 0 };
         let chunks = self.acquire(ask).await?;

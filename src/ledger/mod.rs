@@ -41,7 +41,7 @@ pub use shared::RangeView;
 pub use views::{ChunkIs, ChunkView, RequestView};
 
 use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
-use crate::ladder::Part;
+use crate::ladder::{Part, Stock};
 use crate::limits;
 use crate::units::Bytes;
 use account::{Account, Shelf};
@@ -464,9 +464,10 @@ impl Ledger {
         Some(AccountView { guaranteed, asked, chunk_len_max, is_closed: self.is_closed, ..account.view(device) })
     }
 
-    /// The lengths of idle chunks that a session may get as they are, and how many there are of each.
-    pub fn idle_lens(&self, session: SessionId, device: DeviceId) -> Option<BTreeMap<Bytes, u64>> {
-        self.devices.get(&device).map(|account| account.idle_lens(session))
+    /// What there is for a session on a device.
+    pub fn stock(&self, session: SessionId, device: DeviceId) -> Option<Stock> {
+        let idle = self.devices.get(&device)?.idle_lens(session);
+        Some(Stock { idle, room: self.room(session, device)? })
     }
 
     /// What a session could get on a device beside what it holds: what nobody has, or lies idle with the daemon, less what is kept for others, within its limit and as many chunks as there may be.

@@ -277,8 +277,8 @@ impl LedgerSource {
     fn lease(&self, want: Want) -> Result<Vec<(ChunkId, Bytes)>, SourceError> {
         let invalid = |message| SourceError { kind: ErrorKind::Invalid, message };
         let too_large = || invalid(format!("{} are more than one lease can be", want.len));
-        let idle = || self.steward.idle_lens(self.session, DEVICE).unwrap_or_default();
-        let parts = self.ladder.cover_with(want.len, want.shape, idle).ok_or_else(too_large)?;
+        let stock = || self.steward.stock(self.session, DEVICE);
+        let parts = self.ladder.cover_with(want.len, want.shape, stock).ok_or_else(too_large)?;
         self.rpcs.fetch_add(1, Ordering::Relaxed);
         let holder = Holder::Session(self.session);
         let ask = Ask { holder, device: DEVICE, parts, plan: want.plan, wait_ms: 0, waited_ms: 0 };

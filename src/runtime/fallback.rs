@@ -11,7 +11,7 @@ use super::lock::Held;
 use super::{AllocError, Counter, OutOfPlan, Pools, Runtime, SourceError, Want};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
-use crate::ladder::Shape;
+use crate::ladder::{self, Shape};
 use crate::limits;
 use crate::memory::Chunk;
 use crate::pool::Request;
@@ -453,8 +453,7 @@ impl Runtime {
     /// Chunks of at least `len` bytes together, in as many leases as that takes: all of them, or none
     /// and why. Their length follows from what is held; the last may be shorter.
     pub(super) fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
-        let held = self.lock().held();
-        let each = self.config.pages.chunk_len(held, len);
+        let each = self.new_chunk_len(len);
         // What a private pool has left may be what is asked for.
         self.give_back_spent();
         self.check_limit(len)?;
@@ -475,6 +474,17 @@ impl Runtime {
             left -= part;
         }
         Ok(chunks)
+    }
+
+    /// The length of new chunks for `len` bytes. The daemon makes them smaller where its memory ends.
+    fn new_chunk_len(&self, len: Bytes) -> Bytes {
+        let (held, limit) = {
+            let pools = self.lock();
+            (pools.held(), pools.limit)
+        };
+        let each = self.config.pages.chunk_len(held, len);
+        let most = limit.map_or(each, |limit| ladder::chunk_len_max(limit.saturating_sub(held)));
+        each.min(most).max(self.config.granule())
     }
 
     /// Whether the process may hold this much more, by the limit that it has set itself. Threads that grow at the same

@@ -23,7 +23,7 @@ use crate::clock::Clock;
 use crate::error::chain;
 use crate::ids::{ChunkId, DeviceId, PlanId, RangeId, RequestId, SessionId};
 use crate::journal::Record;
-use crate::ladder::Part;
+use crate::ladder::{Part, Stock};
 use crate::ledger::{
     AccountView, Change, ChunkView, Command, Effect, EndReason, Facts, Holder, Ledger, LedgerError, Overstay,
     RangeView, Refusal, RequestView, ReturnedBytes, SessionView, Shortage, Terms,
@@ -713,9 +713,9 @@ impl Steward {
         self.lock().ledger.room(session, device)
     }
 
-    /// The lengths of idle chunks that a session may get, and how many there are of each.
-    pub fn idle_lens(&self, session: SessionId, device: DeviceId) -> Option<BTreeMap<Bytes, u64>> {
-        self.lock().ledger.idle_lens(session, device)
+    /// What there is for a session on a device; nothing, where one of them is not known.
+    pub fn stock(&self, session: SessionId, device: DeviceId) -> Stock {
+        self.lock().ledger.stock(session, device).unwrap_or_default()
     }
 
     /// A plan's reserved chunks are for everybody again.
