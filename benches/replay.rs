@@ -17,7 +17,7 @@ use stitchd::replay::calls::CallSum;
 use stitchd::replay::models::caching::{Conf, Version};
 use stitchd::replay::models::gmlake::GmlakeOptions;
 use stitchd::replay::script::{Asked, Script, Step};
-use stitchd::replay::{Job, PoolName, Setup, Watch, repeat, replay, run};
+use stitchd::replay::{AutoOptions, Job, PoolName, Setup, Watch, repeat, replay, run};
 use stitchd::runtime::RuntimeConfig;
 use stitchd::trace::Trace;
 use stitchd::units::DeviceAddress;
@@ -66,6 +66,7 @@ fn main() {
         ladder: Ladder::standard(),
         runtime: RuntimeConfig::default(),
         is_auto: false,
+        auto: AutoOptions::default(),
     };
     let clock = SystemClock::new();
     let mut compared = Vec::new();

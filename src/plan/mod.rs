@@ -185,6 +185,12 @@ impl Plan {
         Plan::of(trace, &Problem::from_trace(trace, iteration)?, None)
     }
 
+    /// The same with a search in proportion: the plan of `stitchd plan`.
+    pub fn searched(trace: &Trace, iteration: u32) -> Result<Plan, PlanError> {
+        let problem = Problem::from_trace(trace, iteration)?;
+        Plan::of_solved(trace, &problem, Plan::solved(&problem, None, &solve::in_proportion(&problem))?)
+    }
+
     /// A plan of the cycle alone, for a job that runs already: what it allocated once is there, and is no part of it.
     pub fn of_cycle(trace: &Trace, iteration: u32) -> Result<(Plan, Problem), PlanError> {
         let problem = Problem::from_trace(trace, iteration)?.without_prologue()?;

@@ -1,5 +1,7 @@
 //! What a replay asks of whatever it measures.
 
+use std::time::Duration;
+
 use super::calls::CallSum;
 use super::script::Asked;
 use crate::ids::StreamId;
@@ -29,6 +31,11 @@ pub trait Allocator {
 
     /// Driver calls until now.
     fn calls(&self) -> CallSum;
+
+    /// Time until now that went into what an allocator is not: simulated drivers, daemons, planning.
+    fn beside(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Why the last request was not served, where more is known than that memory ran out.
     fn refusal(&self) -> Option<String> {
@@ -97,6 +104,8 @@ pub struct AutoPlans {
     pub installed: u64,
     /// Times that there was no memory for one.
     pub refused: u64,
+    /// Time that a thread beside the job would spend on recordings and plans, where that delays them.
+    pub planning: Option<Duration>,
     /// The first iteration that was served from one.
     pub from_iteration: Option<u32>,
     /// Most bytes that the job has held from there on; what it held before and gave back is the daemon's, and reserved all the same.

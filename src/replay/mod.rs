@@ -1,12 +1,14 @@
 //! Runs a trace through the production pools and through models of what people use today, and says what each made of it.
 
 pub mod allocator;
+mod beside;
 pub mod calls;
 mod extend;
 mod floor;
 mod fresh;
 pub mod models;
 mod perturb;
+mod planning;
 mod pools;
 pub mod production;
 mod record;
@@ -18,6 +20,7 @@ pub mod script;
 pub use extend::repeat;
 pub use floor::Floor;
 pub use perturb::{NoPerturbation, Perturbation, lacks, perturb};
+pub use planning::AutoOptions;
 pub use pools::{Job, Least, PoolName, PoolRun, Setup, min_capacity, replay};
 pub use record::{Placed, Point, Record};
 pub use recorded::recorded;

@@ -7,6 +7,7 @@ use super::models::caching::{CachingAllocator, Conf};
 use super::models::gmlake::{Gmlake, GmlakeOptions};
 use super::models::native::Native;
 use super::models::stalloc::Stalloc;
+use super::planning::AutoOptions;
 use super::production::{Production, ProductionOptions};
 use super::script::Script;
 use super::{Run, Watch, run};
@@ -81,6 +82,8 @@ pub struct Setup {
     pub runtime: RuntimeConfig,
     /// [`PoolName::Stitchd`] makes its plans while the job runs, as [`PoolName::StitchdAuto`] does.
     pub is_auto: bool,
+    /// How such plans come.
+    pub auto: AutoOptions,
 }
 
 /// What is replayed.
@@ -165,7 +168,7 @@ fn production(pool: PoolName, job: Job<'_>, setup: &Setup, runner: &Runner<'_>) 
         ladder: setup.ladder.clone(),
         runtime: setup.runtime,
         costs: setup.costs.clone(),
-        is_auto,
+        auto: is_auto.then_some(setup.auto),
     };
     if is_auto {
         make_contexts_known(job.trace);

@@ -10,11 +10,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::allocator::{Allocator, AutoPlans, More, OutOfMemory, Reserved, ServedBytes};
+use super::beside::Beside;
 use super::calls::{CallSum, SHOWN};
+use super::planning::{AutoOptions, Planning};
 use super::script::Asked;
-use crate::auto::{AutoPlanner, NoShelf};
 use crate::clock::{Clock, ManualClock};
 use crate::driver::cost_table::CostTable;
+use crate::driver::layers::Layered;
 use crate::driver::layers::metered::{Meter, Metered};
 use crate::driver::sim::{SimDriver, SimOptions};
 use crate::driver::{Call, Driver};
@@ -42,7 +44,7 @@ pub struct ProductionOptions {
     /// What calls cost.
     pub costs: CostTable,
     /// Plans are made while the job runs.
-    pub is_auto: bool,
+    pub auto: Option<AutoOptions>,
 }
 
 impl ProductionOptions {
@@ -58,11 +60,14 @@ pub struct Production {
     sim: Arc<SimDriver>,
     meter: Arc<Metered>,
     clock: Arc<ManualClock>,
+    beside: Arc<Beside>,
     /// By slot of the script.
     held: Vec<(DeviceAddress, StreamId)>,
     requests: u64,
     iterations: u64,
-    planner: Option<AutoPlanner>,
+    planning: Option<Planning>,
+    /// The job says no more where it asks from once a plan is installed.
+    contexts_end: bool,
     /// The first iteration that a plan served which was made while the job ran.
     planned_from: Option<u32>,
     /// Most bytes that the runtime has held from there on.
@@ -80,7 +85,9 @@ impl Production {
         let sim = SimOptions { costs: options.costs.clone(), ..SimOptions::with_devices(&[options.capacity]) };
         let sim = Arc::new(SimDriver::new(sim));
         let meter = Meter::around(Arc::clone(&sim) as Arc<dyn Driver>, Arc::clone(&clock) as Arc<dyn Clock>);
-        let device = Device::open(Arc::clone(&meter) as Arc<dyn Driver>, DEVICE);
+        let beside = Beside::new();
+        let driver = Layered::new(Arc::clone(&meter) as Arc<dyn Driver>, Arc::clone(&beside));
+        let device = Device::open(Arc::new(driver) as Arc<dyn Driver>, DEVICE);
         let device = device.expect("a simulated device without faults opens");
         let store = Store::new(vec![Arc::clone(&device)]);
         let steward = Steward::inline(store, Arc::clone(&clock) as Arc<dyn Clock>);
@@ -92,6 +99,7 @@ impl Production {
             ladder: options.ladder.clone(),
             costs: options.costs.clone(),
             sim: Arc::clone(&sim),
+            beside: Arc::clone(&beside),
             rpcs: AtomicU64::new(0),
             imports: AtomicU64::new(0),
             passing: Mutex::default(),
@@ -106,17 +114,19 @@ impl Production {
             Counters::private(),
         );
         let refused = plan.and_then(|plan| runtime.install_plan(plan).err()).map(|error| chain(&error));
-        let planner = options.is_auto.then(|| AutoPlanner::begin(&runtime));
+        let planning = options.auto.map(|auto| Planning::begin(&runtime, auto.step));
         let production = Production {
             runtime,
             source,
             sim,
             meter,
             clock,
+            beside,
             held: Vec::new(),
             requests: 0,
             iterations: 0,
-            planner,
+            planning,
+            contexts_end: options.auto.is_some_and(|auto| auto.contexts_end),
             planned_from: None,
             held_by_plan: Bytes::ZERO,
             refusal: None,
@@ -131,14 +141,14 @@ impl Production {
 
     /// Does what a thread beside the job would do: looks after its plans.
     fn look(&mut self) {
-        if let Some(planner) = &mut self.planner {
-            planner.look(&self.runtime, &NoShelf);
+        if let Some(planning) = &mut self.planning {
+            planning.look(&self.runtime, &self.beside);
         }
     }
 
     /// Why no more plans are made while the job runs, if none are.
     pub fn auto_is_over(&self) -> Option<String> {
-        self.planner.as_ref().and_then(AutoPlanner::over).map(|over| chain(over))
+        self.planning.as_ref().and_then(Planning::over)
     }
 
     /// Says what is wrong with pools or ledger; nothing, unless one has a bug.
@@ -158,7 +168,11 @@ impl Allocator for Production {
             self.look();
         }
         let Asked { bytes, stream, thread, context, is_dynamic, .. } = *asked;
-        let address = self.runtime.alloc(&Request { bytes, stream, thread, context, is_dynamic }).map_err(|error| {
+        let request = match self.contexts_end && self.planned_from.is_some() {
+            true => Request { stream, thread, ..Request::of(bytes) },
+            false => Request { bytes, stream, thread, context, is_dynamic },
+        };
+        let address = self.runtime.alloc(&request).map_err(|error| {
             self.refusal = Some(root(&error).to_string());
             OutOfMemory
         })?;
@@ -191,6 +205,7 @@ impl Allocator for Production {
         // The first begins where the job does, and ends nothing.
         if self.iterations > 0 {
             self.runtime.mark_iteration();
+            self.planning.iter_mut().for_each(|planning| planning.mark(&self.runtime));
             self.look();
         }
         if self.runtime.counters().get(Counter::PlansInstalled) > 0 {
@@ -216,6 +231,10 @@ impl Allocator for Production {
         sum
     }
 
+    fn beside(&self) -> Duration {
+        self.beside.time()
+    }
+
     fn refusal(&self) -> Option<String> {
         self.refusal.clone()
     }
@@ -230,8 +249,9 @@ impl Allocator for Production {
                 pool: stats.served.pool_bytes,
             },
             deviations: stats.planned.deviations(),
-            auto: self.planner.as_ref().map(|planner| AutoPlans {
-                made: planner.made(),
+            auto: self.planning.as_ref().map(|planning| AutoPlans {
+                made: planning.made(),
+                planning: planning.spent(),
                 installed: self.runtime.counters().get(Counter::PlansInstalled),
                 refused: self.runtime.counters().get(Counter::PlansRefused),
                 from_iteration: self.planned_from,
@@ -250,6 +270,7 @@ struct LedgerSource {
     ladder: Ladder,
     costs: CostTable,
     sim: Arc<SimDriver>,
+    beside: Arc<Beside>,
     /// Requests that would have gone to the daemon.
     rpcs: AtomicU64,
     imports: AtomicU64,
@@ -288,10 +309,8 @@ impl LedgerSource {
             Answer::Refused(refusal) => Err(SourceError { kind: refusal.kind(), message: refusal.to_string() }),
         }
     }
-}
 
-impl ChunkSource for LedgerSource {
-    fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
+    fn acquire_timed(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
         let granted = self.lease(want)?;
         self.imports.fetch_add(granted.len() as u64, Ordering::Relaxed);
         let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -307,11 +326,21 @@ impl ChunkSource for LedgerSource {
         Ok(granted.iter().map(|(id, _)| chunk(id)).collect())
     }
 
-    fn release(&self, chunks: Vec<Arc<Chunk>>) {
-        let ids = chunks.iter().map(|chunk| chunk.id()).collect();
-        drop(chunks);
+    fn release_timed(&self, ids: Vec<ChunkId>) {
         self.rpcs.fetch_add(1, Ordering::Relaxed);
         self.steward.release(self.session, ids).expect("a runtime releases what it was granted");
         self.note_reserved();
+    }
+}
+
+impl ChunkSource for LedgerSource {
+    fn acquire(&self, want: Want) -> Result<Vec<Arc<Chunk>>, SourceError> {
+        self.beside.run(|| self.acquire_timed(want))
+    }
+
+    fn release(&self, chunks: Vec<Arc<Chunk>>) {
+        let ids = chunks.iter().map(|chunk| chunk.id()).collect();
+        drop(chunks);
+        self.beside.run(|| self.release_timed(ids));
     }
 }

@@ -36,8 +36,10 @@ pub struct Run {
     pub more: More,
     /// Deviations of each iteration, in the order in which they begin.
     pub deviations: Vec<u64>,
-    /// How long the steps took, the caller's part of it included.
+    /// How long the steps took, the caller's part of it included, without `beside`.
     pub time: Duration,
+    /// How long simulated drivers, daemons and planning took.
+    pub beside: Duration,
     /// For pictures, if wanted.
     pub record: Option<Record>,
 }
@@ -87,7 +89,7 @@ pub fn run<A: Allocator + ?Sized>(
     const OFTEN: usize = 1 << 12;
     let mut keeper = Keeper::new(script, watch);
     let mut run = Run::default();
-    let started = clock.now();
+    let (started, beside) = (clock.now(), allocator.beside());
     for (chunk, steps) in script.steps.chunks(OFTEN).enumerate() {
         progress(chunk * OFTEN);
         for step in steps {
@@ -119,7 +121,9 @@ pub fn run<A: Allocator + ?Sized>(
             break;
         }
     }
-    run.time = clock.now() - started;
+    let time = clock.now() - started;
+    run.beside = allocator.beside() - beside;
+    run.time = time.saturating_sub(run.beside);
     progress(script.steps.len());
     run.refusal = run.out_of_memory.and_then(|_| allocator.refusal());
     run.calls = allocator.calls();

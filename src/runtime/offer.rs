@@ -71,6 +71,11 @@ impl Runtime {
         drop(before);
     }
 
+    /// Takes an offer back that was not taken yet.
+    pub fn withdraw(&self) -> Option<Offer> {
+        self.lock().offered.take()
+    }
+
     /// A plan that was to be there before the job could not be had, and the job goes on without.
     pub fn note_plan_refused(&self) {
         let _pools = self.lock();

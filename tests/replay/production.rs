@@ -1,5 +1,7 @@
 //! The production pools on jobs that are not what they were planned to be.
 
+use std::time::Duration;
+
 use stitchd::clock::SystemClock;
 use stitchd::driver::Call;
 use stitchd::driver::cost_table::CostTable;
@@ -8,9 +10,10 @@ use stitchd::plan::Plan;
 use stitchd::replay::models::caching::{Conf, Version};
 use stitchd::replay::models::gmlake::GmlakeOptions;
 use stitchd::replay::script::Script;
-use stitchd::replay::{Job, Perturbation, PoolName, Run, Setup, Watch, perturb, repeat, replay};
+use stitchd::replay::{AutoOptions, Job, Perturbation, PoolName, Run, Setup, Watch, perturb, repeat, replay};
 use stitchd::runtime::RuntimeConfig;
 use stitchd::trace::Trace;
+use stitchd::units::Bytes;
 
 use crate::trace;
 
@@ -31,6 +34,7 @@ pub(crate) fn setup(is_auto: bool) -> Setup {
         ladder: Ladder::standard(),
         runtime: RuntimeConfig::default(),
         is_auto,
+        auto: AutoOptions::default(),
     }
 }
 
@@ -163,6 +167,48 @@ fn a_job_that_gets_its_plan_while_it_runs_holds_little_more_than_it_needs_from_t
         println!("{name}: {share:.4} times the peak, deviations {:?}", done.deviations);
         assert_eq!((auto.from_iteration, auto.made, auto.refused), (Some(3), 1, 0), "{name}");
         assert!((1.0..=1.02).contains(&share), "{name}: {share}");
+    }
+}
+
+/// A plan that takes as long to make as the rest of the job is of no use to it; one that takes less
+/// than an iteration comes as it would at once.
+#[test]
+fn a_plan_comes_as_late_as_making_it_takes() {
+    let longer = repeat(&trace("resnet50-olla"), 3);
+    let planned_from = |step: Duration| {
+        let mut setup = setup(true);
+        setup.auto.step = Some(step);
+        let auto = run(PoolName::Stitchd, &longer, None, &setup).more.auto.unwrap();
+        assert_eq!(auto.made, 1);
+        assert!(auto.planning.is_some_and(|planning| planning > Duration::ZERO));
+        auto.from_iteration
+    };
+    assert_eq!(planned_from(Duration::from_secs(3600)), Some(3));
+    assert_eq!(planned_from(Duration::from_nanos(1)), None);
+}
+
+/// PyTorch's hooks cost time, and go once a plan is there.
+#[test]
+fn a_plan_serves_a_job_that_says_no_more_where_it_asks_from() {
+    for name in ["gpt2-345m-VR", "resnet50-olla"] {
+        let mut setup = setup(true);
+        setup.auto.contexts_end = true;
+        let done = run(PoolName::Stitchd, &repeat(&trace(name), 3), None, &setup);
+        println!("{name}: deviations {:?}", done.deviations);
+        assert_eq!(done.more.auto.unwrap().from_iteration, Some(3), "{name}");
+        assert_eq!((done.deviations.last(), done.last_iteration.total()), (Some(&0), 0), "{name}");
+    }
+}
+
+/// Where memory ends chunks are small, so that little of it lies unused beside what is live.
+#[test]
+fn a_job_without_a_plan_runs_on_little_more_than_its_peak() {
+    for name in TRACES {
+        let trace = trace(name);
+        let peak = trace.summary().peak_live.get();
+        let capacity = Some(Bytes::new(peak + peak / 1000 * 6));
+        let done = run(PoolName::Stitchd, &trace, None, &Setup { capacity, ..setup(false) });
+        assert_eq!(done.out_of_memory, None, "{name} in 1.006 times its peak");
     }
 }
 

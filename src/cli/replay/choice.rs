@@ -101,7 +101,7 @@ fn given_plan(args: &ReplayArgs, profile: &Trace) -> Result<Option<Plan>, Failur
     match (&args.plan, args.plan_from_iteration) {
         _ if args.disables("plan") => Ok(None),
         (Some(file), _) => read_plan(file).map(Some),
-        (None, Some(iteration)) => Ok(Some(Plan::from_trace(profile, iteration)?)),
+        (None, Some(iteration)) => Ok(Some(Plan::searched(profile, iteration)?)),
         (None, None) => Ok(None),
     }
 }
@@ -121,5 +121,5 @@ fn made_plan(args: &ReplayArgs, profile: &Trace) -> Result<Plan, String> {
              made. Add some with --repeat"
         ));
     }
-    Plan::from_trace(profile, PLANNED_ITERATION).map_err(|error| error.to_string())
+    Plan::searched(profile, PLANNED_ITERATION).map_err(|error| error.to_string())
 }

@@ -25,7 +25,7 @@ use crate::plan::{Plan, PlanError};
 use crate::replay::models::caching::{Conf, Version};
 use crate::replay::models::gmlake::GmlakeOptions;
 use crate::replay::script::Script;
-use crate::replay::{Floor, Job, Least, Perturbation, PoolName, PoolRun, Record, Setup, Watch};
+use crate::replay::{AutoOptions, Floor, Job, Least, Perturbation, PoolName, PoolRun, Record, Run, Setup, Watch};
 use crate::replay::{lacks, min_capacity, perturb, recorded, repeat, replay};
 use crate::runtime::RuntimeConfig;
 use crate::trace::Trace;
@@ -52,6 +52,14 @@ pub(super) struct ReplayArgs {
     /// Let stitchd make its plans while the job runs, as stitchd-auto does
     #[arg(long, conflicts_with_all = ["plan", "plan_from_iteration"])]
     auto: bool,
+    /// An iteration of the job takes so many seconds: plans of stitchd-auto come as much later as
+    /// making them takes here [default: they are there at once]
+    #[arg(long, value_name = "SECONDS", value_parser = step_seconds)]
+    step_seconds: Option<f64>,
+    /// How long a job says where its requests come from and which vary: always, or, as that costs it
+    /// time, until a plan of stitchd-auto is installed
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
+    contexts: Contexts,
     /// Bytes that the device has for this process [default: any number]
     #[arg(long, value_name = "BYTES", conflicts_with = "min_capacity")]
     capacity: Option<Bytes>,
@@ -67,7 +75,7 @@ pub(super) struct ReplayArgs {
     /// Turn parts of stitchd's pools off, to see what they are worth: plan, reuse, stitch
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     disable: Vec<String>,
-    /// Measure nanoseconds per operation: pools one after another, the median of five; and the floor, a lock and a look at a table by address
+    /// Measure nanoseconds per operation: pools one after another, the median of five; without the simulated driver and daemon (the modelled seconds have them) and without planning, which a thread beside the job does; and the floor, a lock and a look at a table by address
     #[arg(long, conflicts_with_all = ["sweep", "report"])]
     timing: bool,
     /// Change a setting (several times if need be; `replay FILE --set help` lists them)
@@ -103,6 +111,29 @@ impl ReplayArgs {
     }
 }
 
+/// How long a job says where its requests come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+enum Contexts {
+    #[default]
+    Always,
+    RecordedOnly,
+}
+
+/// Seconds of an iteration: a nanosecond to a day.
+fn step_seconds(text: &str) -> std::result::Result<f64, String> {
+    let seconds = text.trim().parse::<f64>().ok().filter(|seconds| (1e-9..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| "from 1e-9 to 86400, such as 0.25".to_owned())
+}
+
+/// Nanoseconds per operation.
+#[derive(Clone, Copy, Debug)]
+struct Nanos {
+    /// In the allocator.
+    own: f64,
+    /// In simulated drivers, the daemon's half of a lease, and planning.
+    beside: f64,
+}
+
 /// A pool's results.
 #[derive(Debug)]
 struct Result {
@@ -110,7 +141,7 @@ struct Result {
     done: PoolRun,
     /// The least that it needs, if that was asked for; `None` in it where no device has so much.
     least: Option<Option<Least>>,
-    ns_per_operation: Option<f64>,
+    time: Option<Nanos>,
 }
 
 /// What was replayed and what came of it.
@@ -227,6 +258,10 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         ladder: Ladder::standard(),
         runtime,
         is_auto: args.auto && !args.disables("plan"),
+        auto: AutoOptions {
+            step: args.step_seconds.map(Duration::from_secs_f64),
+            contexts_end: args.contexts == Contexts::RecordedOnly,
+        },
     })
 }
 
@@ -333,9 +368,10 @@ fn one(
         bar.inc(steps.saturating_sub(last.swap(steps, Ordering::Relaxed)) as u64);
     };
     let done = replay(pool, job, setup, watch, &clock, &progress)?;
-    let ns_per_operation = if args.timing && done.run.out_of_memory.is_none() {
-        let time = || Ok(replay(pool, job, setup, Watch::default(), &clock, &|_| ())?.run.time);
-        Some(per_operation(median(time)?, job.script))
+    let nanos = if args.timing && done.run.out_of_memory.is_none() {
+        let timed = || Ok(times(&replay(pool, job, setup, Watch::default(), &clock, &|_| ())?.run));
+        let (own, beside) = median(timed)?;
+        Some(Nanos { own: per_operation(own, job.script), beside: per_operation(beside, job.script) })
     } else {
         None
     };
@@ -349,13 +385,20 @@ fn one(
             Some(min_capacity(pool, job, &setup, &unlimited.run, &clock, &tried)?)
         }
     };
-    Ok(Result { pool, done, least, ns_per_operation })
+    Ok(Result { pool, done, least, time: nanos })
+}
+
+/// How long the steps of a run took: in the allocator, and beside it.
+type Times = (Duration, Duration);
+
+fn times(run: &Run) -> Times {
+    (run.time, run.beside)
 }
 
 /// The median of several times.
-fn median<E>(mut time: impl FnMut() -> std::result::Result<Duration, E>) -> std::result::Result<Duration, E> {
+fn median<E>(mut time: impl FnMut() -> std::result::Result<Times, E>) -> std::result::Result<Times, E> {
     const ROUNDS: usize = 5;
-    let times: std::result::Result<Vec<Duration>, E> = (0..ROUNDS).map(|_| time()).collect();
+    let times: std::result::Result<Vec<Times>, E> = (0..ROUNDS).map(|_| time()).collect();
     let mut times = times?;
     times.sort_unstable();
     Ok(times[ROUNDS / 2])
@@ -365,8 +408,9 @@ fn median<E>(mut time: impl FnMut() -> std::result::Result<Duration, E>) -> std:
 fn floor(script: &Script) -> f64 {
     let clock = SystemClock::new();
     let mut floor = Floor::new(script.slots);
-    let time = || Ok::<_, Infallible>(crate::replay::run(script, &mut floor, Watch::default(), &clock, &|_| ()).time);
-    let Ok(time) = median(time);
+    let timed =
+        || Ok::<_, Infallible>(times(&crate::replay::run(script, &mut floor, Watch::default(), &clock, &|_| ())));
+    let Ok((time, _)) = median(timed);
     per_operation(time, script)
 }
 

@@ -142,12 +142,14 @@ pub(super) fn pool_json(trace: &Trace, has_plan: bool, result: &Result, costs: &
             "made": auto.made,
             "installed": auto.installed,
             "refused": auto.refused,
+            "planning_seconds": auto.planning.map(|planning| planning.as_secs_f64()),
             "from_iteration": auto.from_iteration,
             "peak_held_bytes": auto.peak_held.get(),
         })),
         "deviations_per_iteration": run.deviations,
         "overlapped_bytes": run.more.overlapped.get(),
-        "ns_per_operation": result.ns_per_operation,
+        "ns_per_operation": result.time.map(|time| time.own),
+        "beside_ns_per_operation": result.time.map(|time| time.beside),
     });
     let fields = value.as_object_mut().expect("it was just made an object");
     if has_plan {
@@ -208,7 +210,7 @@ impl Columns {
         Columns {
             has_plan,
             has_least: results.iter().any(|result| result.least.is_some()),
-            has_time: results.iter().any(|result| result.ns_per_operation.is_some()),
+            has_time: results.iter().any(|result| result.time.is_some()),
             has_iterations: iterations > 1,
         }
     }
@@ -252,7 +254,7 @@ impl Columns {
             (true, format!("{:.3}", run.calls.seconds)),
             (self.has_least, least.map_or_else(nothing, |least| at_least(least.capacity))),
             (self.has_least, least.map_or_else(nothing, |least| least.done.run.calls.total().to_string())),
-            (self.has_time, result.ns_per_operation.map_or_else(nothing, |nanos| format!("{nanos:.1}"))),
+            (self.has_time, result.time.map_or_else(nothing, |time| format!("{:.1}", time.own))),
             (true, status),
         ];
         row.extend(more.into_iter().filter_map(|(is_there, cell)| is_there.then_some(cell)));

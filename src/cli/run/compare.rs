@@ -12,7 +12,7 @@ use crate::limits;
 use crate::replay::models::caching::{Conf, Version};
 use crate::replay::models::gmlake::GmlakeOptions;
 use crate::replay::script::Script;
-use crate::replay::{Job, PoolName, Setup, Watch, replay};
+use crate::replay::{AutoOptions, Job, PoolName, Setup, Watch, replay};
 use crate::runtime::RuntimeConfig;
 use crate::session::locate::recording_path;
 use crate::units::Bytes;
@@ -85,6 +85,7 @@ fn compared(name: &OsStr, len_max: u64, version: Option<Version>, pid: u32, devi
         ladder: Ladder::standard(),
         runtime: RuntimeConfig::default(),
         is_auto: false,
+        auto: AutoOptions::default(),
     };
     let done = replay(PoolName::Caching, job, &setup, Watch::default(), &SystemClock::new(), &|_| ()).ok()?;
     Some(Compared { pid, device, reserved: done.run.peak_reserved, is_cut })
