@@ -28,7 +28,8 @@ use crate::units::Bytes;
 pub const WORTH: u64 = 6;
 /// The largest chunk is such a part of the device.
 pub const SHARE: u64 = 64;
-/// A chunk for the page pool is at most such a part of what there is. Filling a device of 141 GiB so takes 2,700 chunks.
+/// A new chunk of the page pool is at most this part of what its session can get. Filling an empty
+/// device of 141 GiB takes 4,150 chunks at least.
 const ROOM_SHARE: u64 = 512;
 
 /// What one chunk of a size costs: everything that is called for it from its creation to its end.
@@ -81,21 +82,28 @@ pub enum Shape {
     Exactly(Bytes),
 }
 
-/// What there is for a session on a device, beside what it holds.
+/// Memory that a session can lease on a device, beside what it holds.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Stock {
     /// Idle chunks that it may have as they are: how many there are of each length.
     pub idle: BTreeMap<Bytes, u64>,
-    /// Bytes that it could have at most.
+    /// Bytes that it can get at most.
     pub room: Bytes,
+    /// Chunks that can still be made.
+    pub chunks_left: u64,
 }
 
-/// The largest chunk that is new while a session could have `room` bytes at most, rounded down to a
-/// power of two. The nearer memory is to its end, the less of it may lie unused in a chunk that is used
+/// The largest new chunk while a session can get `room` bytes at most, rounded down to a power of two. The nearer memory is to its end, the less of it may lie unused in a chunk that is used
 /// in part.
 pub fn chunk_len_max(room: Bytes) -> Bytes {
     let share = (room.get() / ROOM_SHARE).checked_ilog2();
     Bytes::new(share.map_or(0, |power| 1 << power))
+}
+
+/// The same, but long enough that half of the chunks that can still be made hold all of the room.
+fn chunk_len_for(room: Bytes, chunks_left: u64) -> Bytes {
+    let least = room.get().saturating_mul(2).checked_div(chunks_left).and_then(u64::checked_next_power_of_two);
+    chunk_len_max(room).max(least.map_or(Bytes::LARGEST, Bytes::new))
 }
 
 impl Shape {
@@ -210,10 +218,9 @@ impl Ladder {
     /// than what is left, unless that would be many more chunks. New ones get smaller as less is left.
     pub fn cover_with(&self, len: Bytes, shape: Shape, stock: impl FnOnce() -> Stock) -> Option<Vec<Part>> {
         let Shape::Fitted(each) = shape else { return self.cover(len, shape) };
-        let Stock { idle, room } = stock();
-        let short = each.min(chunk_len_max(room)).max(self.smallest());
-        // More than one lease can have are far more than there is: the answer says so.
-        let each = if self.cover(len, Shape::Fitted(short)).is_some() { short } else { each };
+        let Stock { idle, room, chunks_left } = stock();
+        // A lease that waits is served from memory that comes: how much that is nobody knows yet.
+        let each = if room < len { each } else { each.min(chunk_len_for(room, chunks_left)).max(self.smallest()) };
         /// Each chunk is a mapping: above so many times what new ones would be, these are better.
         const MORE_MAX: u64 = 16;
         let mut left = len.round_up(self.smallest())?;
@@ -415,7 +422,7 @@ mod tests {
     fn idle_chunks_come_first_whatever_their_lengths() {
         let ladder = Ladder::standard();
         let idle = |lens: &[(u64, u64)]| lens.iter().map(|(len, count)| (Bytes::mib(*len), *count)).collect();
-        let stock = |lens: &[(u64, u64)]| Stock { idle: idle(lens), room: Bytes::gib(4096) };
+        let stock = |lens: &[(u64, u64)]| Stock { idle: idle(lens), room: Bytes::gib(4096), chunks_left: 1 << 20 };
         let cover = |len, each, lens: &[(u64, u64)]| {
             let parts = ladder.cover_with(Bytes::mib(len), Shape::Fitted(Bytes::mib(each)), || stock(lens)).unwrap();
             parts.iter().map(|part| (part.len.get() >> 20, part.count)).collect::<Vec<_>>()
@@ -431,7 +438,7 @@ mod tests {
     #[test]
     fn chunks_get_smaller_as_less_is_left() {
         let cover = |len, each, room| {
-            let stock = || Stock { room: Bytes::mib(room), ..Stock::default() };
+            let stock = || Stock { room: Bytes::mib(room), chunks_left: 1 << 20, ..Stock::default() };
             let parts = Ladder::standard().cover_with(Bytes::mib(len), Shape::Fitted(Bytes::mib(each)), stock).unwrap();
             parts.iter().map(|part| (part.len.get() >> 20, part.count)).collect::<Vec<_>>()
         };
@@ -440,6 +447,13 @@ mod tests {
         assert_eq!(cover(256, 256, 10 << 10), [(16, 16)]);
         assert_eq!(cover(256, 8, 10 << 10), [(8, 32)], "as small as was wanted");
         assert_eq!(cover(7, 256, 100), [(2, 4)], "never smaller than the smallest");
-        assert_eq!(cover(256 << 10, 256, 0), [(256, 1024)], "far more than there is");
+        assert_eq!(cover(256, 64, 255), [(64, 4)], "what is waited for comes as it was wanted");
+    }
+
+    #[test]
+    fn chunks_do_not_get_smaller_where_few_can_be_made() {
+        let each = |gib, left| chunk_len_for(Bytes::gib(gib), left).get() >> 20;
+        assert_eq!([each(10, 1 << 20), each(10, 1000), each(10, 20)], [16, 32, 1024]);
+        assert_eq!(chunk_len_for(Bytes::gib(1), 0), Bytes::LARGEST);
     }
 }

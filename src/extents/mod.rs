@@ -154,7 +154,7 @@ impl Extents {
         self.by_start.position(|(start, _)| *start <= place)
     }
 
-    /// The same.
+    /// `behind`, for a place near the last one.
     #[inline]
     fn behind_near(&mut self, place: u64) -> Position {
         self.by_start.position_near(|(start, _)| *start <= place)

@@ -464,10 +464,13 @@ impl Ledger {
         Some(AccountView { guaranteed, asked, chunk_len_max, is_closed: self.is_closed, ..account.view(device) })
     }
 
-    /// What there is for a session on a device.
+    /// Memory that a session can lease on a device.
     pub fn stock(&self, session: SessionId, device: DeviceId) -> Option<Stock> {
-        let idle = self.devices.get(&device)?.idle_lens(session);
-        Some(Stock { idle, room: self.room(session, device)? })
+        let (account, known) = (self.devices.get(&device)?, self.sessions.get(&session)?);
+        let view = self.device(device)?;
+        let free = view.unpromised().saturating_sub(self.withheld_from(Holder::Session(session), device));
+        let room = free.min(known.terms.limit.saturating_sub(known.held));
+        Some(Stock { idle: account.idle_lens(session), room, chunks_left: view.chunks_left })
     }
 
     /// What a session could get on a device beside what it holds: what nobody has, or lies idle with the daemon, less what is kept for others, within its limit and as many chunks as there may be.

@@ -185,7 +185,7 @@ impl Plan {
         Plan::of(trace, &Problem::from_trace(trace, iteration)?, None)
     }
 
-    /// The same with a search in proportion: the plan of `stitchd plan`.
+    /// The same with a search in proportion: what `stitchd plan` makes of a trace that is not cut.
     pub fn searched(trace: &Trace, iteration: u32) -> Result<Plan, PlanError> {
         let problem = Problem::from_trace(trace, iteration)?;
         Plan::of_solved(trace, &problem, Plan::solved(&problem, None, &solve::in_proportion(&problem))?)

@@ -15,7 +15,7 @@ pub struct AutoOptions {
     /// How long an iteration of the job takes: a plan comes so many iterations later as making it took.
     /// `None`: it is there at once.
     pub step: Option<Duration>,
-    /// Once a plan is installed the job says no more where it asks from, nor what varies.
+    /// Once a plan has been installed the job says no more where it asks from, nor what varies.
     pub contexts_end: bool,
 }
 

@@ -713,7 +713,7 @@ impl Steward {
         self.lock().ledger.room(session, device)
     }
 
-    /// What there is for a session on a device; nothing, where one of them is not known.
+    /// Memory that a session can lease on a device; none where one of them is not known.
     pub fn stock(&self, session: SessionId, device: DeviceId) -> Stock {
         self.lock().ledger.stock(session, device).unwrap_or_default()
     }

@@ -52,12 +52,12 @@ pub(super) struct ReplayArgs {
     /// Let stitchd make its plans while the job runs, as stitchd-auto does
     #[arg(long, conflicts_with_all = ["plan", "plan_from_iteration"])]
     auto: bool,
-    /// An iteration of the job takes so many seconds: plans of stitchd-auto come as much later as
-    /// making them takes here [default: they are there at once]
-    #[arg(long, value_name = "SECONDS", value_parser = step_seconds)]
+    /// Delay plans of stitchd-auto by what making them takes here, if an iteration of the job takes so
+    /// many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = step_seconds, conflicts_with = "min_capacity")]
     step_seconds: Option<f64>,
-    /// How long a job says where its requests come from and which vary: always, or, as that costs it
-    /// time, until a plan of stitchd-auto is installed
+    /// Replay what stitchd-auto would do for a job that says where its requests come from, and which
+    /// vary, only until it has a plan: saying so takes time
     #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
     contexts: Contexts,
     /// Bytes that the device has for this process [default: any number]
@@ -300,6 +300,25 @@ fn prepared(args: &ReplayArgs, trace: &Trace, plan: Option<&Plan>) -> std::resul
     Ok(prepared)
 }
 
+/// Options about plans that are made while the job runs need a pool that makes some, and iterations.
+fn check_auto(args: &ReplayArgs, pools: &[PoolName], trace: &Trace) -> std::result::Result<(), Failure> {
+    let options = [
+        ("--step-seconds", args.step_seconds.is_some()),
+        ("--contexts recorded-only", args.contexts == Contexts::RecordedOnly),
+    ];
+    let Some((option, _)) = options.into_iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
+    let is_auto = args.auto && !args.disables("plan");
+    if !pools.iter().any(|pool| *pool == PoolName::StitchdAuto || *pool == PoolName::Stitchd && is_auto) {
+        let text = format!("{option} needs a pool that makes plans while the job runs: --pool stitchd-auto");
+        return Err(Failure::Usage(text));
+    }
+    if args.step_seconds.is_some() && trace.iterations() < 2 {
+        let text = "--step-seconds needs a trace with more than one iteration; --repeat adds some".to_owned();
+        return Err(Failure::Usage(text));
+    }
+    Ok(())
+}
+
 /// Every pool's results, in the order asked for: several at a time, unless they are measured. What a pool has to say goes to `notes`; one that cannot have this job is left out with
 /// the reason.
 fn all(
@@ -309,6 +328,7 @@ fn all(
     setup: &Setup,
     notes: &mut Vec<String>,
 ) -> std::result::Result<Vec<Result>, Failure> {
+    check_auto(args, pools, job.trace)?;
     let steps = job.script.steps.len();
     let bar = bar(args, (steps * pools.len()) as u64);
     let results: Mutex<Vec<Option<std::result::Result<Result, PlanError>>>> =
@@ -322,7 +342,11 @@ fn all(
             results.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(result);
         }
     };
-    let threads = if args.timing { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
+    let threads = if args.timing || args.step_seconds.is_some() {
+        1
+    } else {
+        std::thread::available_parallelism().map_or(1, usize::from)
+    };
     std::thread::scope(|scope| {
         for _ in 1..threads.min(pools.len()) {
             scope.spawn(work);

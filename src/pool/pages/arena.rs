@@ -24,8 +24,8 @@ pub(super) struct Arena {
     /// The range that grows.
     pub(super) last: Option<usize>,
     pub(super) free: Extents,
-    /// So many units were looked for in places and not found, and nothing was freed since.
-    lacks: Option<u64>,
+    /// The last request that no place could serve, in units, if nothing was freed since.
+    unserved: Option<u64>,
     /// Chunks by the unit where their home begins.
     pub(super) chunks: BTreeMap<u64, Home>,
     pub(super) places: Slab<Place>,
@@ -76,7 +76,7 @@ impl Arena {
             ranges: Slab::new(),
             last: None,
             free: Extents::default(),
-            lacks: None,
+            unserved: None,
             chunks: BTreeMap::new(),
             places: Slab::new(),
             by_len: BTreeMap::new(),
@@ -185,18 +185,18 @@ impl Arena {
     #[inline]
     pub(super) fn give(&mut self, start: u64, units: u64) {
         self.free.give(start, units);
-        self.lacks = None;
+        self.unserved = None;
     }
 
     /// A place of at least so many units all of whose first units are free.
     pub(super) fn free_place(&mut self, units: u64) -> Option<usize> {
-        if self.places.is_empty() || self.lacks == Some(units) {
+        if self.places.is_empty() || self.unserved == Some(units) {
             return None;
         }
         let most = units.saturating_mul(LONGER_MAX);
         let candidates = self.by_len.range(units..=most).flat_map(|(_, places)| places).take(LOOKED_AT_MAX);
         let found = candidates.copied().find(|place| self.places[*place].is_free(units, &self.free));
-        self.lacks = found.is_none().then_some(units);
+        self.unserved = found.is_none().then_some(units);
         found
     }
 
@@ -216,7 +216,7 @@ impl Arena {
         for piece in place.first_pieces(units) {
             self.free.give(piece.start, piece.units);
         }
-        self.lacks = None;
+        self.unserved = None;
     }
 
     pub(super) fn add_place(&mut self, place: Place) -> usize {
@@ -252,7 +252,7 @@ impl Arena {
         place.mapping.take(place.span_from(keep))?;
         self.unlist(id);
         // What is left of the place may serve what the whole was too long for.
-        self.lacks = None;
+        self.unserved = None;
         let place = &mut self.places[id];
         place.pieces.truncate(keep);
         let gone = place.homes.split_off(keep);

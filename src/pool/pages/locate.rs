@@ -20,6 +20,9 @@ impl PagePool {
     }
 
     fn find_at_home(&self, arena: &Arena, range: &Range, address: DeviceAddress) -> Option<Found> {
+        if arena.free.covers(unit_at(address), 1) {
+            return None;
+        }
         let span = self.walk_to(arena, range, address).or_else(|| self.look_through(address))?;
         let (start, end) = (unit_at(span.start()), unit_at(span.end()));
         let before = arena.free.ending_at(start).map_or(0, |from| start - from);
@@ -28,7 +31,7 @@ impl PagePool {
     }
 
     /// From the free run before an address on live allocations lie side by side: those that lead there.
-    /// `None` where something else lies between, or the address is free.
+    /// `None` where something else lies between.
     fn walk_to(&self, arena: &Arena, range: &Range, address: DeviceAddress) -> Option<AddressSpan> {
         let unit = unit_at(address);
         let run_end = arena.free.last_until(unit).map_or(0, |(start, units)| start + units);

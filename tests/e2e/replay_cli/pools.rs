@@ -98,6 +98,28 @@ fn pool_without_plan_is_left_out_with_reason() {
 }
 
 #[test]
+fn options_about_later_plans_need_a_pool_that_makes_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let once = dir.path().join("once.csv");
+    std::fs::write(&once, "tick,event,id,bytes\n1,alloc,1,4194304\n2,free,1,\n").unwrap();
+    let (once, repeating) = (once.to_str().unwrap(), repeating(&dir));
+    for (file, arguments, why) in [
+        (&*repeating, &["--pool", "stitchd", "--step-seconds", "1"][..], "needs a pool that makes plans"),
+        (&repeating, &["--pool", "stitchd-plan", "--contexts", "recorded-only"], "needs a pool that makes plans"),
+        (once, &["--pool", "stitchd-auto", "--step-seconds", "1"], "more than one iteration"),
+        (&repeating, &["--step-seconds", "0"], "from 1e-9 to 86400"),
+    ] {
+        let output = run(&[&["replay", file], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains(why), "{arguments:?}: {}", stderr(&output));
+    }
+    let auto = ["replay", &repeating, "--json", "--pool", "stitchd-auto", "--contexts", "recorded-only"];
+    let shown = run_json(&[&auto[..], &["--step-seconds", "3600"]].concat());
+    assert_eq!(pool(&shown, "stitchd-auto")["auto"]["from_iteration"], 3);
+    assert!(pool(&shown, "stitchd-auto")["auto"]["planning_seconds"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
 fn calls_by_iteration_sum_to_the_total() {
     let dir = tempfile::tempdir().unwrap();
     let own = repeating(&dir);
