@@ -93,8 +93,8 @@ pub struct Stock {
     pub chunks_left: u64,
 }
 
-/// The largest new chunk while a session can get `room` bytes at most, rounded down to a power of two. The nearer memory is to its end, the less of it may lie unused in a chunk that is used
-/// in part.
+/// The largest new chunk while a session can get `room` bytes at most, rounded down to a power of two.
+/// The nearer memory is to its end, the less of it may lie unused in a chunk that is used in part.
 pub fn chunk_len_max(room: Bytes) -> Bytes {
     let share = (room.get() / ROOM_SHARE).checked_ilog2();
     Bytes::new(share.map_or(0, |power| 1 << power))
@@ -219,7 +219,7 @@ impl Ladder {
     pub fn cover_with(&self, len: Bytes, shape: Shape, stock: impl FnOnce() -> Stock) -> Option<Vec<Part>> {
         let Shape::Fitted(each) = shape else { return self.cover(len, shape) };
         let Stock { idle, room, chunks_left } = stock();
-        // A lease that waits is served from memory that comes: how much that is nobody knows yet.
+        // A lease that waits is served from memory that comes, of which no amount is known yet.
         let each = if room < len { each } else { each.min(chunk_len_for(room, chunks_left)).max(self.smallest()) };
         /// Each chunk is a mapping: above so many times what new ones would be, these are better.
         const MORE_MAX: u64 = 16;

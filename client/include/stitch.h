@@ -373,7 +373,9 @@ size_t stitch_memory_snapshot(int device,
 /*
  The live allocation that has the byte at `ptr`, wherever in it that is. Its address is NULL where none of this process has it, which is no failure.
 
- Goes over the allocations that lie side by side before `ptr`, or over all of the pool where stitched ones lie between. In the static pool of a plan it grows with what the plan has in the 2 MiB around `ptr`, and the first question of a process goes over the plan once.
+ Goes over the allocations that lie side by side before `ptr`, or over all of the pool where stitched
+ ones lie between. In the static pool of a plan the time grows with what the plan has in the 2 MiB
+ around `ptr`, and the first question of a process goes over the plan once.
  */
 struct stitch_block stitch_block_of(const void *ptr);
 

@@ -466,18 +466,21 @@ impl Ledger {
 
     /// Memory that a session can lease on a device.
     pub fn stock(&self, session: SessionId, device: DeviceId) -> Option<Stock> {
-        let (account, known) = (self.devices.get(&device)?, self.sessions.get(&session)?);
+        let idle = self.devices.get(&device)?.idle_lens(session);
         let view = self.device(device)?;
-        let free = view.unpromised().saturating_sub(self.withheld_from(Holder::Session(session), device));
-        let room = free.min(known.terms.limit.saturating_sub(known.held));
-        Some(Stock { idle: account.idle_lens(session), room, chunks_left: view.chunks_left })
+        Some(Stock { idle, room: self.room_in_bytes(session, &view)?, chunks_left: view.chunks_left })
     }
 
     /// What a session could get on a device beside what it holds: what nobody has, or lies idle with the daemon, less what is kept for others, within its limit and as many chunks as there may be.
     pub fn room(&self, session: SessionId, device: DeviceId) -> Option<Bytes> {
-        let (known, view) = (self.sessions.get(&session)?, self.device(device)?);
-        let free = view.unpromised().saturating_sub(self.withheld_from(Holder::Session(session), device));
-        let free = free.min(view.in_chunks());
+        let view = self.device(device)?;
+        Some(self.room_in_bytes(session, &view)?.min(view.in_chunks()))
+    }
+
+    /// The same, in however many chunks.
+    fn room_in_bytes(&self, session: SessionId, view: &AccountView) -> Option<Bytes> {
+        let known = self.sessions.get(&session)?;
+        let free = view.unpromised().saturating_sub(self.withheld_from(Holder::Session(session), view.device));
         let left = known.terms.limit.saturating_sub(known.held);
         Some(if known.is_evicted { Bytes::ZERO } else { free.min(left) })
     }

@@ -127,6 +127,11 @@ impl Runner<'_> {
 }
 
 impl Setup {
+    /// Whether a pool makes its plans while the job runs.
+    pub fn makes_plans(&self, pool: PoolName) -> bool {
+        pool == PoolName::StitchdAuto || pool == PoolName::Stitchd && self.is_auto
+    }
+
     /// The iteration that the pool `stalloc` is planned from: the second, if there is one.
     pub fn stalloc_iteration(&self, profile: &Trace) -> u32 {
         self.planned_iteration.unwrap_or_else(|| u32::from(profile.iterations() > 1))
@@ -162,7 +167,7 @@ pub fn replay(
 
 /// Runs a job through the production pools.
 fn production(pool: PoolName, job: Job<'_>, setup: &Setup, runner: &Runner<'_>) -> PoolRun {
-    let is_auto = pool == PoolName::StitchdAuto || (pool == PoolName::Stitchd && setup.is_auto);
+    let is_auto = setup.makes_plans(pool);
     let options = ProductionOptions {
         capacity: setup.capacity.unwrap_or(ProductionOptions::UNLIMITED),
         ladder: setup.ladder.clone(),

@@ -87,8 +87,9 @@ impl Candidate {
 }
 
 impl Runtime {
-    /// The live allocation that has `address`, which may be any of its bytes, and what is free beside it. The time that takes grows with what lies near, and where stitched allocations or a plan's pool lie between with all live allocations: the
-    /// modules `locate` of the pools say how. Neighbours count where one stretch of addresses has both, whatever stream they are for.
+    /// The live allocation that has `address`, which may be any of its bytes, and what is free beside it.
+    /// The time that takes grows with what lies near, and where stitched allocations or a plan's pool
+    /// lie between with all live allocations: the modules `locate` of the pools say how. Neighbours count where one stretch of addresses has both, whatever stream they are for.
     pub fn block_of(&self, address: DeviceAddress) -> Option<Found> {
         self.lock().find(address)
     }

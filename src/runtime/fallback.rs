@@ -478,12 +478,12 @@ impl Runtime {
 
     /// The length of new chunks for `len` bytes. The daemon makes them smaller where its memory ends.
     fn new_chunk_len(&self, len: Bytes) -> Bytes {
-        let (held, limit) = {
+        let (held, left) = {
             let pools = self.lock();
-            (pools.held(), pools.limit)
+            (pools.held(), pools.left())
         };
         let each = self.config.pages.chunk_len(held, len);
-        let most = limit.map_or(each, |limit| ladder::chunk_len_max(limit.saturating_sub(held)));
+        let most = left.map_or(each, ladder::chunk_len_max);
         each.min(most).max(self.config.granule())
     }
 

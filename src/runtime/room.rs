@@ -1,6 +1,6 @@
 //! How much memory a process may have: what the device has, what the source gives, and the limit that the process sets itself.
 
-use super::{Room, Runtime, SourceError};
+use super::{Pools, Room, Runtime, SourceError};
 use crate::driver::DriverError;
 use crate::units::Bytes;
 
@@ -19,7 +19,14 @@ impl Runtime {
     pub fn room(&self) -> Result<Room, SourceError> {
         let room = self.source.room()?;
         let pools = self.lock();
-        let Some(limit) = pools.limit else { return Ok(room) };
-        Ok(Room { most: room.most.min(limit), free: room.free.min(limit.saturating_sub(pools.held())) })
+        let Some((limit, left)) = pools.limit.zip(pools.left()) else { return Ok(room) };
+        Ok(Room { most: room.most.min(limit), free: room.free.min(left) })
+    }
+}
+
+impl Pools {
+    /// Bytes below the limit that the process has set itself, if it has.
+    pub(super) fn left(&self) -> Option<Bytes> {
+        self.limit.map(|limit| limit.saturating_sub(self.held()))
     }
 }

@@ -50,7 +50,9 @@ impl From<Found> for stitch_block {
 
 /// The live allocation that has the byte at `ptr`, wherever in it that is. Its address is NULL where none of this process has it, which is no failure.
 ///
-/// Goes over the allocations that lie side by side before `ptr`, or over all of the pool where stitched ones lie between. In the static pool of a plan it grows with what the plan has in the 2 MiB around `ptr`, and the first question of a process goes over the plan once.
+/// Goes over the allocations that lie side by side before `ptr`, or over all of the pool where stitched
+/// ones lie between. In the static pool of a plan the time grows with what the plan has in the 2 MiB
+/// around `ptr`, and the first question of a process goes over the plan once.
 #[unsafe(no_mangle)]
 pub extern "C" fn stitch_block_of(ptr: *const c_void) -> stitch_block {
     guarded(NONE, || Ok(find(ptr).map_or(NONE, stitch_block::from)))

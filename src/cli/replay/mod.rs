@@ -75,7 +75,9 @@ pub(super) struct ReplayArgs {
     /// Turn parts of stitchd's pools off, to see what they are worth: plan, reuse, stitch
     #[arg(long, value_name = "PART,...", value_delimiter = ',')]
     disable: Vec<String>,
-    /// Measure nanoseconds per operation: pools one after another, the median of five; without the simulated driver and daemon (the modelled seconds have them) and without planning, which a thread beside the job does; and the floor, a lock and a look at a table by address
+    /// Measure nanoseconds per operation: pools one after another, the median of five; without the
+    /// simulated driver and daemon (the modelled seconds have them) and without planning, which a
+    /// thread beside the job does; and the floor, a lock and a look at a table by address
     #[arg(long, conflicts_with_all = ["sweep", "report"])]
     timing: bool,
     /// Change a setting (several times if need be; `replay FILE --set help` lists them)
@@ -301,14 +303,13 @@ fn prepared(args: &ReplayArgs, trace: &Trace, plan: Option<&Plan>) -> std::resul
 }
 
 /// Options about plans that are made while the job runs need a pool that makes some, and iterations.
-fn check_auto(args: &ReplayArgs, pools: &[PoolName], trace: &Trace) -> std::result::Result<(), Failure> {
+fn check_auto(args: &ReplayArgs, pools: &[PoolName], setup: &Setup, trace: &Trace) -> std::result::Result<(), Failure> {
     let options = [
         ("--step-seconds", args.step_seconds.is_some()),
         ("--contexts recorded-only", args.contexts == Contexts::RecordedOnly),
     ];
     let Some((option, _)) = options.into_iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
-    let is_auto = args.auto && !args.disables("plan");
-    if !pools.iter().any(|pool| *pool == PoolName::StitchdAuto || *pool == PoolName::Stitchd && is_auto) {
+    if !pools.iter().any(|pool| setup.makes_plans(*pool)) {
         let text = format!("{option} needs a pool that makes plans while the job runs: --pool stitchd-auto");
         return Err(Failure::Usage(text));
     }
@@ -328,7 +329,7 @@ fn all(
     setup: &Setup,
     notes: &mut Vec<String>,
 ) -> std::result::Result<Vec<Result>, Failure> {
-    check_auto(args, pools, job.trace)?;
+    check_auto(args, pools, setup, job.trace)?;
     let steps = job.script.steps.len();
     let bar = bar(args, (steps * pools.len()) as u64);
     let results: Mutex<Vec<Option<std::result::Result<Result, PlanError>>>> =

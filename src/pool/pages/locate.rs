@@ -20,23 +20,23 @@ impl PagePool {
     }
 
     fn find_at_home(&self, arena: &Arena, range: &Range, address: DeviceAddress) -> Option<Found> {
-        if arena.free.covers(unit_at(address), 1) {
+        let unit = unit_at(address);
+        let run_end = arena.free.last_until(unit).map_or(0, |(start, units)| start + units);
+        if unit < run_end {
             return None;
         }
-        let span = self.walk_to(arena, range, address).or_else(|| self.look_through(address))?;
+        let span = self.walk_to(run_end.max(range.first_unit()), address).or_else(|| self.look_through(address))?;
         let (start, end) = (unit_at(span.start()), unit_at(span.end()));
         let before = arena.free.ending_at(start).map_or(0, |from| start - from);
         let after = arena.free.len_at(end).unwrap_or(0);
         Some(Found { span, before: bytes_of(before), after: bytes_of(after) })
     }
 
-    /// From the free run before an address on live allocations lie side by side: those that lead there.
-    /// `None` where something else lies between.
-    fn walk_to(&self, arena: &Arena, range: &Range, address: DeviceAddress) -> Option<AddressSpan> {
-        let unit = unit_at(address);
-        let run_end = arena.free.last_until(unit).map_or(0, |(start, units)| start + units);
-        let mut at = run_end.max(range.first_unit());
-        while at <= unit {
+    /// From the end of the free run before an address on live allocations lie side by side: those that
+    /// lead there. `None` where something else lies between.
+    fn walk_to(&self, run_end: u64, address: DeviceAddress) -> Option<AddressSpan> {
+        let mut at = run_end;
+        while at <= unit_at(address) {
             let span = self.span_of(address_of(at))?;
             if span.contains(address) {
                 return Some(span);

@@ -51,12 +51,11 @@ impl Place {
 
     /// The pieces that its first `units` units lie in.
     pub(super) fn first_pieces(&self, units: u64) -> impl Iterator<Item = Piece> + '_ {
-        let parts = self.pieces.iter().scan(units, |left, piece| {
+        self.pieces.iter().scan(units, |left, piece| {
             let units = piece.units.min(*left);
             *left -= units;
             (units > 0).then_some(Piece { units, ..*piece })
-        });
-        parts.fuse()
+        })
     }
 
     /// Whether its first `units` units are free. The piece that was not the last time is looked at first.

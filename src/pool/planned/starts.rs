@@ -1,4 +1,5 @@
-//! Where things begin in a row of places: finds the first one at or behind a place in a few steps, however many there are.
+//! Where things begin in a row of places: finds the first one at or behind a place in a few steps,
+//! however many there are.
 //!
 //! A bit for each place, a bit for each word of those that is not zero, and so on: six levels reach 2³⁶ places, which is more than any range of addresses has.
 
