@@ -406,6 +406,7 @@ impl AutoPlanner {
             // What varies needs what is idle now at another time.
             if offered.plan.kept.dynamic.is_empty() {
                 give_back_idle(runtime);
+                runtime.exchange_partly_needed();
             }
             return Ok(self.going_by(offered.plan, runtime));
         }

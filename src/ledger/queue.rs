@@ -339,8 +339,29 @@ impl Ledger {
             }
             return false;
         }
+        self.exchange_used(request, to_create, effects);
         self.promise_all(request, effects);
         true
+    }
+
+    /// Gives up chunks that the session itself has returned, the longest idle first, as far as new ones
+    /// are created for it: it takes other sizes than it gave, and the device holds no more for it.
+    fn exchange_used(&mut self, request: RequestId, to_create: Bytes, effects: &mut Vec<Effect>) {
+        let wanted = &self.requests[&request];
+        let Holder::Session(session) = wanted.holder else { return };
+        let account = &self.devices[&wanted.device];
+        let is_wanted = |len: Bytes| wanted.parts.iter().any(|part| part.len == len);
+        let used = account.oldest_idle().filter(|(_, len, shelf)| *shelf == Shelf::Used(session) && !is_wanted(*len));
+        let mut left = to_create;
+        let mut given_up = Vec::new();
+        for (chunk, len, _) in used.take_while(|_| !to_create.is_zero()) {
+            if left.is_zero() {
+                break;
+            }
+            left = left.saturating_sub(len);
+            given_up.push(chunk);
+        }
+        given_up.into_iter().for_each(|chunk| self.destroy(chunk, effects));
     }
 
     /// Bytes of a request that come from what is reserved for its plan.

@@ -137,6 +137,37 @@ fn released_chunks_come_back_to_the_session_that_had_them() {
 }
 
 #[test]
+fn a_session_that_takes_other_sizes_than_it_gave_leaves_no_idle_chunks() {
+    let mut desk = Desk::new(64);
+    let (one, two) = (desk.open(1, 64), desk.open(2, 64));
+    let acquire = |desk: &mut Desk, holder, mib, count| {
+        desk.next += 1;
+        let parts = vec![Part { len: Bytes::mib(mib), count }];
+        let (request, holder) = (RequestId(desk.next), Holder::Session(holder));
+        let answers = desk.step(Command::Acquire {
+            request,
+            holder,
+            device: DEVICE,
+            parts,
+            plan: None,
+            wait_ms: 0,
+            waited_ms: 0,
+        });
+        match answers.into_iter().next() {
+            Some((_, Answer::Granted(chunks))) => chunks,
+            other => panic!("not granted: {other:?}"),
+        }
+    };
+    let large = acquire(&mut desk, one, 8, 3);
+    desk.step(Command::Release { session: one, chunks: large.clone() });
+    acquire(&mut desk, two, 2, 4);
+    assert!(desk.destroyed.is_empty(), "{:?} are another session's", desk.destroyed);
+    acquire(&mut desk, one, 2, 5);
+    assert_eq!(desk.destroyed, large[..2], "10 MiB take the place of two chunks");
+    assert_eq!(acquire(&mut desk, one, 8, 1), large[2..]);
+}
+
+#[test]
 fn idle_chunks_of_others_are_destroyed_to_make_room_never_handed_on() {
     let mut desk = Desk::new(16);
     let (one, two) = (desk.open(1, 64), desk.open(2, 64));

@@ -48,7 +48,13 @@ impl Planning {
             return;
         }
         let (before, had_offer) = (beside.time(), runtime.has_offer());
-        beside.run(|| self.planner.look(runtime, &NoShelf));
+        beside.run(|| {
+            self.planner.look(runtime, &NoShelf);
+            // Without a step's length planning takes no time.
+            if self.step.is_none() && runtime.install_at_beginning() {
+                self.planner.look(runtime, &NoShelf);
+            }
+        });
         let took = beside.time() - before;
         self.spent += took;
         let iterations = self.step.map_or(0, |step| iterations_in(took, step));

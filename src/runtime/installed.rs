@@ -12,11 +12,12 @@
 //! two are lent in the planned pool.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::RuntimeConfig;
 use crate::ids::{PlanId, StreamId};
 use crate::limits;
-use crate::memory::MemoryError;
+use crate::memory::{Chunk, MemoryError};
 use crate::plan::Plan;
 use crate::pool::Request;
 use crate::pool::pages::{PagePool, Site};
@@ -193,6 +194,20 @@ impl Installed {
         for taken in pages.take_for_plan(self.site, self.pool.addresses_of(part)) {
             self.pool.take_back(self.part_of(taken));
         }
+    }
+
+    /// The same of a part by its addresses.
+    pub(super) fn take_at(&mut self, part: AddressSpan, pages: &mut PagePool) {
+        self.take(self.part_of(part), pages);
+    }
+
+    /// Takes a chunk of which nothing is in use out of the site: the page pool has the plan's parts of it
+    /// then, and they have no memory. Nothing where it cannot be unmapped.
+    pub(super) fn give_up(&mut self, start: DeviceAddress, len: Bytes, pages: &mut PagePool) -> Vec<Arc<Chunk>> {
+        let Some(span) = Span::new(start, len) else { return Vec::new() };
+        let idle = self.pool.idle_parts();
+        self.within(&idle, span).into_iter().for_each(|part| self.lend(part, pages));
+        pages.take_chunks(self.site, &[start])
     }
 
     /// Lends a free part to the page pool.

@@ -15,6 +15,7 @@ mod blocks;
 mod config;
 mod counters;
 mod deferred;
+mod exchange;
 mod fallback;
 mod giving;
 mod installed;
@@ -113,6 +114,8 @@ struct Pools {
     asleep: Option<Asleep>,
     /// Allocations and frees until figures are written that take a walk over all blocks.
     until_look: u32,
+    /// An iteration was marked since such figures were written for the last time.
+    has_begun: bool,
 }
 
 /// So many allocations and frees at most is such a figure old: a walk costs as much as some hundred of them.
@@ -321,6 +324,7 @@ impl Runtime {
             peak: PeakOfIteration::default(),
             asleep: None,
             until_look: OPERATIONS_PER_LOOK,
+            has_begun: false,
         };
         Runtime {
             device,
@@ -409,6 +413,7 @@ impl Runtime {
         pools.turn_peak();
         self.install_offered(&mut pools);
         self.look(&mut pools);
+        pools.has_begun = true;
     }
 
     /// Records from now on what happens through `tap`, too, until [`Runtime::stop_recording`] is told its number.
@@ -584,6 +589,7 @@ impl Runtime {
     #[cold]
     fn look(&self, pools: &mut Pools) {
         pools.until_look = OPERATIONS_PER_LOOK;
+        pools.has_begun = false;
         if pools.offered.is_some() {
             // With every operation, perhaps: the figures can wait.
             pools.until_look = self.look_for_beginning(pools);

@@ -64,11 +64,25 @@ impl Runtime {
     /// was not taken yet is withdrawn.
     pub fn offer(&self, offer: Option<Offer>) {
         let mut pools = self.lock();
-        // It is looked with the next operation whether this is the moment.
-        pools.until_look = 1;
+        // Without marks each operation from the next one on may be the moment.
+        if self.counters.get(Counter::Iterations) == 0 {
+            pools.until_look = 1;
+        }
         let before = std::mem::replace(&mut pools.offered, offer);
         drop(pools);
         drop(before);
+    }
+
+    /// Installs the plan that was offered if an iteration has just begun: it was marked, and since then
+    /// nothing was allocated or freed. Says whether an offer was there to be installed.
+    pub fn install_at_beginning(&self) -> bool {
+        let mut pools = self.lock();
+        let is_beginning = pools.has_begun && pools.until_look == super::OPERATIONS_PER_LOOK;
+        let has_offer = pools.offered.is_some();
+        if is_beginning && has_offer {
+            self.install_offered(&mut pools);
+        }
+        is_beginning && has_offer
     }
 
     /// Takes an offer back that was not taken yet.

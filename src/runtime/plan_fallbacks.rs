@@ -177,7 +177,7 @@ impl Runtime {
 
     /// Maps chunks into a hole of the site. True where another thread was faster, too; false where that
     /// cannot be.
-    fn fill(&self, pools: &mut Pools, hole: AddressSpan, chunks: Vec<Arc<Chunk>>) -> bool {
+    pub(super) fn fill(&self, pools: &mut Pools, hole: AddressSpan, chunks: Vec<Arc<Chunk>>) -> bool {
         let Pools { planned, pages, .. } = pools;
         let len: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();
         let site = planned.as_ref().map(|installed| installed.site);

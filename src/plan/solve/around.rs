@@ -1,8 +1,8 @@
 //! Offsets around what has offsets already and stays there: a plan for a job that runs.
 //!
 //! First fit, in all of its orders and in the order of the offsets that the same buffers have where
-//! nothing is in the way. The best of these is improved: what ends highest is placed first, and all
-//! others again, for some rounds.
+//! nothing is in the way. The best of these is improved: passes aim at a lower top, and what does not
+//! fit below that is placed first in the next pass.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,12 @@ use crate::plan::{Lane, PlanError, Problem, Stays};
 use crate::units::{Bytes, PlanOffset, PlanSpan};
 use crate::work::Budget;
 
-/// Rounds in which what ends highest is placed first.
-const ROUNDS: u32 = 24;
+/// Passes aim at this part of what lies between the bound and the lowest top: at less where that fails.
+const SHARES: [u64; 2] = [8, 32];
+/// Passes that fail one after the other before less is aimed at.
+const FAILED_MAX: u32 = 16;
+/// A top that is this part of the bound above it is low enough.
+const NEAR: u64 = 4096;
 
 /// Places the buffers of a problem around what stays. `compact` has their offsets where nothing does. Each
 /// lane lies behind the one before it.
@@ -95,16 +99,39 @@ fn place(
             break;
         }
     }
-    let (mut lowest, mut order, mut placed) = best?;
-    for _ in 0..ROUNDS {
-        let highest = (0..placed.len()).max_by_key(|at| end(*at, &placed))?;
-        order.retain(|at| *at != highest);
-        order.insert(0, highest);
-        effort.top = lowest + lowest / 64;
-        let Ok(again) = ground.place_around(taken, fixed, &order, effort) else { break };
-        if top(&again) < lowest {
-            (lowest, placed) = (top(&again), again);
+    let (_, order, placed) = best?;
+    let bound = ground.bound() + taken.iter().map(|(from, to)| to - from).sum::<u64>();
+    effort.steps = FIRST_FIT_STEPS_MAX;
+    Some(squeeze(&ground, (taken, fixed), (order, placed), (bound, &top), effort))
+}
+
+/// Lowers the top of a placement: passes aim below it, and the buffer that does not fit is placed first
+/// in the next pass. What fails again and again is aimed at less.
+fn squeeze(
+    ground: &Ground<'_>,
+    (taken, fixed): (&[(u64, u64)], &[Option<u64>]),
+    (order, mut placed): (Vec<usize>, Vec<u64>),
+    (bound, top): (u64, &impl Fn(&[u64]) -> u64),
+    effort: &mut Effort,
+) -> Vec<u64> {
+    let mut lowest = top(&placed);
+    let mut best = order;
+    for share in SHARES {
+        let (mut order, mut failed) = (best.clone(), 0);
+        while failed < FAILED_MAX && lowest > bound + bound / NEAR {
+            effort.top = lowest - (lowest - bound) / share;
+            if let Ok(again) = ground.place_around(taken, fixed, &order, effort) {
+                (lowest, placed, failed) = (top(&again), again, 0);
+                best.clone_from(&order);
+                continue;
+            }
+            if effort.steps == 0 || effort.is_stopped() {
+                return placed;
+            }
+            failed += 1;
+            order.retain(|at| *at != effort.last);
+            order.insert(0, effort.last);
         }
     }
-    Some(placed)
+    placed
 }

@@ -173,6 +173,7 @@ impl<'a> Ground<'a> {
             let len = self.buffers[at].len.get();
             offsets[at] = tree.place(&stretches, len, &mut effort.steps)?;
             effort.placed += 1;
+            effort.last = at;
             if offsets[at] + len >= effort.top || effort.is_stopped() {
                 return Err(Stopped::NoUse);
             }

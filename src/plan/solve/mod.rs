@@ -126,6 +126,8 @@ struct Effort {
     top: u64,
     /// Buffers that were placed.
     placed: u64,
+    /// The buffer that was placed last, or for which no offset was low enough.
+    last: usize,
     /// What a search may do, and what it did.
     search: Work,
     /// What a search of all that is to be placed has found that nothing is below.
@@ -135,7 +137,7 @@ struct Effort {
 impl Effort {
     fn of(steps: u64, top: u64, budget: &Budget) -> Effort {
         let search = Work::of(budget);
-        Effort { steps, top, placed: 0, search, low: 0 }
+        Effort { steps, top, placed: 0, last: 0, search, low: 0 }
     }
 
     /// Somebody wants an answer now. Asked behind each buffer, and answered now and then.
