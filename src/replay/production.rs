@@ -139,6 +139,11 @@ impl Production {
         self.runtime.stats()
     }
 
+    /// The runtime, to be asked what no replay does.
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
     /// Does what a thread beside the job would do: looks after its plans.
     fn look(&mut self) {
         if let Some(planning) = &mut self.planning {

@@ -9,6 +9,7 @@ mod production;
 mod races;
 mod report;
 mod snapshots;
+mod trim;
 
 use std::path::Path;
 
