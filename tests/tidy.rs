@@ -171,7 +171,8 @@ fn module(name: &str) -> Option<&str> {
 
 fn sources() -> Vec<(String, String)> {
     let mut sources = files(&[".rs"]);
-    sources.retain(|(name, _)| module(name).is_some() && !name.ends_with("/tests.rs"));
+    let is_test = |name: &str| name.ends_with("/tests.rs") || name.contains("/tests/");
+    sources.retain(|(name, _)| module(name).is_some() && !is_test(name));
     sources
 }
 

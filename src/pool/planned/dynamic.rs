@@ -3,9 +3,11 @@
 //! A cursor of its own runs over those of a lane beside the one over its entries. Which request is which follows from the context, and without a context from the place: between
 //! which two entries it comes. What it gives is a hint, as all of a plan: the pool checks that the space is free.
 
-use super::Request;
-use crate::plan::{LanePlan, ReuseSpaces};
+use super::{PlannedPool, Request, Served};
+use crate::limits;
+use crate::plan::{self, LanePlan, ReuseSpaces};
 use crate::trace::ContextKey;
+use crate::units::{DeviceAddress, PlanSpan, Span};
 
 /// How far ahead a request is looked for.
 const WINDOW: u32 = 64;
@@ -116,5 +118,68 @@ impl Dynamic {
     /// An iteration begins.
     pub(super) fn begin_cycle(&mut self) {
         self.cursor = self.cycle_start;
+    }
+}
+
+impl PlannedPool {
+    /// Dynamic requests are served elsewhere from now on, whatever the plan leaves idle.
+    pub fn stop_reusing(&mut self) {
+        self.lanes.iter_mut().for_each(|lane| lane.dynamic = Dynamic::none());
+    }
+
+    /// Serves a dynamic request in a free space that the plan leaves idle for as long as it lives.
+    #[inline]
+    pub(super) fn alloc_dynamic(&mut self, number: usize, request: &Request) -> Served {
+        let lane = &mut self.lanes[number];
+        let next = lane.own_next();
+        let found = lane.dynamic.find(request, next);
+        found.and_then(|of| self.reuse(number, of, request)).map_or(Served::Elsewhere, Served::Reused)
+    }
+
+    /// A request that is not the entry at the cursor. The plan may expect one of unknown size here.
+    pub(super) fn alloc_unlike_before(&mut self, number: usize, request: &Request) -> Option<Served> {
+        let lane = &mut self.lanes[number];
+        let next = lane.own_next();
+        let found = lane.dynamic.find_at(request, next)?;
+        Some(self.reuse(number, found, request).map_or(Served::Elsewhere, Served::Reused))
+    }
+
+    /// Serves a dynamic request in the shortest of its spaces that has room for it now (STAlloc,
+    /// equation 7): best fit, but for spaces of which a part is taken.
+    fn reuse(&mut self, number: usize, expected: u32, request: &Request) -> Option<DeviceAddress> {
+        let lane = &self.lanes[number];
+        let group = lane.dynamic.spaces.group(expected)?;
+        let (first, last) = group.cursor;
+        // Behind the last entry of a pass the cursor stands at the first of the next. Before the
+        // first pass it does, too, and that is not the same.
+        let has_ended_pass = lane.matcher.has_ended_pass();
+        let is_behind_last =
+            last as usize == lane.matcher.entries().len() && lane.matcher.at_cycle_start() && has_ended_pass;
+        // An entry of the cycle may occupy from then on what is idle in the prologue.
+        let is_over = has_ended_pass && lane.dynamic.is_of_prologue(expected);
+        if is_over || !(first..=last).contains(&lane.own_next()) && !is_behind_last {
+            return None;
+        }
+        let len = limits::allocation_len(request.bytes)?;
+        let units = u32::try_from(len.get() / limits::ALLOCATION_ALIGNMENT.get()).ok()?;
+        let spaces = lane.dynamic.spaces.spaces(group);
+        let first = plan::first_with_room(spaces, units, lane.dynamic.near[expected as usize] as usize);
+        let next = lane.next();
+        let is_free = |span: PlanSpan| {
+            let is_there = |entry: u32| self.orderly.is_set(entry) && self.offsets_of(entry).overlaps(span);
+            match next {
+                // Behind the end of a plan without a cycle no entry comes, so none has expired.
+                None => !self.orderly.iter().any(is_there),
+                // The plan has these gone when the next entry comes, which checks whether they are.
+                Some(next) => !self.expiries.before(next).iter().copied().any(is_there),
+            }
+        };
+        let gap = |space: &(u32, u32)| {
+            let start = self.tenants.gap(plan::span_of(*space), len)?;
+            Span::new(start, len).filter(|span| is_free(*span))
+        };
+        let found = spaces[first..].iter().find_map(gap);
+        self.lanes[number].dynamic.near[expected as usize] = first as u32;
+        Some(self.serve_tenant(found?, request))
     }
 }

@@ -8,8 +8,8 @@
 
 use super::relocate::AHEAD_MAX;
 use super::tenants::LENT;
-use super::{PlannedPool, Request};
-use crate::units::{self, Bytes, PlanOffset, PlanSpan, Span};
+use super::{PlannedPool, Request, Served};
+use crate::units::{self, Bytes, DeviceAddress, PlanOffset, PlanSpan, Span};
 
 /// A request of which nothing is known is expected to be freed after so many entries.
 const AHEAD_UNKNOWN: u32 = 64;
@@ -24,6 +24,34 @@ pub struct Placed {
 }
 
 impl PlannedPool {
+    /// The place of the request at the cursor, if this is the request and a part of that is lent.
+    pub fn lacks(&self, request: &Request) -> Option<PlanSpan> {
+        let lane = self.lanes.of(request)?;
+        let place = if self.lanes[lane].detour.is_some() {
+            self.next_on_detour(lane, request)
+        } else {
+            let next = self.lanes[lane].next().filter(|next| self.is_like(*next, request));
+            next.map(|next| self.offsets_of(next))
+        };
+        place.filter(|span| self.tenants.has_lent(*span))
+    }
+
+    /// The cursor goes over the entry of this request, whose place cannot be had. Serves it at
+    /// another, if one is free for long enough.
+    pub fn pass_over(&mut self, request: &Request) -> Option<DeviceAddress> {
+        let lane = self.lanes.of(request)?;
+        self.counts.blocked += 1;
+        if self.pass_over_on_detour(lane) {
+            return None;
+        }
+        let next = self.lanes[lane].next()?;
+        self.skip(next);
+        match self.relocate(next, request) {
+            Served::Reused(address) => Some(address),
+            _ => None,
+        }
+    }
+
     /// Free parts, at least `least` bytes each, that the plan leaves alone until a request is freed
     /// that was not served, in ascending order of offsets: only those of the request's own lane. None
     /// for a stream that the plan does not know, or that has requested nothing yet.

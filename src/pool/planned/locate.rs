@@ -47,6 +47,30 @@ impl Cells {
 }
 
 impl PlannedPool {
+    /// The stream that has the part of the pool at an address, once a request came on it.
+    pub fn stream_at(&self, address: DeviceAddress) -> Option<StreamId> {
+        let offset = address.checked_distance(self.span.start())?.get();
+        let behind = self.parts.partition_point(|(part, _)| part.start <= offset);
+        let (_, lane) = self.parts[..behind].last().filter(|(part, _)| offset < part.end)?;
+        self.lanes.bound_stream(*lane as usize)
+    }
+
+    /// A lane is of another stream than this, or may come to be.
+    pub fn has_other_streams(&self, stream: StreamId) -> bool {
+        (0..self.lanes.count()).any(|lane| self.lanes.bound_stream(lane) != Some(stream))
+    }
+
+    /// Bytes that an allocation at `address` has, if it is a live one of this pool's.
+    pub fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
+        let offset = self.offset_of(address)?;
+        let Some(place) = self.places.find(offset) else { return self.tenants.len_at(self.plan_offset(offset)) };
+        match self.places.at(place) {
+            Occupant::Nobody => None,
+            Occupant::Entry(entry) => Some(self.offsets_of(entry).len()),
+            Occupant::Tenant => self.tenants.len_at(self.plan_offset(offset)),
+        }
+    }
+
     /// The live allocation that has `address`: over the entries and tenants of its cell; what is free beside it takes a look at each cell that is free. The first time all of the plan is gone over.
     pub fn find(&mut self, address: DeviceAddress) -> Option<Found> {
         let offset = PlanOffset::new(address.checked_distance(self.span.start())?.get());

@@ -4,11 +4,11 @@
 //! Surprises are few, so this looks at everything that is live and at every entry that comes before the free: microseconds, where a request that goes by the plan takes nanoseconds.
 
 use super::matcher::NEAR;
-use super::{PlannedPool, Request};
+use super::{PlannedPool, Request, Served};
 use crate::extents::cut;
 use crate::limits;
 use crate::plan::NEVER;
-use crate::units::{Bytes, PlanOffset, PlanSpan, Span};
+use crate::units::{Bytes, DeviceAddress, PlanOffset, PlanSpan, Span};
 
 /// Below this a request takes less memory elsewhere than the search is worth.
 const LEN_MIN: Bytes = Bytes::kib(256);
@@ -26,6 +26,28 @@ pub(super) struct Displaced {
 }
 
 impl PlannedPool {
+    /// The entry's place cannot be had, and for as long as it lives some other can.
+    #[cold]
+    pub(super) fn relocate(&mut self, entry: u32, request: &Request) -> Served {
+        let lane = self.lane_of(entry);
+        self.note_displaced(entry, request);
+        let span = self.expected_life(lane, request).and_then(|life| self.room_for(life, request, lane));
+        let Some(span) = span else { return Served::Elsewhere };
+        Served::Reused(self.serve_tenant(span, request))
+    }
+
+    /// Serves a request that the plan does not know at the place that the plan leaves free longest.
+    /// If it is still live then, the entry that comes there is served elsewhere.
+    #[cold]
+    pub fn alloc_anywhere(&mut self, request: &Request) -> Option<DeviceAddress> {
+        let lane = self.lanes.with_room(request)?;
+        let span = match self.expected_life(lane, request) {
+            Some(life) => self.room_for(life, request, lane),
+            None => self.longest_room(lane, request),
+        }?;
+        Some(self.serve_tenant(span, request))
+    }
+
     /// Where the plan sends requests of a lane from its cursor on, or from where it is on a detour, one by one. Behind a plan without a cycle nobody comes.
     pub(super) fn coming(&self, lane: usize) -> impl Iterator<Item = PlanSpan> + '_ {
         let lane = &self.lanes[lane];

@@ -79,16 +79,10 @@ fn a_thread_that_no_plan_knows_costs_the_others_no_lane_for_good() {
         let mut all = Vec::new();
         for iteration in 0..12_u32 {
             let threads = [1, if iteration < 3 { 0 } else { 50 + iteration / renewed_every }];
-            let mut served = 0;
-            for at in 0..50 {
-                for (thread, list) in threads.into_iter().zip([1, 0]) {
-                    served += usize::from(race.ask(thread, race.lists[list][at]));
-                    race.ask(90, 17);
-                    race.ask(90, 777);
-                }
-            }
-            race.bench.pool.mark_iteration();
-            all.push(served);
+            all.push(race.iteration(threads, |race| {
+                race.ask(90, 17);
+                race.ask(90, 777);
+            }));
         }
         // One that is made anew in each iteration may lose every other.
         let sum: usize = all[4..].iter().sum();
