@@ -9,16 +9,11 @@ mod support;
 use std::path::Path;
 
 use stitchd::clock::SystemClock;
-use stitchd::driver::cost_table::CostTable;
-use stitchd::ladder::Ladder;
 use stitchd::plan::Plan;
 use stitchd::replay::allocator::{Allocator, OutOfMemory, Reserved};
 use stitchd::replay::calls::CallSum;
-use stitchd::replay::models::caching::{Conf, Version};
-use stitchd::replay::models::gmlake::GmlakeOptions;
 use stitchd::replay::script::{Asked, Script, Step};
-use stitchd::replay::{AutoOptions, Job, PoolName, Setup, Watch, repeat, replay, run};
-use stitchd::runtime::RuntimeConfig;
+use stitchd::replay::{Job, PoolName, Setup, Watch, repeat, replay, run};
 use stitchd::trace::Trace;
 use stitchd::units::DeviceAddress;
 use support::{compare, timed};
@@ -57,17 +52,7 @@ fn trace(name: &str, times: u32) -> Trace {
 }
 
 fn main() {
-    let setup = Setup {
-        capacity: None,
-        costs: CostTable::named("a100").unwrap(),
-        conf: Conf::of(Version::NEWEST),
-        gmlake: GmlakeOptions::default(),
-        planned_iteration: Some(1),
-        ladder: Ladder::standard(),
-        runtime: RuntimeConfig::default(),
-        is_auto: false,
-        auto: AutoOptions::default(),
-    };
+    let setup = Setup { planned_iteration: Some(1), ..Setup::default() };
     let clock = SystemClock::new();
     let mut compared = Vec::new();
     // The last is a job of 865,000 requests.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::allocator::Allocator;
-use super::models::caching::{CachingAllocator, Conf};
+use super::models::caching::{CachingAllocator, Conf, Version};
 use super::models::gmlake::{Gmlake, GmlakeOptions};
 use super::models::native::Native;
 use super::models::stalloc::Stalloc;
@@ -84,6 +84,24 @@ pub struct Setup {
     pub is_auto: bool,
     /// How such plans come.
     pub auto: AutoOptions,
+}
+
+impl Default for Setup {
+    /// A device without a limit and with the costs of an A100, PyTorch's newest version, and no
+    /// plans while the job runs.
+    fn default() -> Setup {
+        Setup {
+            capacity: None,
+            costs: CostTable::A100,
+            conf: Conf::of(Version::NEWEST),
+            gmlake: GmlakeOptions::default(),
+            planned_iteration: None,
+            ladder: Ladder::standard(),
+            runtime: RuntimeConfig::default(),
+            is_auto: false,
+            auto: AutoOptions::default(),
+        }
+    }
 }
 
 /// What is replayed.

@@ -4,14 +4,10 @@ use std::time::Duration;
 
 use stitchd::clock::SystemClock;
 use stitchd::driver::Call;
-use stitchd::driver::cost_table::CostTable;
-use stitchd::ladder::Ladder;
 use stitchd::plan::Plan;
 use stitchd::replay::models::caching::{Conf, Version};
-use stitchd::replay::models::gmlake::GmlakeOptions;
 use stitchd::replay::script::Script;
-use stitchd::replay::{AutoOptions, Job, Perturbation, PoolName, Run, Setup, Watch, perturb, repeat, replay};
-use stitchd::runtime::RuntimeConfig;
+use stitchd::replay::{Job, Perturbation, PoolName, Run, Setup, Watch, perturb, repeat, replay};
 use stitchd::trace::Trace;
 use stitchd::units::Bytes;
 
@@ -25,17 +21,7 @@ pub(crate) const TRACES: [&str; 5] =
     ["gpt2-345m-VR", "opt-13b-Z3-RO", "qwen-moe-V-last", "resnet50-olla", "gpt2-medium-hf"];
 
 pub(crate) fn setup(is_auto: bool) -> Setup {
-    Setup {
-        capacity: None,
-        costs: CostTable::A100,
-        conf: Conf::parse("", Version(2, 15)).unwrap(),
-        gmlake: GmlakeOptions::default(),
-        planned_iteration: None,
-        ladder: Ladder::standard(),
-        runtime: RuntimeConfig::default(),
-        is_auto,
-        auto: AutoOptions::default(),
-    }
+    Setup { conf: Conf::of(Version(2, 15)), is_auto, ..Setup::default() }
 }
 
 pub(crate) fn run(pool: PoolName, trace: &Trace, plan: Option<&Plan>, setup: &Setup) -> Run {

@@ -19,11 +19,9 @@ use super::spinner::{MOVES, Spinner};
 use super::{DONE, Failure, Outcome, trace, whole_file};
 use crate::clock::SystemClock;
 use crate::driver::cost_table::CostTable;
-use crate::ladder::Ladder;
 use crate::limits;
 use crate::plan::{Plan, PlanError};
 use crate::replay::models::caching::{Conf, Version};
-use crate::replay::models::gmlake::GmlakeOptions;
 use crate::replay::script::Script;
 use crate::replay::{AutoOptions, Floor, Job, Least, Perturbation, PoolName, PoolRun, Record, Run, Setup, Watch};
 use crate::replay::{lacks, min_capacity, perturb, recorded, repeat, replay};
@@ -255,15 +253,14 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         costs,
         conf: Conf::parse(args.conf.as_deref().unwrap_or_default(), args.torch)
             .map_err(|error| Failure::Usage(format!("--conf: {error}")))?,
-        gmlake: GmlakeOptions::default(),
         planned_iteration: args.plan_from_iteration,
-        ladder: Ladder::standard(),
         runtime,
         is_auto: args.auto && !args.disables("plan"),
         auto: AutoOptions {
             step: args.step_seconds.map(Duration::from_secs_f64),
             contexts_end: args.contexts == Contexts::RecordedOnly,
         },
+        ..Setup::default()
     })
 }
 

@@ -6,14 +6,10 @@ use std::path::Path;
 use super::reports::{Report, Reports};
 use crate::cli::trace::read;
 use crate::clock::SystemClock;
-use crate::driver::cost_table::CostTable;
-use crate::ladder::Ladder;
 use crate::limits;
 use crate::replay::models::caching::{Conf, Version};
-use crate::replay::models::gmlake::GmlakeOptions;
 use crate::replay::script::Script;
-use crate::replay::{AutoOptions, Job, PoolName, Setup, Watch, replay};
-use crate::runtime::RuntimeConfig;
+use crate::replay::{Job, PoolName, Setup, Watch, replay};
 use crate::session::locate::recording_path;
 use crate::units::Bytes;
 
@@ -76,17 +72,7 @@ fn compared(name: &OsStr, len_max: u64, version: Option<Version>, pid: u32, devi
         return None;
     }
     let job = Job { trace: &trace, profile: &trace, script: &script, plan: None };
-    let setup = Setup {
-        capacity: None,
-        costs: (*CostTable::ALL.first()?).clone(),
-        conf: Conf::parse("", version.unwrap_or(Version::NEWEST)).ok()?,
-        gmlake: GmlakeOptions::default(),
-        planned_iteration: None,
-        ladder: Ladder::standard(),
-        runtime: RuntimeConfig::default(),
-        is_auto: false,
-        auto: AutoOptions::default(),
-    };
+    let setup = Setup { conf: Conf::of(version.unwrap_or(Version::NEWEST)), ..Setup::default() };
     let done = replay(PoolName::Caching, job, &setup, Watch::default(), &SystemClock::new(), &|_| ()).ok()?;
     Some(Compared { pid, device, reserved: done.run.peak_reserved, is_cut })
 }
