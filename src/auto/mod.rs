@@ -102,6 +102,8 @@ struct Following {
     plan: InPlace,
     deviations: Deviations,
     watching: Option<Watching>,
+    /// Looks in which chunks of which the plan needs a part may be exchanged: they have to be idle then.
+    exchanges_left: u32,
 }
 
 /// Iterations of other kinds are looked for.
@@ -162,6 +164,8 @@ const WATCHED_MAX: usize = 4096;
 const TRIES_MAX: u32 = 3;
 /// Where nobody marks iterations an offer waits for so many looks, a minute of a training process.
 const LOOKS_MAX: u32 = 600;
+/// Looks after a plan was installed in which chunks of which it needs a part are exchanged.
+const EXCHANGES_MAX: u32 = 32;
 /// So much of what is idle once a plan is there is given back at a time: the job may want the lock in between.
 const GIVEN_BACK: Bytes = Bytes::mib(64);
 
@@ -247,6 +251,10 @@ impl AutoPlanner {
     }
 
     fn follow(&mut self, mut following: Box<Following>, runtime: &Runtime, shelf: &impl Shelf) -> Result<Stage, Over> {
+        if following.exchanges_left > 0 {
+            following.exchanges_left -= 1;
+            runtime.exchange_partly_needed();
+        }
         let deviations = &mut following.deviations;
         // Whoever marks iterations knows better what they are.
         let has_marks = self.is_unmarked && runtime.counters().get(Counter::Iterations) > 0;
@@ -426,7 +434,9 @@ impl AutoPlanner {
 
     fn going_by(&self, plan: InPlace, runtime: &Runtime) -> Stage {
         let deviations = Deviations::from_now(runtime, self.made - self.extended, plan.kept.entries.len());
-        Stage::Following(Box::new(Following { plan, deviations, watching: None }))
+        // What varies needs what is idle now at another time.
+        let exchanges_left = if plan.kept.dynamic.is_empty() { EXCHANGES_MAX } else { 0 };
+        Stage::Following(Box::new(Following { plan, deviations, watching: None, exchanges_left }))
     }
 
     /// The job is being recorded: the recording is short of room if nobody looks.

@@ -338,6 +338,12 @@ impl Account {
         self.shelves.get(&shelf).into_iter().flat_map(|lens| lens.values().flatten()).copied().collect()
     }
 
+    /// Idle chunks that this session has returned, the longest first.
+    pub(super) fn used_by(&self, session: SessionId) -> impl Iterator<Item = (Bytes, ChunkId)> + '_ {
+        let lens = self.shelves.get(&Shelf::Used(session)).into_iter().flat_map(|lens| lens.iter().rev());
+        lens.flat_map(|(len, chunks)| chunks.iter().map(|chunk| (*len, *chunk)))
+    }
+
     /// Idle chunks that this session could have imported, or with `None` those that nobody could.
     pub(super) fn idle_of(&self, session: Option<SessionId>) -> Vec<ChunkId> {
         self.all_on_shelf(session.map_or(Shelf::Pristine, Shelf::Used))

@@ -344,23 +344,36 @@ impl Ledger {
         true
     }
 
-    /// Gives up chunks that the session itself has returned, the longest idle first, as far as new ones
-    /// are created for it: it takes other sizes than it gave, and the device holds no more for it.
+    /// Gives up chunks that the session itself has returned, as far as new ones are created for it: it
+    /// takes other lengths than it gave, and the device holds no more for it. What is given up beyond
+    /// that counts for its next requests.
     fn exchange_used(&mut self, request: RequestId, to_create: Bytes, effects: &mut Vec<Effect>) {
         let wanted = &self.requests[&request];
-        let Holder::Session(session) = wanted.holder else { return };
-        let account = &self.devices[&wanted.device];
+        let (device, Holder::Session(session)) = (wanted.device, wanted.holder) else { return };
+        let place = self.sessions[&session].place(device);
+        let mut left = to_create.saturating_sub(place.exchanged);
+        let exchanged = place.exchanged.saturating_sub(to_create);
+        let account = &self.devices[&device];
         let is_wanted = |len: Bytes| wanted.parts.iter().any(|part| part.len == len);
-        let used = account.oldest_idle().filter(|(_, len, shelf)| *shelf == Shelf::Used(session) && !is_wanted(*len));
-        let mut left = to_create;
-        let mut given_up = Vec::new();
-        for (chunk, len, _) in used.take_while(|_| !to_create.is_zero()) {
-            if left.is_zero() {
-                break;
+        let (mut given_up, mut larger) = (Vec::new(), None);
+        if !left.is_zero() {
+            for (len, chunk) in account.used_by(session).filter(|(len, _)| !is_wanted(*len)) {
+                if left.is_zero() {
+                    break;
+                }
+                if len <= left {
+                    left -= len;
+                    given_up.push(chunk);
+                } else {
+                    larger = Some((len, chunk));
+                }
             }
-            left = left.saturating_sub(len);
-            given_up.push(chunk);
         }
+        let beyond = larger.filter(|_| !left.is_zero());
+        let exchanged = exchanged + beyond.map_or(Bytes::ZERO, |(len, _)| len.saturating_sub(left));
+        given_up.extend(beyond.map(|(_, chunk)| chunk));
+        let asking = self.sessions.get_mut(&session).expect("a request ends with its session");
+        asking.place_mut(device).exchanged = exchanged;
         given_up.into_iter().for_each(|chunk| self.destroy(chunk, effects));
     }
 

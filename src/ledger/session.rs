@@ -66,6 +66,8 @@ pub(super) struct Place {
     pub(super) settled_until_ms: u64,
     /// And for how long that is: longer if it goes to and fro.
     pub(super) settle_ms: u64,
+    /// Chunks that it had returned were given up for so many bytes more than were created for it.
+    pub(super) exchanged: Bytes,
 }
 
 /// See [`Place::dry`].

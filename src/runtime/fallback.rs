@@ -8,18 +8,14 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::lock::Held;
-use super::{AllocError, Counter, OutOfPlan, Pools, Runtime, SourceError, Want};
+use super::{AllocError, Counter, OutOfPlan, Pools, Runtime, SourceError};
 use crate::error::ErrorKind;
 use crate::ids::StreamId;
-use crate::ladder::{self, Shape};
 use crate::limits;
 use crate::memory::Chunk;
 use crate::pool::Request;
 use crate::pool::pages::Shortage;
 use crate::units::{Bytes, DeviceAddress};
-
-/// After a refusal no lease is asked for during this time: a job under pressure stitches what it has.
-const REFUSAL_HOLDS: Duration = Duration::from_millis(20);
 
 /// Steps that one request may take. Another thread may take what was just brought, but not for ever.
 pub(super) const ROUNDS_MAX: usize = 64;
@@ -233,7 +229,7 @@ impl Runtime {
             }
             lacks
         };
-        match self.lease(self.ahead(bytes, lacks), Duration::ZERO, tried) {
+        match self.lease(self.ahead(bytes, lacks), lacks, Duration::ZERO, tried) {
             Some(chunks) => self.put(request, None, chunks, Fallback::Extend),
             None => Ok(Outcome::Nothing),
         }
@@ -285,7 +281,7 @@ impl Runtime {
             return Ok(Outcome::Nothing);
         }
         let len = if step == Fallback::Complete { self.ahead(bytes, lacks) } else { lacks };
-        match self.lease(len, wait, tried) {
+        match self.lease(len, lacks, wait, tried) {
             // What is not stitched may still have idle chunks to move.
             Some(chunks) => {
                 self.put(request, shortage.as_ref(), chunks, shortage.as_ref().map_or(Fallback::Gather, |_| step))
@@ -414,28 +410,15 @@ impl Runtime {
         after <= self.config.soft_budget || self.config.pages.is_slack(idle, after)
     }
 
-    /// The source refuses: it is not asked again for a while.
-    pub(super) fn note_refused(&self, pools: &mut Pools) {
-        pools.refused_until = self.clock.now() + REFUSAL_HOLDS;
-    }
-
-    /// The source has refused a short time ago.
-    pub(super) fn was_refused(&self, pools: &Pools) -> bool {
-        self.clock.now() < pools.refused_until
-    }
-
-    /// What is leased for a request that lacks `lacks`, while memory can be had.
-    fn ahead(&self, bytes: Bytes, lacks: Bytes) -> Bytes {
-        let held = self.lock().held();
-        self.config.pages.lease_len(held, lacks, bytes)
-    }
-
-    /// New chunks of at least `len` bytes together. Nothing where the source refuses, or failed before.
-    fn lease(&self, len: Bytes, wait: Duration, tried: &mut Tried) -> Option<Vec<Arc<Chunk>>> {
+    /// New chunks of `len` bytes together, or of `least` where that is refused. Nothing where the source
+    /// refuses both, or failed before.
+    fn lease(&self, len: Bytes, least: Bytes, wait: Duration, tried: &mut Tried) -> Option<Vec<Arc<Chunk>>> {
         if tried.is_source_broken {
             return None;
         }
-        match self.acquire(len, wait) {
+        let leased = self.acquire(len, wait);
+        let is_too_much = leased.as_ref().is_err_and(|error| error.kind.is_lack()) && least < len;
+        match if is_too_much { self.acquire(least, wait) } else { leased } {
             Ok(chunks) => Some(chunks),
             Err(error) => {
                 self.note_refused(&mut self.lock());
@@ -448,60 +431,6 @@ impl Runtime {
                 None
             }
         }
-    }
-
-    /// Chunks of at least `len` bytes together, in as many leases as that takes: all of them, or none
-    /// and why. Their length follows from what is held; the last may be shorter.
-    pub(super) fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
-        let each = self.new_chunk_len(len);
-        // What a private pool has left may be what is asked for.
-        self.give_back_spent();
-        self.check_limit(len)?;
-        let most = each.checked_mul(limits::ACQUIRE_CHUNKS_MAX).unwrap_or(Bytes::LARGEST);
-        let most = most.min(limits::ACQUIRE_BYTES_MAX);
-        let (mut chunks, mut left) = (Vec::new(), len);
-        while left > Bytes::ZERO {
-            let part = left.min(most);
-            match self.source.acquire(Want { len: part, shape: Shape::Fitted(each), plan: None, wait }) {
-                Ok(some) => chunks.extend(some),
-                Err(error) => {
-                    if !chunks.is_empty() {
-                        self.give_back(chunks);
-                    }
-                    return Err(error);
-                }
-            }
-            left -= part;
-        }
-        Ok(chunks)
-    }
-
-    /// The length of new chunks for `len` bytes. The daemon makes them smaller where its memory ends.
-    fn new_chunk_len(&self, len: Bytes) -> Bytes {
-        let (held, left) = {
-            let pools = self.lock();
-            (pools.held(), pools.left())
-        };
-        let each = self.config.pages.chunk_len(held, len);
-        let most = left.map_or(each, ladder::chunk_len_max);
-        each.min(most).max(self.config.granule())
-    }
-
-    /// Whether the process may hold this much more, by the limit that it has set itself. Threads that grow at the same
-    /// time may pass it by what each asks for.
-    pub(super) fn check_limit(&self, more: Bytes) -> Result<(), SourceError> {
-        let (held, limit) = {
-            let pools = self.lock();
-            (pools.held(), pools.limit)
-        };
-        let Some(limit) = limit.filter(|limit| held.checked_add(more).is_none_or(|after| after > *limit)) else {
-            return Ok(());
-        };
-        let message = format!(
-            "{more} more are not asked for: this process has set itself a limit of {limit} on this device, \
-             and holds {held}"
-        );
-        Err(SourceError { kind: ErrorKind::OverLimit, message })
     }
 
     pub(super) fn out_of_memory(&self, requested: Bytes, source: SourceError) -> AllocError {

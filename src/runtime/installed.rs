@@ -38,6 +38,8 @@ pub(super) struct Installed {
     pub(super) usual: Bytes,
     /// Bytes of the pool that the plan's entries span; its detours have the rest.
     pub(super) cycle_len: Bytes,
+    /// What its entries need.
+    pub(super) parts: Vec<PlanSpan>,
 }
 
 /// Requests in an iteration that the plan has, and that it has not or could not serve.
@@ -133,10 +135,10 @@ pub(super) fn main_stream(plan: &Plan) -> StreamId {
 impl Installed {
     /// Opens the site. `None` where the arena has not these addresses.
     pub(super) fn open(ready: Ready, is_late: bool, pages: &mut PagePool) -> Option<Installed> {
-        let Ready { id, pool, stream, cycle_len, .. } = ready;
+        let Ready { id, pool, stream, cycle_len, parts } = ready;
         let site = pages.open_site(stream, pool.span())?;
         let (is_suspended, since, usual) = (false, Progress::default(), Bytes::ZERO);
-        Some(Installed { pool, id, site, is_late, is_suspended, since, usual, cycle_len })
+        Some(Installed { pool, id, site, is_late, is_suspended, since, usual, cycle_len, parts })
     }
 
     /// Takes an allocation back, and says how many bytes were asked for. `None` if it is not one of the
@@ -201,13 +203,15 @@ impl Installed {
         self.take(self.part_of(part), pages);
     }
 
-    /// Takes a chunk of which nothing is in use out of the site: the page pool has the plan's parts of it
-    /// then, and they have no memory. Nothing where it cannot be unmapped.
-    pub(super) fn give_up(&mut self, start: DeviceAddress, len: Bytes, pages: &mut PagePool) -> Vec<Arc<Chunk>> {
-        let Some(span) = Span::new(start, len) else { return Vec::new() };
-        let idle = self.pool.idle_parts();
-        self.within(&idle, span).into_iter().for_each(|part| self.lend(part, pages));
-        pages.take_chunks(self.site, &[start])
+    /// Takes a chunk of which nothing is in use out of the site: its parts are lent then, and have no
+    /// memory. Nothing where it cannot be unmapped: then they are the planned pool's as before.
+    pub(super) fn give_up(&mut self, chunk: &IdleChunk, pages: &mut PagePool) -> Vec<Arc<Chunk>> {
+        chunk.own.iter().for_each(|part| self.lend(*part, pages));
+        let taken = pages.take_chunks(self.site, &[chunk.start]);
+        if taken.is_empty() {
+            chunk.own.iter().for_each(|part| self.take(*part, pages));
+        }
+        taken
     }
 
     /// Lends a free part to the page pool.
@@ -295,7 +299,7 @@ impl Installed {
     }
 
     /// The parts of some, in ascending order, that lie in a span of addresses.
-    fn within(&self, parts: &[PlanSpan], span: AddressSpan) -> Vec<PlanSpan> {
+    pub(super) fn within(&self, parts: &[PlanSpan], span: AddressSpan) -> Vec<PlanSpan> {
         let base = self.pool.span().start();
         let from = span.start().checked_distance(base).unwrap_or_default().get();
         let to = span.end().checked_distance(base).unwrap_or_default().get();

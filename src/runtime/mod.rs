@@ -15,21 +15,25 @@ mod blocks;
 mod config;
 mod counters;
 mod deferred;
+mod error;
 mod exchange;
 mod fallback;
 mod giving;
 mod installed;
 mod kept;
+mod lease;
 mod lock;
 mod manifest;
 mod need;
 mod offer;
 mod plan_fallbacks;
+mod pools;
 mod private_pools;
 mod room;
 mod sleep;
 mod source;
 mod statistics;
+mod stats;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,6 +42,7 @@ use std::time::Duration;
 pub use blocks::{Block, BlockState, Candidate, Segment, SegmentPool};
 pub use config::RuntimeConfig;
 pub use counters::{Counter, Counters};
+pub use error::{AllocError, NotLive, OutOfPlan, PlanInstallError};
 pub use manifest::{ManifestError, Piece};
 pub use need::Need;
 pub use offer::Offer;
@@ -45,23 +50,23 @@ pub use private_pools::{PrivatePoolId, PrivateUse};
 pub use sleep::{SleepError, Slept};
 pub use source::{ChunkSource, Room, SourceError, Want};
 pub use statistics::MemoryStatistics;
+pub use stats::{RuntimeStats, ServedCounts};
 
 use crate::clock::Clock;
 use crate::driver::DriverError;
-use crate::error::ErrorKind;
 use crate::ids::{PlanId, StreamId};
 use crate::ladder::Shape;
-use crate::limits;
-use crate::memory::{Chunk, Device, MemoryError};
+use crate::memory::{Chunk, Device};
 use crate::plan::Plan;
-use crate::pool::pages::{PageCounts, PagePool, PageUse};
-use crate::pool::planned::{InstallError, PlannedCounts, Served};
+use crate::pool::pages::PagePool;
+use crate::pool::planned::PlannedCounts;
 use crate::pool::{AddressMap, Request};
 use crate::record::Tap;
 use crate::sync::Mutex;
 use crate::units::{Bytes, DeviceAddress};
 use deferred::Deferred;
 use installed::{Installed, Ready};
+use lease::Growth;
 use lock::{Held, Lock};
 use need::PeakOfIteration;
 use private_pools::PrivatePools;
@@ -105,6 +110,7 @@ struct Pools {
     limit: Option<Bytes>,
     /// Until then the source is not asked for more: it has just refused.
     refused_until: Duration,
+    growth: Growth,
     /// Where what happens is recorded, if it is: each with its number.
     taps: Vec<(TapNumber, Tap)>,
     /// What statistics count that no pool does.
@@ -124,179 +130,6 @@ const OPERATIONS_PER_LOOK: u32 = 8192;
 /// One of the recordings of a runtime.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TapNumber(u32);
-
-/// Why a request was not served.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AllocError {
-    /// There is no memory left, anywhere.
-    #[error(
-        "out of memory: {requested} asked for; this process holds {held} of which {live} are live, and {stitchable} idle could be stitched ({parked} idle in all, {contiguous} in one piece{})",
-        plan_words(*of_plan)
-    )]
-    OutOfMemory {
-        /// Bytes asked for.
-        requested: Bytes,
-        /// Bytes that this process holds.
-        held: Bytes,
-        /// Bytes of live allocations.
-        live: Bytes,
-        /// Idle bytes that can be put together elsewhere: whole chunks.
-        stitchable: Bytes,
-        /// All idle bytes outside of a static pool, those between live ones among them.
-        parked: Bytes,
-        /// The longest idle stretch.
-        contiguous: Bytes,
-        /// Of its plan, if it has one.
-        of_plan: Option<OutOfPlan>,
-        /// Why there is no more.
-        #[source]
-        source: SourceError,
-    },
-    /// Its memory is asleep.
-    #[error("cannot serve {requested}: this memory is asleep, and is to be woken first")]
-    Asleep {
-        /// Bytes asked for.
-        requested: Bytes,
-    },
-    /// More than any device has.
-    #[error("{requested} are more than any device has")]
-    TooLarge {
-        /// Bytes asked for.
-        requested: Bytes,
-    },
-    /// Memory was there and could not be mapped.
-    #[error("cannot serve {requested}")]
-    Memory {
-        /// Bytes asked for.
-        requested: Bytes,
-        /// What failed.
-        #[source]
-        source: MemoryError,
-    },
-}
-
-/// What a job has of its plan that runs out of memory all the same.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OutOfPlan {
-    /// Idle bytes of the static pool: where the plan has requests that are not live, and where it has none.
-    pub idle: Bytes,
-    /// How often the job has left the plan, and those before it.
-    pub deviations: u64,
-}
-
-fn plan_words(of_plan: Option<OutOfPlan>) -> String {
-    let words = |OutOfPlan { idle, deviations }| {
-        format!("; {} from its plan, in whose pool {idle} are idle", crate::units::counted(deviations, "deviation"))
-    };
-    of_plan.map_or_else(String::new, words)
-}
-
-impl AllocError {
-    /// What a caller can do about it.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            AllocError::OutOfMemory { source, .. } => source.kind,
-            AllocError::TooLarge { .. } => ErrorKind::Invalid,
-            AllocError::Asleep { .. } => ErrorKind::Conflict,
-            AllocError::Memory { source, .. } => source.kind(),
-        }
-    }
-
-    /// Memory has run out, or there is not as much in the world: a smaller request may be served.
-    pub fn is_lack(&self) -> bool {
-        matches!(self, AllocError::TooLarge { .. }) || self.kind().is_lack()
-    }
-}
-
-/// An address that is not a live allocation of this runtime: freed before, or never its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is not a live allocation")]
-pub struct NotLive(pub DeviceAddress);
-
-/// Why a plan was not installed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlanInstallError {
-    /// There is one already.
-    #[error("a plan is installed already")]
-    Installed,
-    /// The static pool could not be had.
-    #[error("cannot get the {len} of the static pool")]
-    Source {
-        /// Bytes of it.
-        len: Bytes,
-        /// Why.
-        #[source]
-        source: SourceError,
-    },
-    /// The static pool could not be mapped.
-    #[error("cannot map the static pool")]
-    Memory(#[from] MemoryError),
-    /// The plan cannot be served.
-    #[error("the plan cannot be served")]
-    Pool(#[from] InstallError),
-    /// There is no range of addresses for it.
-    #[error("no addresses for the {0} of the plan's pool")]
-    NoAddresses(Bytes),
-}
-
-impl PlanInstallError {
-    /// What a caller can do about it.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            PlanInstallError::Installed => ErrorKind::Conflict,
-            PlanInstallError::Source { source, .. } => source.kind,
-            PlanInstallError::Memory(error) => error.kind(),
-            PlanInstallError::Pool(_) => ErrorKind::Invalid,
-            PlanInstallError::NoAddresses(_) => ErrorKind::Exhausted,
-        }
-    }
-}
-
-/// What the runtime holds and has done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct RuntimeStats {
-    /// Bytes of all chunks: static pools, page pool and private pools.
-    pub held: Bytes,
-    /// Most of them at one time.
-    pub peak_held: Bytes,
-    /// Bytes of live allocations, as asked for.
-    pub live: Bytes,
-    /// Most of them at one time.
-    pub peak_live: Bytes,
-    /// Bytes of the static pool.
-    pub static_pool: Bytes,
-    /// Live allocations.
-    pub live_allocations: u64,
-    /// Requests and bytes served by each pool.
-    pub served: ServedCounts,
-    /// The plan's side of it.
-    pub planned: PlannedCounts,
-    /// The page pool's side of it.
-    pub pages: PageCounts,
-    /// What the page pool holds.
-    pub page_use: PageUse,
-    /// What private pools hold.
-    pub private_use: PrivateUse,
-    /// Requests that failed.
-    pub failures: u64,
-}
-
-/// Requests served, by pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct ServedCounts {
-    /// At the address of the plan.
-    pub planned: u64,
-    /// In a space that the plan leaves idle.
-    pub reuse: u64,
-    /// By the page pool.
-    pub pool: u64,
-    /// Bytes of each, as asked for.
-    pub planned_bytes: Bytes,
-    /// See above.
-    pub reuse_bytes: Bytes,
-    /// See above.
-    pub pool_bytes: Bytes,
-}
 
 impl Runtime {
     /// A runtime over `device` that gets its memory from `source` and counts in `counters`.
@@ -319,6 +152,7 @@ impl Runtime {
             is_held_up: false,
             limit: None,
             refused_until: Duration::ZERO,
+            growth: Growth::default(),
             taps: Vec::new(),
             marks: Watermarks::default(),
             peak: PeakOfIteration::default(),
@@ -386,7 +220,7 @@ impl Runtime {
     pub fn free(&self, address: DeviceAddress, stream: StreamId) -> Result<(), NotLive> {
         let is_freed = self.pools.with(|pools| {
             self.count_down(pools);
-            pools.waits_for_nobody(address, stream) && self.free_shared(pools, address, stream)
+            pools.may_free_now(address, stream) && self.free_shared(pools, address, stream)
         });
         if is_freed { Ok(()) } else { self.free_otherwise(address, stream) }
     }
@@ -532,34 +366,6 @@ impl Runtime {
         Ok(())
     }
 
-    /// What it holds and has done.
-    pub fn stats(&self) -> RuntimeStats {
-        let pools = self.lock();
-        let count = |counter| self.counters.get(counter);
-        let bytes = |counter| Bytes::new(self.counters.get(counter));
-        RuntimeStats {
-            held: pools.held(),
-            peak_held: bytes(Counter::PeakHeldBytes),
-            live: bytes(Counter::LiveBytes),
-            peak_live: bytes(Counter::PeakLiveBytes),
-            static_pool: pools.planned.as_ref().map_or(Bytes::ZERO, Installed::held),
-            live_allocations: pools.live_allocations(),
-            served: ServedCounts {
-                planned: count(Counter::RequestsPlanned),
-                reuse: count(Counter::RequestsReuse),
-                pool: count(Counter::RequestsPool),
-                planned_bytes: bytes(Counter::BytesPlanned),
-                reuse_bytes: bytes(Counter::BytesReuse),
-                pool_bytes: bytes(Counter::BytesPool),
-            },
-            planned: pools.planned_counts(),
-            pages: pools.pages.counts(),
-            page_use: pools.pages.usage(),
-            private_use: pools.private.usage(),
-            failures: count(Counter::Failures),
-        }
-    }
-
     /// Says what is wrong with the pools; nothing, unless one has a bug. Takes time proportional to everything there is.
     pub fn invariants(&self) -> Result<(), String> {
         let pools = self.lock();
@@ -631,136 +437,6 @@ impl Drop for Runtime {
         self.give_back(chunks);
         // The next runtime of the session may count on in the same cells.
         Counter::NOW.into_iter().for_each(|counter| self.counters.set(counter, 0));
-    }
-}
-
-impl Pools {
-    /// Tells whoever records.
-    #[inline]
-    fn note(&mut self, what: impl Fn(&mut Tap)) {
-        for (_, tap) in &mut self.taps {
-            what(tap);
-        }
-    }
-
-    /// What is private is in no recording.
-    fn note_recorded(&mut self, address: DeviceAddress, stream: StreamId) {
-        if self.private.len_of(address).is_none() {
-            self.note(|tap| tap.record_stream(address, stream));
-        }
-    }
-
-    #[inline]
-    fn alloc(&mut self, request: &Request, counters: Counters) -> Option<DeviceAddress> {
-        let (address, by) = match &mut self.planned {
-            Some(installed) if !installed.is_suspended() => match installed.pool.alloc(request) {
-                Served::At(address) => (address, Counter::PLANNED),
-                other => self.alloc_astray(request, other, counters)?,
-            },
-            planned => {
-                planned.iter_mut().for_each(|installed| installed.pool.note_suspended(request));
-                (self.pages.alloc(request.bytes, request.stream)?, Counter::POOL)
-            }
-        };
-        counters.served(by, request.bytes, limits::occupied_len(request.bytes));
-        Some(address)
-    }
-
-    /// Serves a request that does not have the place of its entry.
-    fn alloc_astray(
-        &mut self,
-        request: &Request,
-        served: Served,
-        counters: Counters,
-    ) -> Option<(DeviceAddress, (Counter, Counter))> {
-        match served {
-            Served::At(_) | Served::Unbacked => return None,
-            Served::HeldUp => {
-                self.is_held_up = true;
-                return None;
-            }
-            Served::Reused(_) | Served::Unknown | Served::Elsewhere => {}
-        }
-        let installed = self.planned.as_mut()?;
-        // Without marks nothing says when the job may go by its plan again.
-        if counters.get(Counter::Iterations) > 0 {
-            installed.note_astray(&mut self.pages);
-        }
-        if let Served::Reused(address) = served {
-            return Some((address, Counter::REUSED));
-        }
-        match self.pages.alloc(request.bytes, request.stream) {
-            Some(address) => Some((address, Counter::POOL)),
-            None if served == Served::Unknown && !installed.is_suspended() => {
-                Some((installed.pool.alloc_anywhere(request)?, Counter::REUSED))
-            }
-            None => None,
-        }
-    }
-
-    #[inline]
-    fn free(&mut self, address: DeviceAddress, counters: Counters) -> Result<(), NotLive> {
-        let planned = self.planned.as_mut().and_then(|installed| installed.free(address, &mut self.pages));
-        let freed = planned.or_else(|| self.pages.free(address));
-        let bytes = freed.ok_or(NotLive(address))?;
-        counters.freed(bytes, limits::occupied_len(bytes));
-        Ok(())
-    }
-
-    /// No stream but the one that an allocation was made on has to pass its free, and it is not freed already.
-    #[inline]
-    fn waits_for_nobody(&self, address: DeviceAddress, stream: StreamId) -> bool {
-        (self.recorded.is_empty() || !self.recorded.contains_key(&address))
-            && (self.deferred.is_empty() || !self.deferred.has(address))
-            && !(self.may_be_of_another(stream) && self.is_of_another(address, stream))
-    }
-
-    /// Jobs of one stream, which most are, never look.
-    #[inline]
-    fn may_be_of_another(&self, stream: StreamId) -> bool {
-        self.has_streams || stream != StreamId::DEFAULT
-    }
-
-    /// It lies in memory of another stream than this.
-    fn is_of_another(&self, address: DeviceAddress, stream: StreamId) -> bool {
-        let of = self.planned.as_ref().and_then(|installed| installed.stream_at(address));
-        let of = of.or_else(|| self.pages.stream_at(address)).or_else(|| self.private.stream_at(address));
-        of.is_some_and(|of| of != stream)
-    }
-
-    fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
-        let planned = self.planned.as_ref().and_then(|installed| installed.pool.len_of(address));
-        planned.or_else(|| self.pages.len_of(address)).or_else(|| self.private.len_of(address))
-    }
-
-    fn is_live(&self, address: DeviceAddress) -> bool {
-        self.len_of(address).is_some()
-    }
-
-    /// Idle bytes of the page pool: what a plan needs later is not idle.
-    fn idle(&self) -> Bytes {
-        self.pages.free_bytes()
-    }
-
-    /// What the plan has served, and those before it.
-    fn planned_counts(&self) -> PlannedCounts {
-        let now = self.planned.as_ref().map_or_else(PlannedCounts::default, |installed| installed.pool.counts());
-        self.counts_before + now
-    }
-
-    /// Bytes of chunks of which nothing is in use, and that no plan needs.
-    fn idle_chunks(&self) -> Bytes {
-        self.pages.usage().idle_chunks
-    }
-
-    fn held(&self) -> Bytes {
-        let all = self.pages.held() + self.private.held();
-        all.saturating_sub(self.slept())
-    }
-
-    fn live_allocations(&self) -> u64 {
-        let planned = self.planned.as_ref().map_or(0, |installed| installed.pool.live_allocations());
-        planned + self.pages.live_allocations() + self.private.live_allocations()
     }
 }
 

@@ -78,11 +78,11 @@ impl Runtime {
     pub fn install_at_beginning(&self) -> bool {
         let mut pools = self.lock();
         let is_beginning = pools.has_begun && pools.until_look == super::OPERATIONS_PER_LOOK;
-        let has_offer = pools.offered.is_some();
-        if is_beginning && has_offer {
-            self.install_offered(&mut pools);
+        if !is_beginning || pools.offered.is_none() {
+            return false;
         }
-        is_beginning && has_offer
+        self.install_offered(&mut pools);
+        pools.offered.is_none()
     }
 
     /// Takes an offer back that was not taken yet.

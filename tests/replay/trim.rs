@@ -97,7 +97,7 @@ fn returned(trace: &Trace, seed: u64) -> Vec<(Bytes, Bytes)> {
 
 /// Large chunks cost fewer calls and hold back more: what is live in a part of one keeps it.
 #[test]
-fn a_trim_at_any_moment_returns_most_that_is_idle() {
+fn a_trim_returns_most_of_what_is_idle() {
     for name in TRACES {
         let returned = returned(&super::trace(name), 1);
         let sum = |of: fn(&(Bytes, Bytes)) -> Bytes| returned.iter().map(of).sum::<Bytes>().get() as f64;

@@ -100,7 +100,14 @@ fn place(
         }
     }
     let (_, order, placed) = best?;
-    let bound = ground.bound() + taken.iter().map(|(from, to)| to - from).sum::<u64>();
+    if effort.steps == 0 {
+        return Some(placed);
+    }
+    let lowest = top(&placed);
+    let below = taken.iter().filter(|(from, _)| *from < lowest).map(|(from, to)| to.min(&lowest) - from);
+    let fixed_end =
+        |(at, offset): (usize, &Option<u64>)| offset.map_or(0, |offset| offset + part.buffers[at].len.get());
+    let bound = (ground.bound() + below.sum::<u64>()).max(fixed.iter().enumerate().map(fixed_end).max().unwrap_or(0));
     effort.steps = FIRST_FIT_STEPS_MAX;
     Some(squeeze(&ground, (taken, fixed), (order, placed), (bound, &top), effort))
 }
@@ -121,6 +128,9 @@ fn squeeze(
         while failed < FAILED_MAX && lowest > bound + bound / NEAR {
             effort.top = lowest - (lowest - bound) / share;
             if let Ok(again) = ground.place_around(taken, fixed, &order, effort) {
+                if top(&again) >= lowest {
+                    return placed;
+                }
                 (lowest, placed, failed) = (top(&again), again, 0);
                 best.clone_from(&order);
                 continue;

@@ -6,8 +6,9 @@ use super::best_fit;
 use super::sections::Sections;
 use super::*;
 use crate::ids::StreamId;
+use crate::plan::Stays;
 use crate::rng::Rng;
-use crate::units::Lifetime;
+use crate::units::{Lifetime, PlanSpan, Span};
 
 /// Problems of all kinds: those that repeat, and those that only look like it.
 fn problems() -> impl Iterator<Item = (u64, Problem)> {
@@ -307,4 +308,32 @@ fn small_buffers_that_come_down_are_in_nobodys_way() {
         }));
     }
     assert!(lowered > 100, "{lowered}");
+}
+
+/// Something is taken below, and one buffer has its offset: above all others, where no pass can help.
+#[test]
+fn what_stays_is_in_no_buffers_way() {
+    for (seed, problem) in problems() {
+        let mut rng = Rng::new(seed);
+        let compact = solve(&problem).unwrap().offsets;
+        let mut taken: Vec<PlanSpan> = Vec::new();
+        for _ in 0..rng.index(5) {
+            let from = taken.last().map_or(0, |last| last.end().get()) + 512 * rng.below(40);
+            taken.extend(Span::new(PlanOffset::new(from), Bytes::new(512 * (1 + rng.below(30)))));
+        }
+        let high = PlanOffset::new(1 << 40);
+        let fixed = rng.chance(500).then(|| (rng.index(problem.buffers.len()), high)).into_iter().collect();
+        let stays = Stays { taken, fixed };
+        let Solution { offsets, .. } = around::solve(&problem, &compact, &stays, &Budget::default()).unwrap();
+        let span = |at: usize| Span::new(offsets[at], problem.buffers[at].len).unwrap();
+        for (at, one) in problem.buffers.iter().enumerate() {
+            let is_in_the_way = |taken: &PlanSpan| taken.overlaps(span(at));
+            assert!(!stays.taken.iter().any(is_in_the_way), "seed {seed}: {at} lies in what is taken");
+            for (other_at, other) in problem.buffers.iter().enumerate().skip(at + 1) {
+                let is_apart = !live_together(one, other) || !span(at).overlaps(span(other_at));
+                assert!(is_apart, "seed {seed}: {at} and {other_at} overlap");
+            }
+        }
+        assert!(stays.fixed.iter().all(|(at, offset)| offsets[*at] == *offset), "seed {seed}: what is fixed moved");
+    }
 }
