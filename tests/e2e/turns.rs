@@ -150,6 +150,16 @@ fn what_a_command_is_run_with_is_in_the_environment_of_its_processes() {
     let output =
         stitchd().args(["run", "--quiet", &socket]).args(terms).args(["--", "sh", "-c", print]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "2147483648 1048576 3 web 90000ms", "{output:?}");
+    // Plans are made while the job runs, unless the environment or a flag says otherwise.
+    let plan = |flags: &[&str], named: &str| {
+        let mut ran = stitchd();
+        ran.args(["run", "--quiet", &socket]).args(flags).args(["--", "sh", "-c", "echo [$STITCHD_PLAN]"]);
+        let output =
+            if named.is_empty() { ran.env_remove("STITCHD_PLAN") } else { ran.env("STITCHD_PLAN", named) }.output();
+        String::from_utf8_lossy(&output.unwrap().stdout).trim().to_owned()
+    };
+    let plans = [plan(&[], ""), plan(&[], "/of/mine.plan"), plan(&["--plan", "none"], "/of/mine.plan")];
+    assert_eq!(plans, ["[auto]", "[/of/mine.plan]", "[none]"]);
     for (terms, expected) in [
         (vec!["--tenant=nobody"], "there is no tenant 'nobody'"),
         (vec!["--tenant=web", "--guarantee=9MiB"], "can be guaranteed 8.0 MiB"),

@@ -1,6 +1,6 @@
 """A small GPT, trained on random tokens: accumulation of gradients, activation checkpointing, mixed precision, an evaluation now and then.
 
-    stitchd run --plan auto -- python train_gpt.py
+    stitchd run -- python train_gpt.py
 
 Runs on the GPU that torch finds, or on the CPU.
 """

@@ -48,7 +48,7 @@ class Config:
             is_required=mode == "require",
             library=of.get("STITCHD_LIBRARY") or None,
             reports=of.get("STITCHD_REPORTS") or None,
-            plan=of.get("STITCHD_PLAN") or None,
+            plan=None if of.get("STITCHD_PLAN") == "none" else of.get("STITCHD_PLAN") or None,
             rank=_number(of.get("RANK")),
             local_rank=_number(of.get("LOCAL_RANK")),
         )
