@@ -538,12 +538,27 @@ impl World {
                 self.going.insert(range);
             }
             (Is::Idle | Is::Reserved(_), _) if self.device(found.device).is_lost => {}
+            (Is::Idle, _) if self.is_exchanged(&found) => {}
             (Is::Idle, _) => {
                 given_up.insert(found.device, found.len);
             }
             _ => panic!("{found:?} is destroyed"),
         }
         self.chunk_mut(chunk).is = Is::Destroying;
+    }
+
+    /// The session that has returned a chunk is served next, and chunks of other lengths are created for
+    /// it, for which there is room.
+    fn is_exchanged(&self, idle: &Chunk) -> bool {
+        let queue = self.queue(idle.device);
+        let Some(first) = queue.first() else { return false };
+        let is_of_session = idle.granted_to.is_some_and(|session| first.holder == Holder::Session(session));
+        let to_create = self.to_create(first);
+        is_of_session
+            && !to_create.is_zero()
+            && to_create <= self.room(idle.device)
+            && self.chunks_to_create(first) <= self.chunk_room(idle.device)
+            && !first.parts.iter().any(|part| part.len == idle.len)
     }
 
     /// A guarantee is there.
