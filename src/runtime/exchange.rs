@@ -71,7 +71,7 @@ impl Runtime {
             let mut pools = self.lock();
             let Some(found) = self.best_exchange(&pools) else { return false };
             let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return false };
-            let spent = installed.give_up(&found.chunk, pages);
+            let spent = installed.give_up(std::slice::from_ref(&found.chunk), pages);
             let plan = installed.id;
             self.note_held(&mut pools);
             (plan, found.needed, spent)

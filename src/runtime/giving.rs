@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
+use super::installed::IdleChunk;
 use super::{Pools, Runtime};
 use crate::memory::Chunk;
 use crate::units::Bytes;
@@ -74,15 +75,14 @@ impl Pools {
 
     fn take_planned(&mut self, wanted: Bytes, granule: Bytes) -> Vec<Arc<Chunk>> {
         let Some(installed) = &mut self.planned else { return Vec::new() };
-        let (mut starts, mut found) = (Vec::new(), Bytes::ZERO);
-        for chunk in installed.idle_chunks(&self.pages, granule) {
-            if found >= wanted {
-                break;
-            }
-            chunk.own.into_iter().for_each(|part| installed.lend(part, &mut self.pages));
+        let mut found = Bytes::ZERO;
+        let is_wanted = |chunk: &IdleChunk| {
+            let lacks = found < wanted;
             found += chunk.len;
-            starts.push(chunk.start);
-        }
-        self.pages.take_chunks(installed.site, &starts)
+            lacks
+        };
+        let chunks = installed.idle_chunks(&self.pages, granule);
+        let chunks: Vec<IdleChunk> = chunks.into_iter().take_while(is_wanted).collect();
+        installed.give_up(&chunks, &mut self.pages)
     }
 }

@@ -203,13 +203,16 @@ impl Installed {
         self.take(self.part_of(part), pages);
     }
 
-    /// Takes a chunk of which nothing is in use out of the site: its parts are lent then, and have no
-    /// memory. Nothing where it cannot be unmapped: then they are the planned pool's as before.
-    pub(super) fn give_up(&mut self, chunk: &IdleChunk, pages: &mut PagePool) -> Vec<Arc<Chunk>> {
-        chunk.own.iter().for_each(|part| self.lend(*part, pages));
-        let taken = pages.take_chunks(self.site, &[chunk.start]);
-        if taken.is_empty() {
-            chunk.own.iter().for_each(|part| self.take(*part, pages));
+    /// Takes chunks of which nothing is in use out of the site: their parts are lent then, and have no
+    /// memory. Chunks that cannot be unmapped stay, and their parts are the planned pool's as before.
+    pub(super) fn give_up(&mut self, chunks: &[IdleChunk], pages: &mut PagePool) -> Vec<Arc<Chunk>> {
+        let parts = || chunks.iter().flat_map(|chunk| chunk.own.iter().copied());
+        parts().for_each(|part| self.lend(part, pages));
+        let starts: Vec<DeviceAddress> = chunks.iter().map(|chunk| chunk.start).collect();
+        let taken = pages.take_chunks(self.site, &starts);
+        if taken.len() < chunks.len() {
+            // The page pool has nothing free where a chunk is gone.
+            parts().for_each(|part| self.take(part, pages));
         }
         taken
     }

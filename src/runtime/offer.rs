@@ -74,7 +74,7 @@ impl Runtime {
     }
 
     /// Installs the plan that was offered if an iteration has just begun: it was marked, and since then
-    /// nothing was allocated or freed. Says whether an offer was there to be installed.
+    /// nothing was allocated or freed. Says whether an offer was taken, installed or refused.
     pub fn install_at_beginning(&self) -> bool {
         let mut pools = self.lock();
         let is_beginning = pools.has_begun && pools.until_look == super::OPERATIONS_PER_LOOK;

@@ -21,6 +21,11 @@ pub const AUTO: &str = "auto";
 /// What it is where a job does without.
 pub const NO_PLAN: &str = "none";
 
+/// Whether this names a plan file or a directory of them, as the value of `STITCHD_PLAN` or of `--plan`.
+pub fn is_plan_file(plan: &OsStr) -> bool {
+    plan != AUTO && plan != NO_PLAN
+}
+
 /// What sd_listen_fds(3) says: names for as many descriptors as there are, if they are for this process.
 fn passed_names(read: &impl Fn(&'static str) -> Option<OsString>) -> Vec<String> {
     let number = |name| read(name)?.to_str()?.parse::<u32>().ok();
@@ -58,7 +63,8 @@ pub struct Environment {
     pub dra_directory: Option<OsString>,
     /// `STITCHD_RUNTIME_DIR`: the directory of the socket.
     pub runtime_dir: Option<OsString>,
-    /// `STITCHD_PLAN`: a plan file to serve from, a directory with one for each process ([`crate::plan::directory`]), `auto` for plans that are made while the job runs, or `none`.
+    /// `STITCHD_PLAN`: a plan file to serve from, a directory with one for each process
+    /// ([`crate::plan::directory`]), `auto` for plans that are made while the job runs, or `none`.
     pub plan: Option<OsString>,
     /// `STITCHD_RECORD`: where what the process does is recorded; [`recording_path`] says in which file.
     pub record: Option<OsString>,
@@ -206,7 +212,7 @@ impl Environment {
 
     /// The plan file to serve from.
     pub fn plan_file(&self) -> Option<&Path> {
-        self.plan.as_ref().filter(|plan| *plan != AUTO && *plan != NO_PLAN).map(Path::new)
+        self.plan.as_ref().filter(|plan| is_plan_file(plan)).map(Path::new)
     }
 
     /// The daemon's gRPC socket.

@@ -22,7 +22,7 @@ use self::reports::Reports;
 use super::{Common, Failure, Outcome, ask, print_json, read_plan, scratch};
 use crate::plan::directory;
 use crate::session::SessionError;
-use crate::session::locate::{AUTO, Environment, NO_PLAN, as_limit};
+use crate::session::locate::{AUTO, Environment, as_limit, is_plan_file};
 use crate::units::Bytes;
 use crate::wire::v1::sessions_client::SessionsClient;
 use crate::wire::{PROTOCOL, v1};
@@ -39,7 +39,9 @@ const COMPARED_FOR: Duration = Duration::from_secs(20);
     after_help = "Examples:\n  stitchd run -- python train.py\n  stitchd run -- torchrun --nproc-per-node 8 train.py                # plans are made while the job runs, and stored (stitchd plans)\n  stitchd run --plan none -- python train.py                         # without plans\n  stitchd run --record run.stitchtrace -- python train.py            # then: stitchd plan run.PID.DEVICE.stitchtrace -o job.plan\n  stitchd run --plan job.plan --without-daemon stop -- python train.py\n  stitchd run --guarantee 20GiB --limit 60GiB -- python train.py     # 20 GiB whenever it asks, 60 at most\n  stitchd run --admit 60s -- python train.py                         # takes turns with others at the bounds of its iterations\n\nThe exit code is the command's own; 2 if it cannot be started or an argument is wrong, 3 if there is no daemon and that is to stop it. With --json what the command prints goes to standard error."
 )]
 pub(super) struct RunArgs {
-    /// Serve from a plan: `auto` makes it while the job runs, `none` does without; else a plan file, or a directory with one for each process (RANK, WORLD_SIZE and what the job does first select it) [default: STITCHD_PLAN, or auto]
+    /// Serve from a plan: `auto` makes it while the job runs, `none` does without; else a plan file,
+    /// or a directory with one for each process (RANK, WORLD_SIZE and what the job does first select
+    /// it) [default: STITCHD_PLAN, or auto]
     #[arg(long, value_name = "auto|none|FILE")]
     plan: Option<PathBuf>,
     /// Record what each process allocates on each device; PID and device are put into the name
@@ -88,7 +90,7 @@ enum WithoutDaemon {
 
 pub(super) fn run(args: &RunArgs) -> Outcome {
     // Before anything begins that takes long.
-    if let Some(path) = args.plan.as_ref().filter(|plan| plan.as_os_str() != AUTO && plan.as_os_str() != NO_PLAN) {
+    if let Some(path) = args.plan.as_ref().filter(|plan| is_plan_file(plan.as_os_str())) {
         if path.is_dir() {
             // Whose each plan is its process knows.
             let found = directory::listed(path);
@@ -240,8 +242,8 @@ fn command(args: &RunArgs, socket: &Path, directory: &Path) -> Command {
     let alone = if args.without_daemon == WithoutDaemon::Private { "private" } else { "refuse" };
     command.env("STITCHD_WITHOUT_DAEMON", alone);
     let plan = match &args.plan {
-        Some(plan) if plan.as_os_str() == AUTO || plan.as_os_str() == NO_PLAN => Some(plan.clone()),
-        Some(plan) => Some(absolute(plan)),
+        Some(plan) if is_plan_file(plan.as_os_str()) => Some(absolute(plan)),
+        Some(plan) => Some(plan.clone()),
         None => environment.plan.is_none().then(|| PathBuf::from(AUTO)),
     };
     command.envs(plan.map(|plan| ("STITCHD_PLAN", plan)));

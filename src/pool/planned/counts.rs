@@ -13,7 +13,7 @@ pub struct PlannedCounts {
     pub unplanned: u64,
     /// Entries that the cursor went over without a request, or back over at a rewind to the start.
     pub skipped: u64,
-    /// Times that the cursor was set anew, far away.
+    /// Times that the cursor was set again, far away.
     pub resynchronised: u64,
     /// Requests for an entry with another size.
     pub resized: u64,
