@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 
-use super::problem::{iterations, takes_tick};
+use super::seen::{iterations, takes_tick};
 use crate::trace::{Context, EventKind, Phase, Trace};
 use crate::units::Lifetime;
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 
 use super::kinds::{Cycle, KINDS_MAX, Kind, Parting, PartingKey};
 use super::vary::Asked;
-use super::{Detour, Entry, Lane, Plan, problem};
+use super::{Detour, Entry, Lane, Plan, timeline};
 use crate::ids::StreamId;
 use crate::trace::{ContextKey, Trace};
 
@@ -53,7 +53,7 @@ impl Watch {
     /// have ([`Plan::with_kinds`]): those that came twice, if this iteration goes by the plan, or one that
     /// came again and again.
     pub fn look(&mut self, iteration: &Trace) -> Vec<Kind> {
-        let (len, mut requests) = problem::only_iteration(iteration, &self.raced);
+        let (len, mut requests) = timeline::only_iteration(iteration, &self.raced);
         let varies = |asked: &Asked| self.varying.contains(&(asked.lane, asked.context));
         requests.retain(|(asked, ..)| !varies(asked) || self.planned.contains(asked));
         let mut kind = self.cycle.beside(len, &requests);
