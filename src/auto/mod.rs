@@ -370,7 +370,7 @@ impl AutoPlanner {
         let living = Living::of(&alive, &trace, iteration);
         let (mut plan, problem) = match Plan::of_cycle(&trace, iteration) {
             // Of two iterations that have little in common the later may be like those that follow.
-            Ok((plan, problem)) if plan.dynamic.len() <= plan.entries.len() => (plan, problem),
+            Ok((plan, problem)) if problem.irregular_requests <= plan.entries.len() as u64 => (plan, problem),
             Ok(_) | Err(PlanError::NothingStatic) if self.unlike < UNLIKE_MAX => return self.record_unlike(runtime),
             other => other?,
         };

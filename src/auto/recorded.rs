@@ -16,6 +16,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use crate::ids::StreamId;
 use crate::limits;
+use crate::plan::DynamicModules;
 use crate::record::{self, Collected, Recorder};
 use crate::runtime::{Counter, Runtime, TapNumber};
 use crate::trace::period::{self, Period};
@@ -205,12 +206,14 @@ pub(super) fn repeating(mut trace: Trace, period: &Period) -> (Trace, u32) {
     (trace, last.saturating_sub(1))
 }
 
-/// Of the requests of an iteration nine in ten are as in the one before: it repeats. What the job says to
-/// vary does not count.
+/// Nine in ten requests of an iteration are as in the one before: it repeats. Dynamic requests do not
+/// count.
 pub(super) fn repeats(trace: &Trace, iteration: u32) -> bool {
     let Some(before) = iteration.checked_sub(1) else { return true };
+    let dynamic = DynamicModules::between_iterations(trace, iteration);
+    let is_static = |event: &Event| !event.is_dynamic && !dynamic.contains(&event.context);
     let requests = |of: u32| {
-        let allocs = trace.events.iter().filter(move |event| event.iteration == of && !event.is_dynamic);
+        let allocs = trace.events.iter().filter(move |event| event.iteration == of && is_static(event));
         allocs.filter(|event| event.kind == EventKind::Alloc).map(|event| (event.bytes, event.stream))
     };
     let mut left: HashMap<(Bytes, StreamId), u32> = HashMap::new();

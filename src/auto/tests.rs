@@ -332,3 +332,41 @@ fn a_job_that_ran_before_goes_by_its_plan_from_the_second_iteration_on() {
     let asked = &shelf.0.borrow().1;
     assert!(asked.len() == 3 && asked[0] == asked[1] && asked[1] != asked[2], "{asked:?}");
 }
+
+/// A layer of attention and eight experts, which get other numbers of tokens in every iteration, and most
+/// of the requests; nothing says that they do but the paths.
+fn routed_iteration(job: &mut Job, rng: &mut crate::rng::Rng) {
+    let within = |module: &str| {
+        let pushed = Pushed { phase: Phase::Forward, microbatch: None, chunk: None, module, is_dynamic: false };
+        context::push(&pushed).unwrap();
+    };
+    for layer in 0..6 {
+        for (part, bytes) in [("q", 4 << 20), ("k", 2 << 20), ("v", 3 << 20), ("out", 5 << 20), ("norm", 1 << 20)] {
+            within(&format!("layers.{layer}.{part}"));
+            let kept = job.alloc(bytes);
+            job.free(kept);
+            context::pop().unwrap();
+        }
+        for expert in 0..8 {
+            within(&format!("layers.{layer}.experts.{expert}"));
+            let kept = [job.alloc((1 + rng.below(1000)) << 10), job.alloc((1 + rng.below(1000)) << 11)];
+            kept.into_iter().for_each(|address| job.free(address));
+            context::pop().unwrap();
+        }
+    }
+    job.end_iteration();
+}
+
+#[test]
+fn dynamic_modules_of_a_running_job_are_found() {
+    let shelf = Rc::new(OneShelf::default());
+    let run = |seed| {
+        let mut rng = crate::rng::Rng::new(seed);
+        let mut job = Job::beside(true, Rc::clone(&shelf));
+        (0..8).for_each(|_| routed_iteration(&mut job, &mut rng));
+        (job.planner.made(), job.stats())
+    };
+    let first = run(1);
+    assert_eq!((first.0, first.1.planned.deviations()), (1, 0), "{:?}", first.1);
+    assert_eq!(first.1.served.planned, 5 * 30, "{:?}", first.1);
+}

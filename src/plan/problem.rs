@@ -43,6 +43,9 @@ pub struct Problem {
     pub dynamic_cycle_start: usize,
     /// Requests that vary and were left out.
     pub dynamic_requests: u64,
+    /// Dynamic requests of the cycle whose modules are not dynamic: as many as can be of iterations that
+    /// have little in common.
+    pub irregular_requests: u64,
     /// The iteration that repeats.
     pub iteration: u32,
     /// Where that is cut.

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
 
+use super::modules::DynamicModules;
 use super::vary::Asked;
 use super::{Lane, race, vary};
 use crate::trace::{Context, ContextKey, Event, EventKind, Phase, Trace};
@@ -110,8 +111,8 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Looks at the iterations up to `last` ([`iterations`]).
-    pub(super) fn collect(trace: &Trace, last: u32, is_first: bool) -> Seen {
+    /// Looks at the iterations up to `last` ([`iterations`]). Requests of the modules in `dynamic` are dynamic.
+    pub(super) fn collect(trace: &Trace, last: u32, is_first: bool, dynamic: &DynamicModules) -> Seen {
         let mut seen = Seen { allocations: Vec::new(), lens: HashMap::default(), layers: Layers::default() };
         let mut live: HashMap<u64, usize> = HashMap::default();
         let mut keys: HashMap<Context, ContextKey> = HashMap::default();
@@ -140,7 +141,7 @@ impl Seen {
                         at: *place,
                         freed: None,
                         freed_from: ContextKey::UNKNOWN,
-                        is_dynamic: event.is_dynamic,
+                        is_dynamic: event.is_dynamic || dynamic.contains(&event.context),
                     });
                 }
                 // Bytes can be used again at the later of the two.

@@ -611,3 +611,14 @@ fn whoever_says_stop_has_an_answer_of_another_solver_or_none_of_one_alone() {
     assert!(!solution.solver.starts_with("first-fit"), "{}", solution.solver);
     validate::check_offsets(&problem.buffers, &solution.offsets).unwrap();
 }
+
+/// Without the column and with names that say nothing: an expert that gets as many tokens twice is one.
+#[test]
+fn dynamic_modules_are_found_without_the_column() {
+    let rows = |iteration, tokens| super::modules::tests::experts(iteration, tokens);
+    let trace = super::modules::tests::trace(&[rows(0, [7, 8, 9, 3]), rows(1, [7, 8, 6, 3])].concat());
+    let plan = Plan::from_trace(&trace, 1).unwrap();
+    assert_eq!((plan.entries.len(), plan.dynamic.len(), plan.dynamic_cycle_start), (6, 8, 4));
+    let problem = Problem::from_trace(&trace, 1).unwrap();
+    assert_eq!((problem.dynamic_requests, problem.irregular_requests), (8, 0));
+}

@@ -8,6 +8,7 @@ use foldhash::HashMap;
 
 use super::habits::{Habits, Nth, Turns, named_from_the_end};
 use super::kinds::{self, Came, Cycle, Kind};
+use super::modules::DynamicModules;
 use super::seen::{self, Allocation, Places, Seen};
 use super::vary::Asked;
 use super::{Lane, PlanError, Problem};
@@ -29,6 +30,8 @@ pub(super) struct Timeline {
     /// step itself the cycle.
     is_first: bool,
     is_cut: bool,
+    /// Requests of the cycle that are dynamic though their modules are not.
+    irregular_requests: u64,
 }
 
 /// A request of the cycle, and the number of its buffer if it has one.
@@ -38,20 +41,27 @@ impl Timeline {
     /// Compares `iteration` with those before it, and says which requests are dynamic.
     pub(super) fn from_trace(trace: &Trace, iteration: u32, is_cut: bool) -> Timeline {
         let is_first = iteration == 0;
+        let dynamic =
+            if is_first { DynamicModules::default() } else { DynamicModules::between_iterations(trace, iteration) };
         let iteration = iteration.max(1);
-        let mut seen = Seen::collect(trace, iteration, is_first);
+        let mut seen = Seen::collect(trace, iteration, is_first, &dynamic);
         let places = seen::by_iteration(&seen.allocations);
         let alike = if is_first { BTreeSet::new() } else { alike(&seen.allocations, &places, iteration) };
         let before = alike.range(..iteration).next_back().copied().unwrap_or(iteration - 1);
         // What an iteration leaves to the next is seen where that is of this kind, too.
         let is_followed = |of: &&u32| **of < iteration && alike.contains(&(**of + 1));
         let model = alike.iter().rev().find(is_followed).copied().unwrap_or(before);
+        let count = |seen: &Seen| {
+            let of_cycle = places.get(&iteration).into_iter().flatten();
+            of_cycle.filter(|at| seen.allocations[**at].is_dynamic).count() as u64
+        };
+        let known = count(&seen);
         if !is_first {
             seen::tell_threads_apart(&mut seen.allocations, seen::both(&places, before, iteration));
             mark_irregular(&mut seen.allocations, &places, &alike, (before, iteration));
         }
-        let turns = Turns::of(&seen.allocations);
-        Timeline { seen, places, iteration, alike, model, turns, is_first, is_cut }
+        let (turns, irregular_requests) = (Turns::of(&seen.allocations), count(&seen) - known);
+        Timeline { seen, places, iteration, alike, model, turns, is_first, is_cut, irregular_requests }
     }
 
     pub(super) fn iteration(&self) -> u32 {
@@ -195,6 +205,7 @@ impl Timeline {
             problem.expect(one, in_second_pass, self.prologue_len())?;
         }
         problem.dynamic_requests += problem.dynamic.len() as u64;
+        problem.irregular_requests = self.irregular_requests;
         Ok(())
     }
 
@@ -254,7 +265,7 @@ fn asked_in<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Vec<Came> 
 
 /// What the one iteration that a trace is of asks for, without what varies, and its length in ticks. On these streams each thread is a lane.
 pub(super) fn only_iteration(trace: &Trace, raced: &BTreeSet<StreamId>) -> (u64, Vec<Came>) {
-    let Seen { mut allocations, lens, .. } = Seen::collect(trace, u32::MAX, false);
+    let Seen { mut allocations, lens, .. } = Seen::collect(trace, u32::MAX, false, &DynamicModules::default());
     for one in allocations.iter_mut().filter(|one| raced.contains(&one.lane.stream)) {
         one.lane.role = Lane::role_of(one.thread);
     }

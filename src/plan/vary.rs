@@ -3,7 +3,7 @@
 //! Where both ask for the same in the same order nothing varies. Where they do not, the next place at which they agree again is looked for; if as many requests lie before it on both sides,
 //! asked for from the same places of the job on the same streams, those are the same requests with other sizes. What came or did not come is not taken for varying: the next iteration may be like either.
 //!
-//! Not for: requests whose module says that they vary, which are known without comparing.
+//! Not for: requests of dynamic modules ([`super::modules`]), which are left out before.
 
 use super::Lane;
 use crate::trace::ContextKey;

@@ -42,17 +42,19 @@ pub(super) struct Installed {
     pub(super) parts: Vec<PlanSpan>,
 }
 
-/// Requests in an iteration that the plan has, and that it has not or could not serve.
+/// Requests in an iteration that the plan has, and that it has not or could not serve; and all deviations.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     hits: u64,
     astray: u64,
+    deviations: u64,
 }
 
 impl Progress {
     fn of(pool: &PlannedPool) -> Progress {
         let counts = pool.counts();
-        Progress { hits: counts.hits, astray: counts.unplanned + counts.resized }
+        let astray = counts.unplanned + counts.resized + pool.unexpected();
+        Progress { hits: counts.hits, astray, deviations: counts.deviations() }
     }
 }
 
@@ -172,14 +174,22 @@ impl Installed {
         let now = Progress::of(&self.pool);
         let (hits, astray) = (now.hits - self.since.hits, now.astray - self.since.astray);
         // What other streams have freed is not the page pool's before the device was waited for.
-        let least = ASTRAY_MIN.max(self.pool.entry_count() / ASTRAY_OF_ENTRIES);
-        if astray < least || astray * ASTRAY_PART < hits || self.has_other_streams() {
+        if astray < self.least_astray() || astray * ASTRAY_PART < hits || self.has_other_streams() {
             return;
         }
         self.is_suspended = true;
         for part in self.pool.idle_parts() {
             self.lend(part, pages);
         }
+    }
+
+    fn least_astray(&self) -> u64 {
+        ASTRAY_MIN.max(self.pool.entry_count() / ASTRAY_OF_ENTRIES)
+    }
+
+    /// The iteration does something else than the plan, or did.
+    pub(super) fn has_deviated(&self) -> bool {
+        self.pool.counts().deviations() - self.since.deviations >= self.least_astray()
     }
 
     /// An iteration ends: the next one goes by the plan.

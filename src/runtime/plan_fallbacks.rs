@@ -29,8 +29,7 @@ impl Runtime {
     /// the plan leaves alone for as long as it lives is the page pool's from now on. Before the
     /// process holds much more than the plan needs, any free part is, or several that are stitched.
     pub(super) fn lend(&self, request: &Request) -> Result<Outcome, AllocError> {
-        // What varies varies in when it goes, too: it would be in the plan's way.
-        if request.bytes < LEND_MIN || request.is_dynamic {
+        if request.bytes < LEND_MIN {
             return Ok(Outcome::Nothing);
         }
         let mut pools = match self.pages_now(request) {
@@ -39,7 +38,10 @@ impl Runtime {
         };
         let (held, is_refused) = (pools.held(), self.was_refused(&pools));
         let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Ok(Outcome::Nothing) };
-        if installed.site.stream() != request.stream {
+        // When a dynamic request goes is dynamic, too: it would be in the plan's way, as long as the job
+        // goes by that.
+        let is_in_the_way = installed.pool.is_dynamic(request) && !installed.has_deviated();
+        if installed.site.stream() != request.stream || is_in_the_way {
             return Ok(Outcome::Nothing);
         }
         let Some(len) = limits::allocation_len(request.bytes) else { return Ok(Outcome::Nothing) };

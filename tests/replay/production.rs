@@ -143,6 +143,27 @@ fn what_varies_is_served_where_the_plan_is_idle_unless_that_is_turned_off() {
     assert!(reused.peak_reserved < packed.peak_reserved);
 }
 
+/// Nothing in the trace says which requests are dynamic but what two iterations ask for.
+#[test]
+fn dynamic_modules_are_found_without_the_column() {
+    let mut trace = trace("qwen-moe-V-last");
+    trace.events.iter_mut().for_each(|event| event.is_dynamic = false);
+    let plan = Plan::from_trace(&trace, 1).unwrap();
+    assert!(plan.provenance.dynamic_requests > 12_000, "{}", plan.provenance.dynamic_requests);
+    let longer = repeat(&trace, 2);
+    let done = run(PoolName::Stitchd, &longer, Some(&plan), &setup(false));
+    let efficiency = done.efficiency_after().unwrap();
+    println!("{:.3} %, {} calls, deviations {:?}", 100.0 * efficiency, done.last_iteration.total(), done.deviations);
+    assert!(efficiency >= 0.999, "{efficiency}");
+    assert_eq!((done.last_iteration.total(), done.deviations.iter().sum::<u64>()), (0, 0));
+    // A running job finds them, too.
+    let done = run(PoolName::Stitchd, &longer, None, &setup(true));
+    let auto = done.more.auto.unwrap();
+    println!("auto: deviations {:?}, {:?}", done.deviations, done.more.served);
+    assert_eq!((auto.made, auto.refused, done.deviations.last()), (1, 0, Some(&0)));
+    assert!(done.more.served.planned > Bytes::gib(100), "{:?}", done.more.served);
+}
+
 /// Without a profiling run: two iterations are recorded, the third is served from a plan.
 #[test]
 fn a_job_that_gets_its_plan_while_it_runs_holds_little_more_than_it_needs_from_then_on() {

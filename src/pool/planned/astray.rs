@@ -18,7 +18,7 @@ impl PlannedPool {
             self.lanes.bind(lane, request);
             return self.alloc(request);
         }
-        if request.is_dynamic {
+        if self.is_dynamic(request) {
             return Served::Elsewhere;
         }
         for lane in new {
@@ -43,9 +43,13 @@ impl PlannedPool {
 
     /// The first of some lanes of which the next request may be this.
     fn that_wants_next(&self, lanes: &[usize], request: &Request) -> Option<usize> {
-        let wants = |number: &usize| match (&self.lanes[*number], request.is_dynamic) {
-            (lane, true) => lane.dynamic.knows(request),
-            (lane, false) => lane.next().is_some_and(|next| self.is_like(next, request)),
+        let wants = |number: &usize| {
+            let lane = &self.lanes[*number];
+            if lane.dynamic.is_dynamic(request) {
+                lane.dynamic.knows(request)
+            } else {
+                lane.next().is_some_and(|next| self.is_like(next, request))
+            }
         };
         let goes_round = |number: &usize| !request.is_dynamic && self.that_begins_with(*number, request).is_some();
         let lanes = || lanes.iter().copied();
@@ -55,6 +59,9 @@ impl PlannedPool {
     /// A request that is not the entry at the cursor: skipped before, ahead, or not in the plan.
     #[cold]
     pub(super) fn alloc_elsewhere_in_the_plan(&mut self, lane: usize, request: &Request) -> Served {
+        if self.lanes[lane].dynamic.is_dynamic(request) {
+            return self.alloc_dynamic(lane, request);
+        }
         if let Some(served) = self.alloc_on_detour(lane, request) {
             return served;
         }

@@ -3,6 +3,8 @@
 //! A cursor of its own runs over those of a lane beside the one over its entries. Which request is which follows from the context, and without a context from the place: between
 //! which two entries it comes. What it gives is a hint, as all of a plan: the pool checks that the space is free.
 
+use foldhash::HashSet;
+
 use super::{PlannedPool, Request, Served};
 use crate::limits;
 use crate::plan::{self, LanePlan, ReuseSpaces};
@@ -15,6 +17,8 @@ const WINDOW: u32 = 64;
 #[derive(Debug)]
 pub(super) struct Dynamic {
     expected: Box<[Expected]>,
+    /// Contexts of dynamic modules: those of expected requests alone.
+    contexts: HashSet<ContextKey>,
     cycle_start: u32,
     cursor: u32,
     pub(super) spaces: ReuseSpaces,
@@ -34,8 +38,14 @@ impl Dynamic {
     pub(super) fn new(lane: &LanePlan) -> Dynamic {
         let plan = &lane.plan;
         let expected = plan.dynamic.iter().map(|entry| Expected { context: entry.context, before: entry.before });
+        let mut contexts: HashSet<ContextKey> = plan.dynamic.iter().map(|entry| entry.context).collect();
+        contexts.retain(|context| !context.is_unknown());
+        for entry in &plan.entries {
+            contexts.remove(&entry.context);
+        }
         Dynamic {
             expected: expected.collect(),
+            contexts,
             cycle_start: plan.dynamic_cycle_start as u32,
             cursor: 0,
             spaces: ReuseSpaces::of(lane),
@@ -47,11 +57,27 @@ impl Dynamic {
     pub(super) fn none() -> Dynamic {
         Dynamic {
             expected: Box::default(),
+            contexts: HashSet::default(),
             cycle_start: 0,
             cursor: 0,
             spaces: ReuseSpaces::default(),
             near: Box::default(),
         }
+    }
+
+    /// Knows which requests are dynamic, and expects none.
+    pub(super) fn expect_none(&mut self) {
+        *self = Dynamic { contexts: std::mem::take(&mut self.contexts), ..Dynamic::none() };
+    }
+
+    /// The request is dynamic: it says so, or the plan has nothing but dynamic requests from its context.
+    pub(super) fn is_dynamic(&self, request: &Request) -> bool {
+        request.is_dynamic || !self.contexts.is_empty() && self.contexts.contains(&request.context)
+    }
+
+    /// One more than the plan expects of a module that it knows.
+    pub(super) fn is_surplus(&self, request: &Request) -> bool {
+        !self.expected.is_empty() && self.contexts.contains(&request.context)
     }
 
     /// It expects one from there soon, and somebody said where that is.
@@ -124,7 +150,7 @@ impl Dynamic {
 impl PlannedPool {
     /// Dynamic requests are served elsewhere from now on, whatever the plan leaves idle.
     pub fn stop_reusing(&mut self) {
-        self.lanes.iter_mut().for_each(|lane| lane.dynamic = Dynamic::none());
+        self.lanes.iter_mut().for_each(|lane| lane.dynamic.expect_none());
     }
 
     /// Serves a dynamic request in a free space that the plan leaves idle for as long as it lives.
@@ -132,8 +158,11 @@ impl PlannedPool {
     pub(super) fn alloc_dynamic(&mut self, number: usize, request: &Request) -> Served {
         let lane = &mut self.lanes[number];
         let next = lane.own_next();
-        let found = lane.dynamic.find(request, next);
-        found.and_then(|of| self.reuse(number, of, request)).map_or(Served::Elsewhere, Served::Reused)
+        let Some(expected) = lane.dynamic.find(request, next) else {
+            self.unexpected += u64::from(lane.dynamic.is_surplus(request));
+            return Served::Elsewhere;
+        };
+        self.reuse(number, expected, request).map_or(Served::Elsewhere, Served::Reused)
     }
 
     /// A request that is not the entry at the cursor. The plan may expect one of unknown size here.

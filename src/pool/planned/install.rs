@@ -100,6 +100,7 @@ impl PlannedPool {
             cells: None,
             counts: PlannedCounts::default(),
             passed_unserved: 0,
+            unexpected: 0,
             expects_frees: false,
         })
     }

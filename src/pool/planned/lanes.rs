@@ -141,6 +141,11 @@ impl Lanes {
         lanes
     }
 
+    /// The request is dynamic, in whichever lane.
+    pub(super) fn has_dynamic(&self, request: &Request) -> bool {
+        request.is_dynamic || self.all.iter().any(|lane| lane.dynamic.is_dynamic(request))
+    }
+
     /// The lane of a request, or another of its stream: whose room it may have.
     pub(super) fn with_room(&self, request: &Request) -> Option<usize> {
         self.of(request).or_else(|| self.on_stream(request.stream))

@@ -71,6 +71,8 @@ pub struct PlannedPool {
     counts: PlannedCounts,
     /// Entries that a cursor went over and that were not served.
     passed_unserved: u64,
+    /// Dynamic requests of modules that the plan knows, where it expects none.
+    unexpected: u64,
     /// Who is in the way of a request may be freed already and wait for a stream: whoever can ask is told first.
     expects_frees: bool,
 }
@@ -137,9 +139,19 @@ impl PlannedPool {
         (self.orderly.iter().count() + self.tenants.iter().filter(|(_, bytes)| *bytes != LENT).count()) as u64
     }
 
+    /// Dynamic requests of modules that the plan knows, where it expects none: the job does something else.
+    pub fn unexpected(&self) -> u64 {
+        self.unexpected
+    }
+
+    /// The request is dynamic: it says so, or the plan knows its module to be.
+    pub fn is_dynamic(&self, request: &Request) -> bool {
+        self.lanes.has_dynamic(request)
+    }
+
     /// A request comes while the plan is suspended.
     pub fn note_suspended(&mut self, request: &Request) {
-        self.counts.unplanned += u64::from(!request.is_dynamic);
+        self.counts.unplanned += u64::from(!self.is_dynamic(request));
     }
 
     /// Serves a request, or says that another pool must.

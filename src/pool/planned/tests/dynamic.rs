@@ -61,7 +61,10 @@ fn what_varies_keeps_away_from_whoever_is_late_and_from_each_other() {
 
 #[test]
 fn what_varies_is_known_by_its_place_where_nobody_says_so() {
-    let mut bench = Bench::with_dynamic(LAYERS, 1, &experts());
+    // Of a module that asks for something else, too, which is planned.
+    let mut plan = plan(LAYERS, 1);
+    plan.entries[3].context = ContextKey(EXPERT);
+    let mut bench = Bench::of(&Plan { dynamic: experts().to_vec(), ..plan });
     bench.ask(4);
     // Not yet: it comes behind the workspace.
     assert_eq!(bench.ask_varying(2, EXPERT, false), Served::Unknown);
@@ -73,6 +76,29 @@ fn what_varies_is_known_by_its_place_where_nobody_says_so() {
     bench.free(4);
     bench.ask(8);
     assert_eq!(bench.ask_varying(2, EXPERT, false), at(12));
+}
+
+#[test]
+fn a_dynamic_module_is_known_by_its_context() {
+    let mut bench = Bench::with_dynamic(LAYERS, 1, &experts());
+    bench.ask(4);
+    bench.ask(8);
+    assert_eq!(bench.ask_varying(2, EXPERT, false), at(12));
+    // More than the plan expects are no surprise, nor are they where it is suspended.
+    assert_eq!(bench.ask_varying(2, EXPERT, false), Served::Elsewhere);
+    let request = Request { context: ContextKey(EXPERT), ..Request::of(Bytes::new(UNIT)) };
+    bench.pool.note_suspended(&request);
+    assert!(bench.pool.is_dynamic(&request));
+    assert_eq!(bench.pool.counts().deviations(), 0);
+    // Without room to expect, too.
+    bench.pool.stop_reusing();
+    assert_eq!(bench.ask_varying(2, EXPERT, false), Served::Elsewhere);
+    assert_eq!(bench.pool.counts().deviations(), 0);
+    // A module that the plan has other requests from is not.
+    let mut shared = plan(LAYERS, 1);
+    shared.entries[2].context = ContextKey(EXPERT);
+    let shared = Bench::of(&Plan { dynamic: experts().to_vec(), ..shared });
+    assert!(!shared.pool.is_dynamic(&request));
 }
 
 #[test]
