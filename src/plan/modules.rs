@@ -103,7 +103,7 @@ fn without_indices(path: &str) -> String {
 }
 
 /// The part of a path is the place of a module in a `ModuleList` or `Sequential`.
-fn is_index(part: &str) -> bool {
+pub(super) fn is_index(part: &str) -> bool {
     !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit())
 }
 

@@ -619,6 +619,8 @@ fn dynamic_modules_are_found_without_the_column() {
     let trace = super::modules::tests::trace(&[rows(0, [7, 8, 9, 3]), rows(1, [7, 8, 6, 3])].concat());
     let plan = Plan::from_trace(&trace, 1).unwrap();
     assert_eq!((plan.entries.len(), plan.dynamic.len(), plan.dynamic_cycle_start), (6, 8, 4));
+    // One for each of two layers, in the prologue and in the cycle.
+    assert_eq!(plan.reuse_groups(), 4);
     let problem = Problem::from_trace(&trace, 1).unwrap();
     assert_eq!((problem.dynamic_requests, problem.irregular_requests), (8, 0));
 }

@@ -150,6 +150,8 @@ fn dynamic_modules_are_found_without_the_column() {
     trace.events.iter_mut().for_each(|event| event.is_dynamic = false);
     let plan = Plan::from_trace(&trace, 1).unwrap();
     assert!(plan.provenance.dynamic_requests > 12_000, "{}", plan.provenance.dynamic_requests);
+    // Groups are of model layers: 12 in two passes of 6 micro-batches, and what spans both.
+    assert!((1..=400).contains(&plan.reuse_groups()), "{}", plan.reuse_groups());
     let longer = repeat(&trace, 2);
     let done = run(PoolName::Stitchd, &longer, Some(&plan), &setup(false));
     let efficiency = done.efficiency_after().unwrap();
