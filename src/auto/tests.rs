@@ -366,7 +366,10 @@ fn dynamic_modules_of_a_running_job_are_found() {
         (0..8).for_each(|_| routed_iteration(&mut job, &mut rng));
         (job.planner.made(), job.stats())
     };
-    let first = run(1);
+    let (first, second) = (run(1), run(2));
     assert_eq!((first.0, first.1.planned.deviations()), (1, 0), "{:?}", first.1);
     assert_eq!(first.1.served.planned, 5 * 30, "{:?}", first.1);
+    // Another run is routed in another way, and is the same job.
+    assert_eq!((second.0, second.1.planned.deviations()), (0, 0), "{:?}", second.1);
+    assert_eq!(second.1.served.planned, 6 * 30, "{:?}", second.1);
 }

@@ -4,7 +4,7 @@
 //!
 //! Two recordings are of the same job if their first iterations ask for the same sizes in the same order on each of as many streams. So these make another job: another
 //! size, order or number of a stream's requests, a request on another stream than before. These do not: how the requests of different streams come between each other, addresses, the raw numbers of streams, threads, ticks, names of modules, when anything is freed,
-//! requests that vary by their own account, requests for nothing, and whatever comes after the first iteration. A first iteration that was cut is another one than the whole.
+//! dynamic requests (by their own account, or of modules whose sizes differ between layers or micro-batches of that iteration), requests for nothing, and whatever comes after the first iteration. A first iteration that was cut is another one than the whole.
 //!
 //! Where two processes of one job do the same (data-parallel ranks) their fingerprints are equal, and their [`Position`]s tell them apart.
 //!
@@ -18,10 +18,11 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use super::DynamicModules;
 use crate::ids::StreamId;
 use crate::limits;
 use crate::rng::mix;
-use crate::trace::{EventKind, Trace};
+use crate::trace::{Event, EventKind, Trace};
 use crate::units::Bytes;
 
 /// A hash of what a job asks for in its first iteration.
@@ -47,8 +48,10 @@ pub struct Job {
 impl Fingerprint {
     /// That of the job of `trace`: a trace of one device, with its iterations numbered.
     pub fn of(trace: &Trace) -> Fingerprint {
+        let dynamic = DynamicModules::within_first_iteration(trace);
+        let is_dynamic = |event: &Event| event.is_dynamic || dynamic.contains(&event.context);
         let requests = trace.events.iter().filter(|event| event.kind == EventKind::Alloc && event.iteration == 0);
-        Fingerprint::of_requests(requests.filter(|event| !event.is_dynamic).map(|event| (event.bytes, event.stream)))
+        Fingerprint::of_requests(requests.filter(|event| !is_dynamic(event)).map(|event| (event.bytes, event.stream)))
     }
 
     /// That of a job whose first iteration asks for so much on these streams, in this order; without what varies.
@@ -120,7 +123,8 @@ impl fmt::Display for Position {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Context, Event};
+    use crate::plan::modules;
+    use crate::trace::Context;
     use crate::units::Tick;
 
     /// Two iterations: sizes with streams, and what is freed when; each request is freed `late` requests after it.
@@ -210,6 +214,15 @@ mod tests {
             assert!(!seen.contains(&fingerprint), "{other:?}");
             seen.push(fingerprint);
         }
+    }
+
+    /// Routing is another in every run.
+    #[test]
+    fn sizes_of_experts_are_left_out() {
+        let of = |tokens| Fingerprint::of(&modules::tests::trace(&modules::tests::experts(0, tokens)));
+        assert_eq!(of([7, 8, 9, 3]), of([2, 5, 1, 6]));
+        // Where all get as many, as in a dense model, they tell jobs apart.
+        assert_ne!(of([7; 4]), of([8; 4]));
     }
 
     /// Plans that are stored are found by it: a change is a new version of plan files.

@@ -75,6 +75,30 @@ impl DynamicModules {
         DynamicModules { classes, dynamic }
     }
 
+    /// Compares the modules of each class within the first iteration, which is all that a process
+    /// has seen when it looks for the plan of an earlier run.
+    pub(crate) fn within_first_iteration(trace: &Trace) -> DynamicModules {
+        let mut sizes = Sizes::default();
+        for (_, context, bytes) in module_requests(trace).filter(|(iteration, ..)| *iteration == 0) {
+            sizes.entry(context).or_default().push(bytes);
+        }
+        sizes.values_mut().for_each(|sizes| sizes.sort_unstable());
+        let classes = Classes::from_paths(&trace.modules);
+        let mut firsts: HashMap<Class, (Context, &[Bytes])> = HashMap::default();
+        for (context, sizes) in &sizes {
+            let first = firsts.entry(classes.class(context)).or_insert((*context, sizes));
+            if place(context) < place(&first.0) {
+                *first = (*context, sizes);
+            }
+        }
+        let of_class = |(context, sizes): (&Context, &Vec<Bytes>)| {
+            let class = classes.class(context);
+            (class, has_other_sizes(sizes, firsts[&class].1))
+        };
+        let dynamic = Compared::new(sizes.iter().map(of_class)).differing;
+        DynamicModules { classes, dynamic }
+    }
+
     /// Requests of this context are dynamic.
     pub(crate) fn contains(&self, context: &Context) -> bool {
         !self.dynamic.is_empty() && self.dynamic.contains(&self.classes.class(context))
@@ -115,6 +139,11 @@ fn module_requests(trace: &Trace) -> impl Iterator<Item = (u32, Context, Bytes)>
         event.kind == EventKind::Alloc && !event.bytes.is_zero() && phase != Phase::Init && has_path(module)
     });
     requests.map(|event| (event.iteration, event.context, event.bytes))
+}
+
+/// Some total order of the contexts of one class.
+fn place(context: &Context) -> (u32, Option<u32>, Option<u32>) {
+    (context.module, context.microbatch, context.chunk)
 }
 
 /// Of sorted sizes: each has some that the other does not have as often.
@@ -275,5 +304,17 @@ pub(super) mod tests {
             rows.map(|(iteration, phase, path, bytes)| (iteration, phase, path, bytes * by)).collect::<Vec<Row<'_>>>()
         };
         assert_eq!(found(&[scaled(0, 2), scaled(1, 3)].concat()), [""; 0]);
+    }
+
+    #[test]
+    fn one_iteration_shows_which_siblings_differ() {
+        let of = |rows: &[Row<'_>]| {
+            let trace = trace(rows);
+            let found = DynamicModules::within_first_iteration(&trace);
+            dynamic_paths(&trace, &found).into_iter().map(str::to_owned).collect::<Vec<String>>()
+        };
+        assert_eq!(of(&experts(0, [7, 8, 9, 3])), EXPERTS);
+        assert_eq!(of(&experts(0, [7; 4])), [""; 0]);
+        assert_eq!(of(&experts(1, [7, 8, 9, 3])), [""; 0], "that is not the first");
     }
 }
