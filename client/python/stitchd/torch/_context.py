@@ -35,9 +35,6 @@ _BACKWARD = PHASES["backward"]
 _RECOMPUTE = PHASES["recompute"]
 _OPTIMIZER = PHASES["optimizer"]
 
-#: Names of classes whose modules ask for other sizes in every iteration: experts get as many tokens as were sent to them. By a part of the name, as each framework has its own.
-_DYNAMIC_PARTS = ("expert", "switchmlp", "groupedmlp", "sequentialmlp", "moemlp", "moelayer", "sparsemoeblock")
-
 #: So many steps may go by without one of the known optimizers before it counts as gone.
 _STEPS_WITHOUT = 64
 
@@ -45,8 +42,8 @@ _STEPS_WITHOUT = 64
 _DEPTH_MAX = 4
 
 
-#: A module, its name, whether it is a layer, and whether its sizes vary.
-_Known = Tuple["weakref.ref[Any]", bytes, bool, bool]
+#: A module, its name, and whether it is a layer.
+_Known = Tuple["weakref.ref[Any]", bytes, bool]
 
 #: Beside a node of a graph: its tensor is watched.
 _WATCHED = "stitchd"
@@ -180,11 +177,11 @@ class Hooks:
             if self._root(module) is None:
                 self._learn(module)
         known = self._known_as(module) or self._learn_one(module, None, False)
-        _, name, _, is_dynamic = known
+        _, name, _ = known
         if is_recompute:
-            self._push(_RECOMPUTE, thread.backward_of, -1, name, is_dynamic)
+            self._push(_RECOMPUTE, thread.backward_of, -1, name, 0)
         else:
-            self._push(_FORWARD, self.microbatch, -1, name, is_dynamic)
+            self._push(_FORWARD, self.microbatch, -1, name, 0)
         thread.inside.append(weakref.ref(module))
 
     def _leave(self, module: Any, output: Any) -> None:
@@ -200,7 +197,7 @@ class Hooks:
         if not self._grad() or self._task() != -1:
             return
         is_root = not inside
-        _, name, is_layer, _ = self._known_as(module) or self._learn_one(module, None, False)
+        _, name, is_layer = self._known_as(module) or self._learn_one(module, None, False)
         microbatch = self.microbatch
         root = self._root(module) if is_root else None
         if root is not None and root[1] and self.counts_microbatches and output is not None:
@@ -256,7 +253,7 @@ class Hooks:
 
     def _learn_one(self, module: Any, name: Optional[str], is_layer: bool) -> _Known:
         """A module by its name in its root, or by its class where it lies in no root that was seen."""
-        known = (weakref.ref(module), (name or type(module).__name__).encode("utf-8", "replace"), is_layer, _is_dynamic(module))
+        known = (weakref.ref(module), (name or type(module).__name__).encode("utf-8", "replace"), is_layer)
         self._names[id(module)] = known
         return known
 
@@ -431,11 +428,6 @@ class _Engine:
         if name.startswith("_stitchd"):
             raise AttributeError(name)
         return getattr(self._stitchd_engine, name)
-
-
-def _is_dynamic(module: Any) -> bool:
-    name = type(module).__name__.lower()
-    return any(part in name for part in _DYNAMIC_PARTS)
 
 
 def _first_tensor(torch: Any, output: Any, depth: int, left: List[int]) -> Any:

@@ -62,19 +62,19 @@ print(log.depth)
 """
         )
         of_batch = lambda number: [  # noqa: E731
-            f"(1, {number}, 'Model', False)",
-            f"(1, {number}, 'layers.0', False)",
-            f"(1, {number}, 'layers.0.linear', False)",
-            f"(1, {number}, 'layers.1', False)",
-            f"(1, {number}, 'layers.1.linear', False)",
+            f"(1, {number}, 'Model', 0)",
+            f"(1, {number}, 'layers.0', 0)",
+            f"(1, {number}, 'layers.0.linear', 0)",
+            f"(1, {number}, 'layers.1', 0)",
+            f"(1, {number}, 'layers.1.linear', 0)",
             f"(2, {number}, '', 0)",
             f"(2, {number}, 'Model', 0)",
             f"(2, {number}, 'layers.1', 0)",
-            f"(3, {number}, 'layers.1', False)",
-            f"(3, {number}, 'layers.1.linear', False)",
+            f"(3, {number}, 'layers.1', 0)",
+            f"(3, {number}, 'layers.1.linear', 0)",
             f"(2, {number}, 'layers.0', 0)",
-            f"(3, {number}, 'layers.0', False)",
-            f"(3, {number}, 'layers.0.linear', False)",
+            f"(3, {number}, 'layers.0', 0)",
+            f"(3, {number}, 'layers.0.linear', 0)",
         ]
         iteration = of_batch(0) + of_batch(1) + ["(4, -1, '', 0)"]
         self.assertEqual(said, iteration + ["mark"] + iteration + ["0"])
