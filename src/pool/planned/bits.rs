@@ -22,6 +22,33 @@ impl Bits {
         words(stretch).any(|(word, bits)| self.0[word] & bits != 0)
     }
 
+    /// So many in a row of these, not none, are clear.
+    pub(super) fn has_clear(&self, stretch: Range<u32>, count: u32) -> bool {
+        let mut run = 0;
+        for (word, bits) in words(stretch) {
+            let (mut set, mut left) = ((self.0[word] & bits) >> bits.trailing_zeros(), bits.count_ones());
+            loop {
+                let clear = set.trailing_zeros().min(left);
+                run += clear;
+                left -= clear;
+                if run >= count {
+                    return true;
+                }
+                if left == 0 {
+                    break;
+                }
+                let busy = (set >> clear).trailing_ones();
+                run = 0;
+                left -= busy;
+                if left == 0 {
+                    break;
+                }
+                set = set >> clear >> busy;
+            }
+        }
+        false
+    }
+
     /// Sets all of these, not none.
     #[inline]
     pub(super) fn set_all(&mut self, stretch: Range<u32>) {
@@ -63,6 +90,13 @@ mod tests {
         for start in 0..COUNT {
             for end in start + 1..=COUNT {
                 assert_eq!(bits.any_of(start..end), (start..end).any(|at| bits.is_set(at)), "{start}..{end}");
+                let set = set.iter().copied().filter(|at| (start..end).contains(at));
+                let edges: Vec<u32> = [start].into_iter().chain(set.flat_map(|at| [at, at + 1])).chain([end]).collect();
+                let longest = edges.chunks(2).map(|run| run[1] - run[0]).max().unwrap_or(0);
+                assert!(
+                    bits.has_clear(start..end, longest) && !bits.has_clear(start..end, longest + 1),
+                    "{start}..{end}"
+                );
                 let mut all = Bits::new(COUNT as usize);
                 all.set_all(start..end);
                 assert_eq!(those_set(&all), (start..end).collect::<Vec<_>>());

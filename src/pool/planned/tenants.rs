@@ -107,6 +107,11 @@ impl Tenants {
     /// Where in `space`, which is aligned, the smallest stretch begins that nobody has and that is at least `len` long from an aligned place on.
     pub(super) fn gap(&self, space: PlanSpan, len: Bytes) -> Option<PlanOffset> {
         let (start, end, len) = (space.start().get(), space.end().get(), len.get());
+        // As many whole cells lie in each stretch of the length.
+        let whole = (len / CELL).saturating_sub(1) as u32;
+        if whole > 0 && !self.busy.has_clear(cells(space), whole) {
+            return None;
+        }
         let mut after = self.at(self.from(start + 1));
         let mut at = start.max(aligned(self.at(after.before).end));
         let (mut best, mut shortest) = (None, u64::MAX);
