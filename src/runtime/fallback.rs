@@ -240,10 +240,11 @@ impl Runtime {
             Ok(address) => return Ok(Outcome::Served(address)),
             Err(pools) => pools,
         };
-        if request.bytes < self.config.pages.stitch_min && !self.was_refused(&pools) {
+        let is_scarce = self.was_refused(&pools);
+        if request.bytes < self.config.pages.stitch_min && !is_scarce {
             return Ok(Outcome::Nothing);
         }
-        let shortage = pools.pages.shortage(request.bytes, request.stream);
+        let shortage = pools.pages.shortage(request.bytes, request.stream, is_scarce);
         match shortage.filter(|shortage| shortage.lacks.is_zero()) {
             Some(shortage) => self.stitch_now(&mut pools, request, &shortage, Vec::new(), Fallback::Stitch),
             None => Ok(Outcome::Nothing),
@@ -263,11 +264,13 @@ impl Runtime {
                 Ok(address) => return Ok(Outcome::Served(address)),
                 Err(pools) => pools,
             };
-            if step == Fallback::Complete && self.was_refused(&pools) {
+            let is_scarce = self.was_refused(&pools);
+            if step == Fallback::Complete && is_scarce {
                 return Ok(Outcome::Nothing);
             }
             let at_end = pools.pages.lacks_at_end(bytes, stream).ok_or(AllocError::TooLarge { requested: bytes })?;
-            let shortage = pools.pages.shortage(bytes, stream).filter(|shortage| shortage.lacks < at_end);
+            let shortage = pools.pages.shortage(bytes, stream, is_scarce);
+            let shortage = shortage.filter(|shortage| shortage.lacks < at_end);
             match shortage {
                 Some(shortage) if shortage.lacks.is_zero() => {
                     return self.stitch_now(&mut pools, request, &shortage, Vec::new(), step);
@@ -367,7 +370,8 @@ impl Runtime {
             return Ok(Outcome::Nothing);
         }
         let at_end = pools.pages.lacks_at_end(bytes, stream).ok_or(AllocError::TooLarge { requested: bytes })?;
-        let shortage = pools.pages.shortage(bytes, stream).filter(|shortage| shortage.lacks < at_end);
+        let shortage = pools.pages.shortage(bytes, stream, self.was_refused(&pools));
+        let shortage = shortage.filter(|shortage| shortage.lacks < at_end);
         let lacks = shortage.as_ref().map_or(at_end, |shortage| shortage.lacks);
         let mut chunks = pools.pages.trim_others(stream, lacks);
         let found: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();

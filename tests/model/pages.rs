@@ -170,7 +170,9 @@ impl Bench {
 
     /// Stitches with as many new chunks as lack; true if that served the request.
     pub(crate) fn stitch(&mut self, bytes: u64, stream: StreamId, rng: &mut Rng) -> bool {
-        let Some(shortage) = self.pool.shortage(Bytes::new(bytes), stream) else { return false };
+        let Some(shortage) = self.pool.shortage(Bytes::new(bytes), stream, rng.below(4) == 0) else {
+            return false;
+        };
         assert!(self.setup.alias, "nothing is shown twice here");
         let made = self.chunks_for(shortage.lacks.get(), rng);
         let came: u64 = made.iter().map(|(chunk, _)| chunk.len().get()).sum();

@@ -37,7 +37,8 @@ pub struct PagePolicy {
     pub chunk_least: Bytes,
     /// Growing comes before stitching while at most this many thousandths of what is held are idle.
     pub slack_per_mille: u64,
-    /// A run that begins or ends inside a chunk is stitched only if it saves this much new memory.
+    /// A run that begins or ends inside a chunk is stitched only if it saves this much new memory,
+    /// or half a granule where memory is scarce.
     pub piece_min: Bytes,
     /// Smaller requests are stitched only if memory runs out.
     pub stitch_min: Bytes,
@@ -103,6 +104,11 @@ impl PagePolicy {
         let rest = lacks.get() % self.chunk_len(held, lacks).get();
         let more = if rest == 0 { 0 } else { least.saturating_sub(rest) };
         lacks.checked_add(Bytes::new(more)).unwrap_or(lacks)
+    }
+
+    /// What a run has to save where memory is scarce.
+    pub(super) fn scarce_piece_min(&self) -> Bytes {
+        self.piece_min.min(Bytes::new(self.granule.get() / 2))
     }
 
     fn least(&self, held: Bytes) -> Bytes {

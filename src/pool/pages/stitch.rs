@@ -119,29 +119,30 @@ fn pick(whole: &[Piece], units: u64) -> Vec<Piece> {
 
 impl PagePool {
     /// What a request lacks that is stitched. `None` where nothing idle would be used: then it
-    /// lacks what it lacks at the end.
-    pub fn shortage(&self, bytes: Bytes, stream: StreamId) -> Option<Shortage> {
+    /// lacks what it lacks at the end. Where memory `is_scarce`, shorter runs are used.
+    pub fn shortage(&self, bytes: Bytes, stream: StreamId, is_scarce: bool) -> Option<Shortage> {
         if !self.policy.stitches || !self.device.capabilities().alias {
             return None;
         }
         let arena = &self.arenas[self.arena_of(stream)?];
         let units = units_of(bytes);
-        let least = self.policy.piece_min.get().min(self.policy.granule.get()) / UNIT;
+        let piece_min = if is_scarce { self.policy.scarce_piece_min() } else { self.policy.piece_min };
+        let least = piece_min.get().min(self.policy.granule.get()) / UNIT;
         let runs = Runs::of_arena(arena, least);
         if runs.whole_units() >= units {
             let pieces = Pieces { before: pick(&runs.whole, units), after: Vec::new() };
             return Some(Shortage { lacks: Bytes::ZERO, pieces });
         }
-        self.shortage_with_new(arena, units, runs)
+        self.shortage_with_new(arena, units, runs, piece_min.get() / UNIT)
     }
 
     /// All idle chunks are used, and new memory beside them.
-    fn shortage_with_new(&self, arena: &Arena, units: u64, mut runs: Runs) -> Option<Shortage> {
+    fn shortage_with_new(&self, arena: &Arena, units: u64, mut runs: Runs, piece_min: u64) -> Option<Shortage> {
         let in_tail = arena.tail(units, self.policy.granule);
         let tail = Piece { start: in_tail.start, units: (in_tail.end - in_tail.start).min(units) };
         let is_in_tail = |piece: &Piece| in_tail.contains(&piece.start);
         runs.whole.retain(|piece| !is_in_tail(piece));
-        let saves = |units: u64, other: u64| units >= other + self.policy.piece_min.get() / UNIT;
+        let saves = |units: u64, other: u64| units >= other + piece_min;
         // New chunks continue the tail, unless a run elsewhere is longer.
         let front = longest(&runs.ends, |piece| !is_in_tail(piece)).filter(|piece| saves(piece.units, tail.units));
         let first = front.unwrap_or(tail);

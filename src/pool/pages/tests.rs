@@ -60,7 +60,7 @@ impl Bench {
 
     /// Stitches a request, with one new chunk for what lacks; says where and how much that was.
     fn stitch(&mut self, bytes: Bytes) -> (DeviceAddress, u64) {
-        let shortage = self.pool.shortage(bytes, ONE).expect("something is idle");
+        let shortage = self.pool.shortage(bytes, ONE, false).expect("something is idle");
         let lacks = shortage.lacks.get() >> 20;
         let chunks: Vec<Arc<Chunk>> = (lacks > 0).then(|| self.chunk(lacks)).into_iter().collect();
         let served = self.pool.stitch(&shortage.pieces, &chunks, bytes, ONE).unwrap();
