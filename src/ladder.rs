@@ -31,6 +31,9 @@ pub const SHARE: u64 = 64;
 /// A new chunk of the page pool is at most this part of what its session can get. Filling an empty
 /// device of 141 GiB takes 4,150 chunks at least.
 const ROOM_SHARE: u64 = 512;
+/// A session that wants chunks of more than this part of what it can get holds about as much already.
+/// Then new chunks are half as long as otherwise.
+const NEAR_END_SHARE: u64 = 64;
 
 /// What one chunk of a size costs: everything that is called for it from its creation to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,10 +103,13 @@ pub fn chunk_len_max(room: Bytes) -> Bytes {
     Bytes::new(share.map_or(0, |power| 1 << power))
 }
 
-/// The same, but long enough that half of the chunks that can still be made hold all of the room.
-fn chunk_len_for(room: Bytes, chunks_left: u64) -> Bytes {
+/// The same where chunks of `wanted` would do, but long enough that half of the chunks that can still
+/// be made hold all of the room.
+fn chunk_len_for(room: Bytes, chunks_left: u64, wanted: Bytes) -> Bytes {
+    let is_near_end = wanted.get() > room.get() / NEAR_END_SHARE;
+    let part = if is_near_end { Bytes::new(room.get() / 2) } else { room };
     let least = room.get().saturating_mul(2).checked_div(chunks_left).and_then(u64::checked_next_power_of_two);
-    chunk_len_max(room).max(least.map_or(Bytes::LARGEST, Bytes::new))
+    chunk_len_max(part).max(least.map_or(Bytes::LARGEST, Bytes::new))
 }
 
 impl Shape {
@@ -220,7 +226,8 @@ impl Ladder {
         let Shape::Fitted(each) = shape else { return self.cover(len, shape) };
         let Stock { idle, room, chunks_left } = stock();
         // A lease that waits is served from memory that comes, of which no amount is known yet.
-        let each = if room < len { each } else { each.min(chunk_len_for(room, chunks_left)).max(self.smallest()) };
+        let short = || each.min(chunk_len_for(room, chunks_left, each)).max(self.smallest());
+        let each = if room < len { each } else { short() };
         /// Each chunk is a mapping: above so many times what new ones would be, these are better.
         const MORE_MAX: u64 = 16;
         let mut left = len.round_up(self.smallest())?;
@@ -444,7 +451,8 @@ mod tests {
         };
         assert_eq!(cover(256, 256, 140 << 10), [(256, 1)]);
         assert_eq!(cover(256, 256, 100 << 10), [(128, 2)]);
-        assert_eq!(cover(256, 256, 10 << 10), [(16, 16)]);
+        assert_eq!(cover(256, 128, 10 << 10), [(16, 16)]);
+        assert_eq!(cover(256, 256, 10 << 10), [(8, 32)], "the session holds more than is left");
         assert_eq!(cover(256, 8, 10 << 10), [(8, 32)], "as small as was wanted");
         assert_eq!(cover(7, 256, 100), [(2, 4)], "never smaller than the smallest");
         assert_eq!(cover(256, 64, 255), [(64, 4)], "what is waited for comes as it was wanted");
@@ -452,8 +460,8 @@ mod tests {
 
     #[test]
     fn chunks_do_not_get_smaller_where_few_can_be_made() {
-        let each = |gib, left| chunk_len_for(Bytes::gib(gib), left).get() >> 20;
+        let each = |gib, left| chunk_len_for(Bytes::gib(gib), left, Bytes::ZERO).get() >> 20;
         assert_eq!([each(10, 1 << 20), each(10, 1000), each(10, 20)], [16, 32, 1024]);
-        assert_eq!(chunk_len_for(Bytes::gib(1), 0), Bytes::LARGEST);
+        assert_eq!(chunk_len_for(Bytes::gib(1), 0, Bytes::ZERO), Bytes::LARGEST);
     }
 }
