@@ -8,6 +8,7 @@ mod models;
 mod production;
 mod races;
 mod report;
+mod shipped;
 mod snapshots;
 mod trim;
 

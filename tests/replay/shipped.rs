@@ -1,0 +1,70 @@
+//! Every shipped trace without a plan, beside PyTorch's expandable segments.
+
+use stitchd::replay::{PoolName, Setup, repeat};
+use stitchd::units::Bytes;
+
+use super::production::{TRACES, run, setup};
+use super::trace;
+
+/// Jobs of which most iterations ask for other sizes.
+const VARYING: [&str; 7] = [
+    "models/bert-lengths",
+    "models/convnext-sizes",
+    "models/llama7b-lora",
+    "models/opt3b-offload",
+    "models/t5-large-targets",
+    "models/unet-diffusion",
+    "varying",
+];
+
+/// The others, beside [`TRACES`].
+const REPEATING: [&str; 8] = [
+    "models/gpt-eval",
+    "models/gpt2-large-adamw",
+    "models/llama1b-selective",
+    "models/llama7b-interleaved-full",
+    "models/llama7b-zero3",
+    "models/llama8b-1f1b",
+    "models/moe-top2",
+    "models/vit-l16",
+];
+
+/// No job reserves more than with expandable segments, or makes more than 1.5 times their calls at
+/// first. From the fourth iteration on it makes one in a thousand requests at most, or fewer than those.
+#[test]
+fn no_plan_takes_no_more_than_expandable_segments() {
+    let (mut sum, mut count) = (0.0, 0.0);
+    for name in TRACES.iter().chain(&REPEATING).chain(&VARYING).copied() {
+        let longer = repeat(&trace(name), 3);
+        let [ours, expandable] =
+            [PoolName::Stitchd, PoolName::Expandable].map(|pool| run(pool, &longer, None, &setup(false)));
+        let first = [&ours, &expandable].map(|run| run.calls_by_iteration[0]);
+        let [later, beside] = [&ours, &expandable].map(|run| run.calls_by_iteration[3..].iter().sum::<u64>());
+        let efficiency = ours.efficiency();
+        println!(
+            "{name}: {:.2} %, {:.2} with expandable segments, calls {first:?} and {later} from the fourth iteration on",
+            100.0 * efficiency,
+            100.0 * expandable.efficiency()
+        );
+        assert!(ours.peak_reserved <= expandable.peak_reserved, "{name}");
+        assert!(first[0] * 2 <= first[1] * 3, "{name}: {first:?}");
+        // A later batch may be the largest so far, for which memory has to come.
+        assert!(later * 1000 <= ours.served || later < beside, "{name}: {later}, {beside}");
+        (sum, count) = (sum + efficiency, count + 1.0);
+    }
+    let mean = sum / count;
+    println!("mean: {:.2} %", 100.0 * mean);
+    assert!(mean >= 0.993, "{mean}");
+}
+
+/// On a device that has 1.006 times what is live at the peak.
+#[test]
+fn the_smallest_device_without_a_plan_is_little_larger_than_the_peak() {
+    for name in REPEATING.iter().chain(&VARYING).copied() {
+        let trace = trace(name);
+        let peak = trace.summary().peak_live.get();
+        let capacity = Some(Bytes::new(peak + peak / 1000 * 6));
+        let done = run(PoolName::Stitchd, &trace, None, &Setup { capacity, ..setup(false) });
+        assert_eq!(done.out_of_memory, None, "{name} in 1.006 times its peak");
+    }
+}
