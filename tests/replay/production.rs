@@ -209,18 +209,6 @@ fn a_plan_serves_a_job_that_says_no_more_where_it_asks_from() {
     }
 }
 
-/// Where memory ends chunks are small, so that little of it lies unused beside what is live.
-#[test]
-fn a_job_without_a_plan_runs_on_little_more_than_its_peak() {
-    for name in TRACES {
-        let trace = trace(name);
-        let peak = trace.summary().peak_live.get();
-        let capacity = Some(Bytes::new(peak + peak / 1000 * 6));
-        let done = run(PoolName::Stitchd, &trace, None, &Setup { capacity, ..setup(false) });
-        assert_eq!(done.out_of_memory, None, "{name} in 1.006 times its peak");
-    }
-}
-
 /// Every step has sequences of another length. Nobody says so.
 #[test]
 fn a_job_whose_sizes_change_at_every_step_takes_no_more_than_with_expandable_segments() {
