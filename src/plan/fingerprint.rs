@@ -4,7 +4,9 @@
 //!
 //! Two recordings are of the same job if their first iterations ask for the same sizes in the same order on each of as many streams. So these make another job: another
 //! size, order or number of a stream's requests, a request on another stream than before. These do not: how the requests of different streams come between each other, addresses, the raw numbers of streams, threads, ticks, names of modules, when anything is freed,
-//! dynamic requests (by their own account, or of modules whose sizes differ between layers or micro-batches of that iteration), requests for nothing, and whatever comes after the first iteration. A first iteration that was cut is another one than the whole.
+//! dynamic requests (by their own account, or of modules whose sizes differ between layers or
+//! micro-batches of that iteration), requests for nothing, and whatever comes after the first iteration.
+//! A first iteration that was cut is another one than the whole.
 //!
 //! Where two processes of one job do the same (data-parallel ranks) their fingerprints are equal, and their [`Position`]s tell them apart.
 //!

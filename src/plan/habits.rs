@@ -9,7 +9,8 @@ use super::Lane;
 use super::seen::Allocation;
 use super::vary::Asked;
 
-/// Allocations of one iteration in their order, each with the name that [`Allocation::name`] would give it if the last were the first.
+/// Allocations of one iteration in their order, each with the name that [`Allocation::name`] would give
+/// it if the last were the first.
 pub(super) fn named_from_the_end(mut allocations: Vec<&Allocation>) -> Vec<((Asked, u32), &Allocation)> {
     let mut nth = Nth::default();
     allocations.reverse();
@@ -28,7 +29,8 @@ pub(super) struct Habits {
 pub(super) type Nth = HashMap<Asked, u32>;
 
 impl Allocation {
-    /// Its name in its iteration: size, lane, context, and the how-manieth of them it is. Other requests that come or go do not change it.
+    /// Its name in its iteration: size, lane, context, and the how-manieth of them it is. Other requests
+    /// that come or go do not change it.
     fn name(&self, nth: &mut Nth) -> (Asked, u32) {
         let count = nth.entry(self.asked()).or_default();
         *count += 1;
@@ -53,7 +55,8 @@ impl Habits {
     }
 }
 
-/// At which places of an iteration each lane asks, where there are several: what a lane's request is freed between is told by its own requests, as in time others come anywhere.
+/// At which places of an iteration each lane asks, where there are several: what a lane's request is
+/// freed between is told by its own requests, as in time others come anywhere.
 pub(super) struct Turns(HashMap<(u32, Lane), Vec<u64>>);
 
 impl Turns {
@@ -71,7 +74,8 @@ impl Turns {
         !self.0.is_empty()
     }
 
-    /// The place in iteration `to` behind which as many requests of a lane come as behind `place` in iteration `from`; the first has more before them than others.
+    /// The place in iteration `to` behind which as many requests of a lane come as behind `place` in
+    /// iteration `from`; the first has more before them than others.
     pub(super) fn carry(&self, lane: Lane, from: u32, place: u64, to: u32) -> u64 {
         let turns = |iteration: u32| self.0.get(&(iteration, lane)).filter(|_| from != to);
         let (Some(there), Some(here)) = (turns(from), turns(to)) else { return place };

@@ -18,6 +18,7 @@
 //! Not for: requests outside of any module, which [`super::vary`] compares one by one.
 
 use std::cmp::Ordering;
+use std::ops::RangeInclusive;
 
 use foldhash::{HashMap, HashSet};
 
@@ -54,14 +55,7 @@ struct Classes(Vec<u32>);
 impl DynamicModules {
     /// Compares `iteration` with those before it, as far back as iteration variants are looked for.
     pub(crate) fn between_iterations(trace: &Trace, iteration: u32) -> DynamicModules {
-        let first = iteration.saturating_sub(LOOKED_AT as u32);
-        let mut by_iteration: HashMap<u32, Sizes> = HashMap::default();
-        for (number, context, bytes) in module_requests(trace) {
-            if (first..=iteration).contains(&number) {
-                by_iteration.entry(number).or_default().entry(context).or_default().push(bytes);
-            }
-        }
-        by_iteration.values_mut().flat_map(Sizes::values_mut).for_each(|sizes| sizes.sort_unstable());
+        let mut by_iteration = sizes_by_iteration(trace, iteration.saturating_sub(LOOKED_AT as u32)..=iteration);
         let planned = by_iteration.remove(&iteration).unwrap_or_default();
         let classes = Classes::from_paths(&trace.modules);
         let compared = by_iteration.values().map(|other| {
@@ -78,11 +72,7 @@ impl DynamicModules {
     /// Compares the modules of each class within the first iteration, which is all that a process
     /// has seen when it looks for the plan of an earlier run.
     pub(crate) fn within_first_iteration(trace: &Trace) -> DynamicModules {
-        let mut sizes = Sizes::default();
-        for (_, context, bytes) in module_requests(trace).filter(|(iteration, ..)| *iteration == 0) {
-            sizes.entry(context).or_default().push(bytes);
-        }
-        sizes.values_mut().for_each(|sizes| sizes.sort_unstable());
+        let sizes = sizes_by_iteration(trace, 0..=0).remove(&0).unwrap_or_default();
         let classes = Classes::from_paths(&trace.modules);
         let mut firsts: HashMap<Class, (Context, &[Bytes])> = HashMap::default();
         for (context, sizes) in &sizes {
@@ -139,6 +129,18 @@ fn module_requests(trace: &Trace) -> impl Iterator<Item = (u32, Context, Bytes)>
         event.kind == EventKind::Alloc && !event.bytes.is_zero() && phase != Phase::Init && has_path(module)
     });
     requests.map(|event| (event.iteration, event.context, event.bytes))
+}
+
+/// What modules ask for in each of some iterations, their sizes in ascending order.
+fn sizes_by_iteration(trace: &Trace, iterations: RangeInclusive<u32>) -> HashMap<u32, Sizes> {
+    let mut found: HashMap<u32, Sizes> = HashMap::default();
+    for (iteration, context, bytes) in module_requests(trace) {
+        if iterations.contains(&iteration) {
+            found.entry(iteration).or_default().entry(context).or_default().push(bytes);
+        }
+    }
+    found.values_mut().flat_map(Sizes::values_mut).for_each(|sizes| sizes.sort_unstable());
+    found
 }
 
 /// Some total order of the contexts of one class.

@@ -88,7 +88,8 @@ pub(super) fn varying(allocations: &[Allocation], both: [&[usize]; 2]) -> Vec<(u
     by_lane(allocations, both).into_values().flat_map(of_lane).collect()
 }
 
-/// The events up to the end of iteration `last` with the iteration of each; `is_first` counts what comes before the first step as iteration 0 and the step as 1.
+/// The events up to the end of iteration `last` with the iteration of each; `is_first` counts what comes
+/// before the first step as iteration 0 and the step as 1.
 pub(super) fn iterations(trace: &Trace, last: u32, is_first: bool) -> impl Iterator<Item = (u32, &Event)> {
     let numbered = trace.events.iter().filter_map(move |event| match event.iteration {
         0 if is_first => Some((u32::from(event.context.phase != Phase::Init), event)),

@@ -242,7 +242,8 @@ fn mark_irregular(
     }
 }
 
-/// This iteration, and those before it that ask for most of what it does and little else: two of one kind say what varies, and what one leaves to the next.
+/// This iteration, and those before it that ask for most of what it does and little else: two of one
+/// kind say what varies, and what one leaves to the next.
 fn alike(allocations: &[Allocation], places: &Places, iteration: u32) -> BTreeSet<u32> {
     let of = |iteration: u32| -> Vec<Asked> {
         let of = places.get(&iteration).into_iter().flatten().map(|at| &allocations[*at]);
@@ -263,7 +264,8 @@ fn asked_in<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Vec<Came> 
     allocations.map(|one| (one.asked(), one.at, freed(one).map(|(_, at)| at))).collect()
 }
 
-/// What the one iteration that a trace is of asks for, without what varies, and its length in ticks. On these streams each thread is a lane.
+/// What the one iteration that a trace is of asks for, without what varies, and its length in ticks. On
+/// these streams each thread is a lane.
 pub(super) fn only_iteration(trace: &Trace, raced: &BTreeSet<StreamId>) -> (u64, Vec<Came>) {
     let Seen { mut allocations, lens, .. } = Seen::collect(trace, u32::MAX, false, &DynamicModules::default());
     for one in allocations.iter_mut().filter(|one| raced.contains(&one.lane.stream)) {

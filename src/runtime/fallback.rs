@@ -264,13 +264,11 @@ impl Runtime {
                 Ok(address) => return Ok(Outcome::Served(address)),
                 Err(pools) => pools,
             };
-            let is_scarce = self.was_refused(&pools);
-            if step == Fallback::Complete && is_scarce {
+            if step == Fallback::Complete && self.was_refused(&pools) {
                 return Ok(Outcome::Nothing);
             }
             let at_end = pools.pages.lacks_at_end(bytes, stream).ok_or(AllocError::TooLarge { requested: bytes })?;
-            let shortage = pools.pages.shortage(bytes, stream, is_scarce);
-            let shortage = shortage.filter(|shortage| shortage.lacks < at_end);
+            let shortage = self.shortage_below(&pools, request, at_end);
             match shortage {
                 Some(shortage) if shortage.lacks.is_zero() => {
                     return self.stitch_now(&mut pools, request, &shortage, Vec::new(), step);
@@ -291,6 +289,12 @@ impl Runtime {
             }
             None => Ok(Outcome::Nothing),
         }
+    }
+
+    /// What a request lacks that is stitched, where that is less than what it lacks at the end.
+    fn shortage_below(&self, pools: &Pools, request: &Request, at_end: Bytes) -> Option<Shortage> {
+        let shortage = pools.pages.shortage(request.bytes, request.stream, self.was_refused(pools));
+        shortage.filter(|shortage| shortage.lacks < at_end)
     }
 
     /// Puts new chunks into the page pool, and serves the request if they are enough.
@@ -370,8 +374,7 @@ impl Runtime {
             return Ok(Outcome::Nothing);
         }
         let at_end = pools.pages.lacks_at_end(bytes, stream).ok_or(AllocError::TooLarge { requested: bytes })?;
-        let shortage = pools.pages.shortage(bytes, stream, self.was_refused(&pools));
-        let shortage = shortage.filter(|shortage| shortage.lacks < at_end);
+        let shortage = self.shortage_below(&pools, request, at_end);
         let lacks = shortage.as_ref().map_or(at_end, |shortage| shortage.lacks);
         let mut chunks = pools.pages.trim_others(stream, lacks);
         let found: Bytes = chunks.iter().map(|chunk| chunk.len()).sum();

@@ -6,26 +6,22 @@ use stitchd::units::Bytes;
 use super::production::{TRACES, run, setup};
 use super::trace;
 
-/// Jobs of which most iterations ask for other sizes.
-const VARYING: [&str; 7] = [
+/// The shipped traces beside [`TRACES`].
+const OTHERS: [&str; 15] = [
+    "varying",
     "models/bert-lengths",
     "models/convnext-sizes",
-    "models/llama7b-lora",
-    "models/opt3b-offload",
-    "models/t5-large-targets",
-    "models/unet-diffusion",
-    "varying",
-];
-
-/// The others, beside [`TRACES`].
-const REPEATING: [&str; 8] = [
     "models/gpt-eval",
     "models/gpt2-large-adamw",
     "models/llama1b-selective",
     "models/llama7b-interleaved-full",
+    "models/llama7b-lora",
     "models/llama7b-zero3",
     "models/llama8b-1f1b",
     "models/moe-top2",
+    "models/opt3b-offload",
+    "models/t5-large-targets",
+    "models/unet-diffusion",
     "models/vit-l16",
 ];
 
@@ -34,7 +30,7 @@ const REPEATING: [&str; 8] = [
 #[test]
 fn no_plan_takes_no_more_than_expandable_segments() {
     let (mut sum, mut count) = (0.0, 0.0);
-    for name in TRACES.iter().chain(&REPEATING).chain(&VARYING).copied() {
+    for name in TRACES.into_iter().chain(OTHERS) {
         let longer = repeat(&trace(name), 3);
         let [ours, expandable] =
             [PoolName::Stitchd, PoolName::Expandable].map(|pool| run(pool, &longer, None, &setup(false)));
@@ -60,7 +56,7 @@ fn no_plan_takes_no_more_than_expandable_segments() {
 /// Where memory ends chunks are small, so that little of it lies unused beside what is live.
 #[test]
 fn the_smallest_device_without_a_plan_is_little_larger_than_the_peak() {
-    for name in TRACES.iter().chain(&REPEATING).chain(&VARYING).copied() {
+    for name in TRACES.into_iter().chain(OTHERS) {
         let trace = trace(name);
         let peak = trace.summary().peak_live.get();
         let capacity = Some(Bytes::new(peak + peak / 1000 * 6));

@@ -24,29 +24,22 @@ impl Bits {
 
     /// So many in a row of these, not none, are clear.
     pub(super) fn has_clear(&self, stretch: Range<u32>, count: u32) -> bool {
-        let mut run = 0;
+        // Where a run of clear ones may begin: behind the last run of set ones.
+        let (mut from, end) = (stretch.start, stretch.end);
         for (word, bits) in words(stretch) {
-            let (mut set, mut left) = ((self.0[word] & bits) >> bits.trailing_zeros(), bits.count_ones());
-            loop {
-                let clear = set.trailing_zeros().min(left);
-                run += clear;
-                left -= clear;
-                if run >= count {
+            let mut set = self.0[word] & bits;
+            while set != 0 {
+                let first = set.trailing_zeros();
+                let at = word as u32 * 64 + first;
+                if at - from >= count {
                     return true;
                 }
-                if left == 0 {
-                    break;
-                }
-                let busy = (set >> clear).trailing_ones();
-                run = 0;
-                left -= busy;
-                if left == 0 {
-                    break;
-                }
-                set = set >> clear >> busy;
+                from = at + (set >> first).trailing_ones();
+                // The carry clears the run.
+                set &= set.wrapping_add(1 << first);
             }
         }
-        false
+        end - from >= count
     }
 
     /// Sets all of these, not none.
@@ -80,7 +73,7 @@ mod tests {
     #[test]
     fn any_of_a_stretch_is_as_each_by_itself() {
         const COUNT: u32 = 200;
-        let set = [0, 63, 64, 130, 199];
+        let set = [0, 63, 64, 130, 131, 132, 199];
         let mut bits = Bits::new(COUNT as usize);
         set.into_iter().for_each(|at| bits.set_all(at..at + 1));
         bits.set_all(70..71);
