@@ -43,7 +43,7 @@ enum Bin {
 
 /// Where a run is. Valid until one is inserted or removed.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+pub(super) struct Slot {
     row: usize,
     bin: usize,
     position: Position,
@@ -143,16 +143,12 @@ impl Bin {
         }
     }
 
-    fn iter_from(&self, position: Position) -> impl Iterator<Item = Pair> + '_ {
+    fn iter(&self) -> impl Iterator<Item = Pair> + '_ {
         let (few, many) = match self {
-            Bin::Few(pairs) => (pairs.get(position.at..), None),
-            Bin::Many(list) => (None, Some(list.iter_from(position))),
+            Bin::Few(pairs) => (Some(pairs), None),
+            Bin::Many(list) => (None, Some(list.iter())),
         };
         few.into_iter().flatten().copied().chain(many.into_iter().flatten())
-    }
-
-    fn iter(&self) -> impl Iterator<Item = Pair> + '_ {
-        self.iter_from(Position::default())
     }
 }
 
@@ -208,12 +204,6 @@ impl Row {
         let bin = lowest(above(self.nonempty, bin))?;
         Some((bin, Position::default(), self.bins[bin].first()?))
     }
-
-    fn iter_from(&self, key: Pair) -> impl Iterator<Item = Pair> + '_ {
-        let bin = self.bin_for(key.0);
-        let near = &self.bins[bin];
-        near.iter_from(near.position(key)).chain(self.bins[bin + 1..].iter().flat_map(Bin::iter))
-    }
 }
 
 impl Default for Bins {
@@ -231,8 +221,9 @@ impl Bins {
         Some(pair)
     }
 
+    /// The first run that is at least so long.
     #[inline]
-    fn find(&self, len: u64) -> Option<(Slot, Pair)> {
+    pub(super) fn find(&self, len: u64) -> Option<(Slot, Pair)> {
         // No run has length 0, which is in no row either.
         let key = (len.max(1), 0);
         let row = row_for(key.0);
@@ -251,13 +242,9 @@ impl Bins {
         row.bins[bin].last().map(|(len, _)| len)
     }
 
-    /// Every run that is at least so long, in order.
-    pub(super) fn at_least(&self, len: u64) -> impl Iterator<Item = Pair> + '_ {
-        let key = (len.max(1), 0);
-        let row = row_for(key.0);
-        let near = self.rows[row].iter().flat_map(move |row| row.iter_from(key));
-        let longer = self.rows[row + 1..].iter().flatten();
-        near.chain(longer.flat_map(|row| row.bins.iter().flat_map(Bin::iter)))
+    /// All runs, in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Pair> + '_ {
+        self.rows.iter().flatten().flat_map(|row| row.bins.iter().flat_map(Bin::iter))
     }
 
     #[inline]

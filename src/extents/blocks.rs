@@ -183,12 +183,8 @@ impl BlockList {
         self.blocks.last()?.pairs().last().copied()
     }
 
-    pub(super) fn iter_from(&self, position: Position) -> impl Iterator<Item = Pair> + '_ {
-        self.blocks.iter().skip(position.block).flat_map(Block::pairs).skip(position.at).copied()
-    }
-
     pub(super) fn iter(&self) -> impl Iterator<Item = Pair> + '_ {
-        self.iter_from(Position::default())
+        self.blocks.iter().flat_map(Block::pairs).copied()
     }
 
     /// Replaces a pair by one that belongs at the same position.

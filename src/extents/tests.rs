@@ -7,7 +7,10 @@ use crate::rng::Rng;
 
 /// The first of those that are long enough: its length and its start.
 fn best_fit(extents: &Extents, len: u64) -> Option<(u64, u64)> {
-    extents.at_least(len).next().map(|(start, len)| (len, start))
+    match &extents.by_len {
+        Some(bins) => bins.find(len).map(|(_, run)| run),
+        None => extents.best_of_few(len),
+    }
 }
 
 /// The same runs in two trees, as plainly as possible.
@@ -80,7 +83,7 @@ fn compare(extents: &Extents, model: &Model, place: u64, len: u64) {
     assert_eq!(extents.last(), model.by_start.last_key_value().map(|(start, len)| (*start, *len)));
     for len in [0, 1, len, extents.longest(), extents.longest() + 1, u64::MAX] {
         assert_eq!(best_fit(extents, len), model.best_fit(len));
-        let at_least = model.by_len.range((len, 0)..).map(|(len, start)| (*start, *len));
+        let at_least = model.by_start.iter().map(|(start, has)| (*start, *has)).filter(|(_, has)| *has >= len);
         assert!(extents.at_least(len).eq(at_least), "at least {len}");
     }
     let (start, has) = model.at_or_before(place).unwrap_or((place, len));

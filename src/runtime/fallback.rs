@@ -31,13 +31,12 @@ pub(super) enum Fallback {
     /// New chunks at the end of the stream's addresses, while little is idle. A lease. Skipped after
     /// a refusal.
     Extend,
-    /// A place over idle memory. Map calls. Skipped for small requests, unless memory was refused.
+    /// A place over idle memory, and new chunks for what it lacks. Map calls, and a lease where
+    /// something lacks: that is skipped after a refusal.
     Stitch,
-    /// New chunks for what stitching lacks. A lease. Skipped after a refusal.
-    Complete,
     /// Idle chunks of other streams. Unmapping waits for the device. Skipped during a capture.
     Gather,
-    /// The same as `Complete`, and waits for other processes.
+    /// The same as `Stitch`, and waits for other processes.
     Wait,
     /// Waits for all streams of the device, once. Skipped during a capture.
     Streams,
@@ -48,12 +47,11 @@ pub(super) enum Fallback {
 }
 
 impl Fallback {
-    const ALL: [Fallback; 10] = [
+    const ALL: [Fallback; 9] = [
         Fallback::Back,
         Fallback::Lend,
         Fallback::Extend,
         Fallback::Stitch,
-        Fallback::Complete,
         Fallback::Gather,
         Fallback::Wait,
         Fallback::Streams,
@@ -175,10 +173,9 @@ impl Runtime {
             Fallback::Back if self.has_plan() => served(self.serve_unbacked(request)?),
             Fallback::Lend if self.has_plan() => self.lend(request),
             Fallback::Extend => self.extend(request, tried),
-            Fallback::Stitch => self.stitch(request),
-            Fallback::Complete => self.complete(request, step, Duration::ZERO, tried),
+            Fallback::Stitch => self.stitch(request, step, Duration::ZERO, tried),
             Fallback::Gather => self.gather(request),
-            Fallback::Wait => self.complete(request, step, self.wait_of(tried), tried),
+            Fallback::Wait => self.stitch(request, step, self.wait_of(tried), tried),
             Fallback::Streams => Ok(self.wait_for_streams(tried)),
             Fallback::InTheWay if self.has_plan() => Ok(self.lend_all(request)),
             Fallback::GiveUpPlan if self.give_up_plan() => Ok(Outcome::From(Fallback::Extend)),
@@ -235,23 +232,7 @@ impl Runtime {
         }
     }
 
-    fn stitch(&self, request: &Request) -> Result<Outcome, AllocError> {
-        let mut pools = match self.pages_now(request) {
-            Ok(address) => return Ok(Outcome::Served(address)),
-            Err(pools) => pools,
-        };
-        let is_scarce = self.was_refused(&pools);
-        if request.bytes < self.config.pages.stitch_min && !is_scarce {
-            return Ok(Outcome::Nothing);
-        }
-        let shortage = pools.pages.shortage(request.bytes, request.stream, is_scarce);
-        match shortage.filter(|shortage| shortage.lacks.is_zero()) {
-            Some(shortage) => self.stitch_now(&mut pools, request, &shortage, Vec::new(), Fallback::Stitch),
-            None => Ok(Outcome::Nothing),
-        }
-    }
-
-    fn complete(
+    fn stitch(
         &self,
         request: &Request,
         step: Fallback,
@@ -264,15 +245,13 @@ impl Runtime {
                 Ok(address) => return Ok(Outcome::Served(address)),
                 Err(pools) => pools,
             };
-            if step == Fallback::Complete && self.was_refused(&pools) {
-                return Ok(Outcome::Nothing);
-            }
             let at_end = pools.pages.lacks_at_end(bytes, stream).ok_or(AllocError::TooLarge { requested: bytes })?;
             let shortage = self.shortage_below(&pools, request, at_end);
             match shortage {
                 Some(shortage) if shortage.lacks.is_zero() => {
                     return self.stitch_now(&mut pools, request, &shortage, Vec::new(), step);
                 }
+                _ if step == Fallback::Stitch && self.was_refused(&pools) => return Ok(Outcome::Nothing),
                 Some(shortage) => (shortage.lacks, Some(shortage)),
                 // What can move to the end is not leased.
                 None => (at_end.saturating_sub(pools.movable(bytes, stream)), None),
@@ -281,7 +260,7 @@ impl Runtime {
         if lacks.is_zero() {
             return Ok(Outcome::Nothing);
         }
-        let len = if step == Fallback::Complete { self.ahead(bytes, lacks) } else { lacks };
+        let len = if step == Fallback::Stitch { self.ahead(bytes, lacks) } else { lacks };
         match self.lease(len, lacks, wait, tried) {
             // What is not stitched may still have idle chunks to move.
             Some(chunks) => {

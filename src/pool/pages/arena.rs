@@ -26,6 +26,8 @@ pub(super) struct Arena {
     pub(super) free: Extents,
     /// The last request that no place could serve, in units, if nothing was freed since.
     unserved: Option<u64>,
+    /// The place that was occupied last.
+    occupied: Option<usize>,
     /// Chunks by the unit where their home begins.
     pub(super) chunks: BTreeMap<u64, Home>,
     pub(super) places: Slab<Place>,
@@ -77,6 +79,7 @@ impl Arena {
             last: None,
             free: Extents::default(),
             unserved: None,
+            occupied: None,
             chunks: BTreeMap::new(),
             places: Slab::new(),
             by_len: BTreeMap::new(),
@@ -193,6 +196,9 @@ impl Arena {
         if self.places.is_empty() || self.unserved == Some(units) {
             return None;
         }
+        if let Some(next) = self.expected_place(units) {
+            return Some(next);
+        }
         let most = units.saturating_mul(LONGER_MAX);
         let candidates = self.by_len.range(units..=most).flat_map(|(_, places)| places).take(LOOKED_AT_MAX);
         let found = candidates.copied().find(|place| self.places[*place].is_free(units, &self.free));
@@ -200,7 +206,18 @@ impl Arena {
         found
     }
 
+    /// The place that followed the last one before, if it has just these units: a job that repeats uses
+    /// its places in the same order again.
+    fn expected_place(&mut self, units: u64) -> Option<usize> {
+        let next = self.places.get(self.occupied?)?.next?;
+        let place = self.places.get_mut(next).filter(|place| place.units() == units)?;
+        place.is_free(units, &self.free).then_some(next)
+    }
+
     pub(super) fn occupy_place(&mut self, place: usize, units: u64, used: u64) -> DeviceAddress {
+        if let Some(before) = self.occupied.replace(place).and_then(|before| self.places.get_mut(before)) {
+            before.next = Some(place);
+        }
         let place = &mut self.places[place];
         for piece in place.first_pieces(units) {
             self.free.take(piece.start, piece.units);
@@ -277,6 +294,15 @@ impl Arena {
     pub(super) fn home_at(&self, unit: u64) -> Option<(u64, &Home)> {
         let (start, home) = self.chunks.range(..=unit).next_back()?;
         (unit < start + home.units).then_some((*start, home))
+    }
+
+    /// The homes that lie in `[start, end)`, or have a part of it: `start` lies in one.
+    pub(super) fn homes_in(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Home)> {
+        let first = self.home_at(start);
+        let next = first.map_or(end, |(home, chunk)| home + chunk.units);
+        // Most runs lie in one chunk: no second search for those.
+        let others = (next < end).then(|| self.chunks.range(next..end)).into_iter().flatten();
+        first.into_iter().chain(others.map(|(home, chunk)| (*home, chunk)))
     }
 
     /// The chunk whose home begins at this unit.

@@ -299,7 +299,7 @@ impl PagePool {
         bytes_of(self.arenas.iter().map(Arena::longest_run).max().unwrap_or(0))
     }
 
-    /// What the pool holds now. Walks over the free runs that are as long as a chunk.
+    /// What the pool holds now. Walks over all free runs.
     pub fn usage(&self) -> PageUse {
         PageUse {
             held: self.held() - bytes_of(self.plan_units),

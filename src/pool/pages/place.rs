@@ -26,8 +26,10 @@ pub(super) struct Place {
     pub(super) is_live: bool,
     /// The number of its last use.
     pub(super) used: u64,
-    /// The piece that was not free when the place was last looked at.
-    pub(super) busy: usize,
+    /// The piece that was not free when the place was last looked at, and the units before it.
+    pub(super) busy: (usize, u64),
+    /// The place that was occupied after this one the last time, which may be gone.
+    pub(super) next: Option<usize>,
 }
 
 impl Place {
@@ -60,13 +62,21 @@ impl Place {
 
     /// Whether its first `units` units are free. The piece that was not the last time is looked at first.
     pub(super) fn is_free(&mut self, units: u64, free: &Extents) -> bool {
-        let is_taken = |piece: Piece| !free.covers(piece.start, piece.units);
-        if self.is_live || self.first_pieces(units).nth(self.busy).is_some_and(is_taken) {
+        let is_taken =
+            |piece: &Piece, before| before < units && !free.covers(piece.start, piece.units.min(units - before));
+        let (busy, before) = self.busy;
+        if self.is_live || self.pieces.get(busy).is_some_and(|piece| is_taken(piece, before)) {
             return false;
         }
-        let busy = self.first_pieces(units).position(is_taken);
-        self.busy = busy.unwrap_or(self.busy);
-        busy.is_none()
+        let mut before = 0;
+        for (at, piece) in self.pieces.iter().enumerate() {
+            if is_taken(piece, before) {
+                self.busy = (at, before);
+                return false;
+            }
+            before += piece.units;
+        }
+        true
     }
 
     pub(super) fn invariants(&self) -> Result<(), String> {

@@ -50,22 +50,18 @@ struct Runs {
 impl Runs {
     fn of_arena(arena: &Arena, least: u64) -> Runs {
         let mut runs = Runs::default();
-        for (start, len) in arena.free.at_least(least) {
-            let end = start + len;
-            let mut at = start;
-            while at < end {
-                let (home, chunk) = arena.home_at(at).expect("free runs lie in chunks");
-                let until = (home + chunk.units).min(end);
-                let piece = Piece { start: at, units: until - at };
-                match (at == home, until == home + chunk.units) {
+        arena.free.at_least(least).for_each(|(start, len)| {
+            for (home, chunk) in arena.homes_in(start, start + len) {
+                let (from, to) = (start.max(home), (start + len).min(home + chunk.units));
+                let piece = Piece { start: from, units: to - from };
+                match (from == home, to == home + chunk.units) {
                     (true, true) => runs.whole.push(piece),
                     (false, true) => runs.ends.push(piece),
                     (true, false) => runs.begins.push(piece),
                     (false, false) => {}
                 }
-                at = until;
             }
-        }
+        });
         runs.whole.sort_unstable_by_key(|piece| (Reverse(piece.units), piece.start));
         runs
     }
@@ -275,5 +271,5 @@ fn place_of(arena: &Arena, runs: &[Piece], units: u64) -> Result<Place, MemoryEr
         }
     }
     let mapping = Mapping::stitch(&chunks)?;
-    Ok(Place { mapping, pieces, homes, is_live: false, used: 0, busy: 0 })
+    Ok(Place { mapping, pieces, homes, is_live: false, used: 0, busy: (0, 0), next: None })
 }
