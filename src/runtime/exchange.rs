@@ -58,9 +58,9 @@ impl Runtime {
         }
         while self.exchange_one() {}
         let mut pools = self.lock();
-        let held = pools.held();
+        let (held, most) = (pools.held(), pools.most_held);
         if let Some(installed) = &mut pools.planned {
-            installed.note_usual(held);
+            installed.note_usual(held, most);
         }
         before.saturating_sub(held)
     }

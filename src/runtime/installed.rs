@@ -36,6 +36,9 @@ pub(super) struct Installed {
     since: Progress,
     /// Bytes that the process may hold before requests without a place take what the plan needs later.
     pub(super) usual: Bytes,
+    /// Bytes up to which no lease brings more than its request lacks only to save calls, for a plan that
+    /// came while the job ran: the most that it held before.
+    pub(super) most: Option<Bytes>,
     /// Bytes of the pool that the plan's entries span; its detours have the rest.
     pub(super) cycle_len: Bytes,
     /// What its entries need.
@@ -68,6 +71,11 @@ const ASTRAY_PART: u64 = 3;
 /// take what the plan needs later.
 const MORE_PART: u64 = 1024;
 const MORE_MIN: Bytes = Bytes::mib(4);
+
+/// What a process that holds `held` bytes with its plan may hold more.
+pub(super) fn more(held: Bytes) -> Bytes {
+    Bytes::new(held.get() / MORE_PART).max(MORE_MIN)
+}
 
 /// A plan that has no site yet.
 #[derive(Debug)]
@@ -140,7 +148,8 @@ impl Installed {
         let Ready { id, pool, stream, cycle_len, parts } = ready;
         let site = pages.open_site(stream, pool.span())?;
         let (is_suspended, since, usual) = (false, Progress::default(), Bytes::ZERO);
-        Some(Installed { pool, id, site, is_late, is_suspended, since, usual, cycle_len, parts })
+        let most = None;
+        Some(Installed { pool, id, site, is_late, is_suspended, since, usual, most, cycle_len, parts })
     }
 
     /// Takes an allocation back, and says how many bytes were asked for. `None` if it is not one of the
@@ -256,10 +265,14 @@ impl Installed {
         self.pool.idle_parts().iter().map(|part| part.len()).sum()
     }
 
-    /// The process holds `held` bytes with the plan, and may hold a little more.
-    pub(super) fn note_usual(&mut self, held: Bytes) {
-        let more = Bytes::new(held.get() / MORE_PART).max(MORE_MIN);
-        self.usual = held.saturating_add(more);
+    /// The process holds `held` bytes with the plan, and `before` at most so far. It grows by a little
+    /// before requests without a place take what the plan needs later, but because of a plan that came
+    /// while the job ran not beyond what it held before.
+    pub(super) fn note_usual(&mut self, held: Bytes, before: Bytes) {
+        let more = more(held);
+        let most = self.is_late.then(|| before.max(held));
+        self.usual = held.saturating_add(more).min(most.unwrap_or(Bytes::MAX));
+        self.most = most;
     }
 
     /// It came while the job ran.

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Counter, Pools, Runtime, SourceError, Want};
+use super::{Counter, Pools, Runtime, SourceError, Want, installed};
 use crate::error::ErrorKind;
 use crate::ladder::{self, Shape};
 use crate::limits;
@@ -60,7 +60,8 @@ impl Runtime {
         let freed = served.saturating_sub(pools.live_allocations());
         let grown = pools.growth.bytes(served, freed);
         let len = self.config.pages.lease_len(pools.held(), grown, lacks, bytes);
-        let len = pools.left().map_or(len, |left| len.min(left)).max(lacks);
+        let left = pools.left_with_plan().into_iter().chain(pools.left()).min();
+        let len = left.map_or(len, |left| len.min(left)).max(lacks);
         pools.growth.leased = pools.growth.leased.saturating_add(len);
         len
     }
@@ -107,6 +108,15 @@ impl Runtime {
 }
 
 impl Pools {
+    /// Bytes up to the most that the process held before its plan came. `None` once it holds some more
+    /// than that: the job grows, and short leases would not change that.
+    fn left_with_plan(&self) -> Option<Bytes> {
+        let installed = self.planned.as_ref()?;
+        let (held, most) = (self.held(), installed.most?);
+        let end = if held < installed.usual { installed.usual } else { most };
+        (held <= most.saturating_add(installed::more(most))).then(|| end.saturating_sub(held))
+    }
+
     /// Threads that grow at the same time may pass the limit by what each asks for.
     fn check_limit(&self, more: Bytes) -> Result<(), SourceError> {
         let held = self.held();

@@ -99,6 +99,8 @@ struct Pools {
     pages: PagePool,
     /// Memory for what captured graphs replay.
     private: PrivatePools,
+    /// Most bytes held so far, of which a late plan is to need no more.
+    most_held: Bytes,
     /// Something was asked for on another stream than the default one.
     has_streams: bool,
     /// Live allocations that other streams use, too.
@@ -146,6 +148,7 @@ impl Runtime {
             offered: None,
             pages: PagePool::new(Arc::clone(&device), config.pages),
             private: PrivatePools::default(),
+            most_held: Bytes::ZERO,
             has_streams: false,
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
@@ -312,7 +315,7 @@ impl Runtime {
         });
         let mut installed = installed.map_err(|error| (error, true))?;
         installed.take(installed.pool.offsets(), &mut pools.pages);
-        installed.note_usual(pools.held());
+        installed.note_usual(pools.held(), Bytes::ZERO);
         pools.planned = Some(installed);
         Ok(())
     }
@@ -407,6 +410,7 @@ impl Runtime {
     /// Writes to the counters what is held, and in which pieces.
     fn note_held(&self, pools: &mut Pools) {
         let held = pools.held();
+        pools.most_held = pools.most_held.max(held);
         pools.note_marks(held);
         pools.peak.note(held);
         self.counters.set(Counter::HeldBytes, held.get());

@@ -175,7 +175,7 @@ impl Runtime {
         }
         let Some(mut installed) = Installed::open(ready, true, &mut pools.pages) else { return false };
         installed.take_entries(&mut pools.pages);
-        installed.note_usual(after);
+        installed.note_usual(after, pools.most_held);
         pools.planned = Some(installed);
         self.counters.add(Counter::PlansInstalled, 1);
         self.note_held(pools);

@@ -53,6 +53,23 @@ fn no_plan_takes_no_more_than_expandable_segments() {
     assert!(mean >= 0.993, "{mean}");
 }
 
+/// A plan that is made while the job runs makes no job hold more than with expandable segments.
+#[test]
+fn auto_takes_no_more_than_expandable_segments() {
+    let mut planned = 0;
+    for name in TRACES.into_iter().chain(OTHERS) {
+        let longer = repeat(&trace(name), 2);
+        let auto = run(PoolName::Stitchd, &longer, None, &setup(true));
+        let expandable = run(PoolName::Expandable, &longer, None, &setup(false));
+        let installed = auto.more.auto.as_ref().map_or(0, |auto| auto.installed);
+        println!("{name}: {:.2} %, {installed} plans", 100.0 * auto.efficiency());
+        planned += u32::from(installed > 0);
+        assert!(auto.peak_reserved <= expandable.peak_reserved, "{name}");
+    }
+    // No two iterations of the other four ask for the same.
+    assert_eq!(planned, 16);
+}
+
 /// Where memory ends chunks are small, so that little of it lies unused beside what is live.
 #[test]
 fn the_smallest_device_without_a_plan_is_little_larger_than_the_peak() {
