@@ -58,9 +58,9 @@ impl Runtime {
         }
         while self.exchange_one() {}
         let mut pools = self.lock();
-        let (held, most) = (pools.held(), pools.most_held);
+        let held = pools.held();
         if let Some(installed) = &mut pools.planned {
-            installed.note_usual(held, most);
+            installed.note_usual(held);
         }
         before.saturating_sub(held)
     }

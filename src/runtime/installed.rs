@@ -29,16 +29,15 @@ pub(super) struct Installed {
     pub(super) pool: PlannedPool,
     pub(super) id: PlanId,
     pub(super) site: Site,
-    is_late: bool,
+    /// The most that the process held before the plan came, if that came while the job ran. Up to it a
+    /// lease may bring more than its request lacks.
+    pub(super) most: Option<Bytes>,
     /// The job does something else until its next iteration begins: the page pool has all that is free.
     is_suspended: bool,
     /// Where the iteration began.
     since: Progress,
     /// Bytes that the process may hold before requests without a place take what the plan needs later.
     pub(super) usual: Bytes,
-    /// Bytes up to which no lease brings more than its request lacks only to save calls, for a plan that
-    /// came while the job ran: the most that it held before.
-    pub(super) most: Option<Bytes>,
     /// Bytes of the pool that the plan's entries span; its detours have the rest.
     pub(super) cycle_len: Bytes,
     /// What its entries need.
@@ -72,8 +71,8 @@ const ASTRAY_PART: u64 = 3;
 const MORE_PART: u64 = 1024;
 const MORE_MIN: Bytes = Bytes::mib(4);
 
-/// What a process that holds `held` bytes with its plan may hold more.
-pub(super) fn more(held: Bytes) -> Bytes {
+/// What a process that holds `held` bytes may hold more before its plan makes room.
+pub(super) fn growth_margin(held: Bytes) -> Bytes {
     Bytes::new(held.get() / MORE_PART).max(MORE_MIN)
 }
 
@@ -144,12 +143,11 @@ pub(super) fn main_stream(plan: &Plan) -> StreamId {
 
 impl Installed {
     /// Opens the site. `None` where the arena has not these addresses.
-    pub(super) fn open(ready: Ready, is_late: bool, pages: &mut PagePool) -> Option<Installed> {
+    pub(super) fn open(ready: Ready, most: Option<Bytes>, pages: &mut PagePool) -> Option<Installed> {
         let Ready { id, pool, stream, cycle_len, parts } = ready;
         let site = pages.open_site(stream, pool.span())?;
         let (is_suspended, since, usual) = (false, Progress::default(), Bytes::ZERO);
-        let most = None;
-        Some(Installed { pool, id, site, is_late, is_suspended, since, usual, most, cycle_len, parts })
+        Some(Installed { pool, id, site, most, is_suspended, since, usual, cycle_len, parts })
     }
 
     /// Takes an allocation back, and says how many bytes were asked for. `None` if it is not one of the
@@ -265,19 +263,16 @@ impl Installed {
         self.pool.idle_parts().iter().map(|part| part.len()).sum()
     }
 
-    /// The process holds `held` bytes with the plan, and `before` at most so far. It grows by a little
-    /// before requests without a place take what the plan needs later, but because of a plan that came
-    /// while the job ran not beyond what it held before.
-    pub(super) fn note_usual(&mut self, held: Bytes, before: Bytes) {
-        let more = more(held);
-        let most = self.is_late.then(|| before.max(held));
-        self.usual = held.saturating_add(more).min(most.unwrap_or(Bytes::MAX));
-        self.most = most;
+    /// The process holds `held` bytes with the plan. It grows by a little before requests without a place
+    /// take what the plan needs later, but not beyond what it held before a plan that came while it ran.
+    pub(super) fn note_usual(&mut self, held: Bytes) {
+        let most = self.most.map_or(Bytes::MAX, |most| most.max(held));
+        self.usual = held.saturating_add(growth_margin(held)).min(most);
     }
 
     /// It came while the job ran.
     pub(super) fn is_late(&self) -> bool {
-        self.is_late
+        self.most.is_some()
     }
 
     /// Requests of other streams than the site's are served: bytes that these free are not for the

@@ -108,13 +108,14 @@ impl Runtime {
 }
 
 impl Pools {
-    /// Bytes up to the most that the process held before its plan came. `None` once it holds some more
-    /// than that: the job grows, and short leases would not change that.
+    /// Bytes up to `usual`, where requests begin to take the plan's idle parts, and from there up to the
+    /// most that was held before the plan came. `None` once the process holds some more than that: the
+    /// job grows, and short leases would not change that.
     fn left_with_plan(&self) -> Option<Bytes> {
         let installed = self.planned.as_ref()?;
         let (held, most) = (self.held(), installed.most?);
         let end = if held < installed.usual { installed.usual } else { most };
-        (held <= most.saturating_add(installed::more(most))).then(|| end.saturating_sub(held))
+        (held <= most.saturating_add(installed::growth_margin(most))).then(|| end.saturating_sub(held))
     }
 
     /// Threads that grow at the same time may pass the limit by what each asks for.

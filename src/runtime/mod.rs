@@ -310,12 +310,12 @@ impl Runtime {
         let stream = installed::main_stream(plan);
         let start = pools.pages.extend_at(chunks, stream).map_err(|error| (PlanInstallError::from(error), false))?;
         let installed = Ready::at(plan, start, &self.config).and_then(|ready| {
-            let opened = Installed::open(ready, false, &mut pools.pages);
+            let opened = Installed::open(ready, None, &mut pools.pages);
             opened.ok_or(PlanInstallError::NoAddresses(plan.pool_len))
         });
         let mut installed = installed.map_err(|error| (error, true))?;
         installed.take(installed.pool.offsets(), &mut pools.pages);
-        installed.note_usual(pools.held(), Bytes::ZERO);
+        installed.note_usual(pools.held());
         pools.planned = Some(installed);
         Ok(())
     }

@@ -173,9 +173,11 @@ impl Runtime {
         if has_streams && !self.wait_for_device(pools) || !self.retire_plan(pools) {
             return false;
         }
-        let Some(mut installed) = Installed::open(ready, true, &mut pools.pages) else { return false };
+        let Some(mut installed) = Installed::open(ready, Some(pools.most_held.max(after)), &mut pools.pages) else {
+            return false;
+        };
         installed.take_entries(&mut pools.pages);
-        installed.note_usual(after, pools.most_held);
+        installed.note_usual(after);
         pools.planned = Some(installed);
         self.counters.add(Counter::PlansInstalled, 1);
         self.note_held(pools);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use slab::Slab;
 
-use super::place::Place;
+use super::place::{Piece, Place};
 use super::{UNIT, address_of, bytes_of, unit_at};
 use crate::extents::Extents;
 use crate::ids::StreamId;
@@ -296,13 +296,17 @@ impl Arena {
         (unit < start + home.units).then_some((*start, home))
     }
 
-    /// The homes that lie in `[start, end)`, or have a part of it: `start` lies in one.
-    pub(super) fn homes_in(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Home)> {
-        let first = self.home_at(start);
+    /// `[start, end)`, which lies in chunks, cut at their edges: each chunk's home, and its piece.
+    pub(super) fn pieces_in(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Home, Piece)> {
+        let first = self.home_at(start).filter(|_| start < end);
         let next = first.map_or(end, |(home, chunk)| home + chunk.units);
         // Most runs lie in one chunk: no second search for those.
         let others = (next < end).then(|| self.chunks.range(next..end)).into_iter().flatten();
-        first.into_iter().chain(others.map(|(home, chunk)| (*home, chunk)))
+        let homes = first.into_iter().chain(others.map(|(home, chunk)| (*home, chunk)));
+        homes.map(move |(home, chunk)| {
+            let (from, to) = (start.max(home), end.min(home + chunk.units));
+            (home, chunk, Piece { start: from, units: to - from })
+        })
     }
 
     /// The chunk whose home begins at this unit.

@@ -51,10 +51,8 @@ impl Runs {
     fn of_arena(arena: &Arena, least: u64) -> Runs {
         let mut runs = Runs::default();
         arena.free.at_least(least).for_each(|(start, len)| {
-            for (home, chunk) in arena.homes_in(start, start + len) {
-                let (from, to) = (start.max(home), (start + len).min(home + chunk.units));
-                let piece = Piece { start: from, units: to - from };
-                match (from == home, to == home + chunk.units) {
+            for (home, chunk, piece) in arena.pieces_in(start, start + len) {
+                match (piece.start == home, piece.start + piece.units == home + chunk.units) {
                     (true, true) => runs.whole.push(piece),
                     (false, true) => runs.ends.push(piece),
                     (true, false) => runs.begins.push(piece),
@@ -258,16 +256,12 @@ fn place_of(arena: &Arena, runs: &[Piece], units: u64) -> Result<Place, MemoryEr
     let (mut pieces, mut homes, mut chunks) = (Vec::new(), Vec::new(), Vec::new());
     let mut left = units;
     for run in runs {
-        let mut at = run.start;
         let end = run.start + run.units.min(left);
-        left -= end - at;
-        while at < end {
-            let (home, chunk) = arena.home_at(at).expect("runs lie in chunks");
-            let until = (home + chunk.units).min(end);
-            pieces.push(Piece { start: at, units: until - at });
+        left -= end - run.start;
+        for (home, chunk, piece) in arena.pieces_in(run.start, end) {
+            pieces.push(piece);
             homes.push(home);
             chunks.push(Arc::clone(arena.chunk(home, chunk)));
-            at = until;
         }
     }
     let mapping = Mapping::stitch(&chunks)?;
