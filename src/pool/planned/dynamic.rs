@@ -22,7 +22,7 @@ pub(super) struct Dynamic {
     cycle_start: u32,
     cursor: u32,
     pub(super) spaces: ReuseSpaces,
-    /// Where among the spaces of its group the first was that held it last time.
+    /// Which of the spaces of its group served it the last time.
     pub(super) near: Box<[u32]>,
 }
 
@@ -173,8 +173,9 @@ impl PlannedPool {
         Some(self.reuse(number, found, request).map_or(Served::Elsewhere, Served::Reused))
     }
 
-    /// Serves a dynamic request in the shortest of its spaces that has room for it now (STAlloc,
-    /// equation 7): best fit, but for spaces of which a part is taken.
+    /// Serves a dynamic request in the space that served it the last time, or in the shortest of its
+    /// spaces that has room for it now (STAlloc, equation 7): best fit, but for spaces of which a part
+    /// is taken.
     fn reuse(&mut self, number: usize, expected: u32, request: &Request) -> Option<DeviceAddress> {
         let lane = &self.lanes[number];
         let group = lane.dynamic.spaces.group(expected)?;
@@ -192,7 +193,8 @@ impl PlannedPool {
         let len = limits::allocation_len(request.bytes)?;
         let units = u32::try_from(len.get() / limits::ALLOCATION_ALIGNMENT.get()).ok()?;
         let spaces = lane.dynamic.spaces.spaces(group);
-        let first = plan::first_with_room(spaces, units, lane.dynamic.near[expected as usize] as usize);
+        let near = lane.dynamic.near[expected as usize] as usize;
+        let first = plan::first_with_room(spaces, units, near);
         let next = lane.next();
         let is_free = |span: PlanSpan| {
             let is_there = |entry: u32| self.orderly.is_set(entry) && self.offsets_of(entry).overlaps(span);
@@ -207,8 +209,11 @@ impl PlannedPool {
             let start = self.tenants.gap(plan::span_of(*space), len)?;
             Span::new(start, len).filter(|span| is_free(*span))
         };
-        let found = spaces[first..].iter().find_map(gap);
-        self.lanes[number].dynamic.near[expected as usize] = first as u32;
-        Some(self.serve_tenant(found?, request))
+        // The spaces before it were too full for it the last time, too.
+        let again = spaces.get(near).filter(|_| near > first).and_then(gap).map(|found| (near, found));
+        let all = || (first..).zip(&spaces[first..]).find_map(|(at, space)| Some((at, gap(space)?)));
+        let found = again.or_else(all);
+        self.lanes[number].dynamic.near[expected as usize] = found.map_or(first, |(at, _)| at) as u32;
+        Some(self.serve_tenant(found?.1, request))
     }
 }
