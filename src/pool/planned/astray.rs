@@ -13,6 +13,7 @@ impl PlannedPool {
     /// next, or else one that has skipped it or expects it soon.
     #[cold]
     pub(super) fn alloc_in_new_lane(&mut self, request: &Request) -> Served {
+        self.says_dynamic |= request.is_dynamic;
         let new = self.lanes.that_may_begin(request);
         if let Some(lane) = self.that_wants_next(&new, request) {
             self.lanes.bind(lane, request);

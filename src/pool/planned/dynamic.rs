@@ -3,6 +3,8 @@
 //! A cursor of its own runs over those of a lane beside the one over its entries. Which request is which follows from the context, and without a context from the place: between
 //! which two entries it comes. What it gives is a hint, as all of a plan: the pool checks that the space is free.
 
+use std::cmp::Ordering;
+
 use foldhash::HashSet;
 
 use super::{PlannedPool, Request, Served};
@@ -124,6 +126,19 @@ impl Dynamic {
         let found = (start..end).take(WINDOW as usize).find(is_it)?;
         self.cursor = found + 1;
         Some(found)
+    }
+
+    /// One of them comes before `next`. Without a context its place alone says which request it is, of
+    /// whatever size.
+    #[inline]
+    pub(super) fn expects_before(&self, next: u32) -> bool {
+        let before = self.expected.get(self.cursor as usize).map(|expected| expected.before);
+        match before.map(|before| before.cmp(&next)) {
+            Some(Ordering::Equal) => true,
+            // Some were left out, or the job has jumped.
+            Some(Ordering::Less) => self.first_before(next) < self.first_before(next + 1),
+            Some(Ordering::Greater) | None => false,
+        }
     }
 
     /// The first one that comes before `next` and not before an earlier entry.

@@ -101,6 +101,7 @@ impl PlannedPool {
             counts: PlannedCounts::default(),
             passed_unserved: 0,
             unexpected: 0,
+            says_dynamic: false,
             expects_frees: false,
         })
     }

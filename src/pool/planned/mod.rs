@@ -73,6 +73,8 @@ pub struct PlannedPool {
     passed_unserved: u64,
     /// Dynamic requests of modules that the plan knows, where it expects none.
     unexpected: u64,
+    /// The job says of dynamic requests that they are: others are not.
+    says_dynamic: bool,
     /// Who is in the way of a request may be freed already and wait for a stream: whoever can ask is told first.
     expects_frees: bool,
 }
@@ -159,6 +161,7 @@ impl PlannedPool {
     pub fn alloc(&mut self, request: &Request) -> Served {
         let Some(number) = self.lanes.of(request) else { return self.alloc_in_new_lane(request) };
         if request.is_dynamic {
+            self.says_dynamic = true;
             return self.alloc_dynamic(number, request);
         }
         let lane = &mut self.lanes[number];
@@ -166,6 +169,7 @@ impl PlannedPool {
             && let planned = self.entries[next as usize]
             && planned.is_like(request)
             && lane.detour.is_none()
+            && !(request.context.is_unknown() && !self.says_dynamic && lane.dynamic.expects_before(lane.own_next()))
         {
             lane.matcher.step();
             return self.serve_in_order(next, &planned, request);

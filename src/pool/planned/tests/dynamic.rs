@@ -79,6 +79,18 @@ fn what_varies_is_known_by_its_place_where_nobody_says_so() {
 }
 
 #[test]
+fn what_varies_may_be_as_large_as_the_entry_behind_it() {
+    let mut bench = Bench::with_dynamic(LAYERS, 1, &experts());
+    bench.ask(4);
+    bench.ask(8);
+    // It has no room while the workspace is there, and is not taken for one of the two heirs.
+    assert_eq!(bench.ask_varying(4, 0, false), Served::Elsewhere);
+    bench.free(4);
+    assert_eq!((bench.ask(4), bench.ask(4)), (Some(4), Some(8)));
+    assert_eq!(bench.pool.counts().deviations(), 0);
+}
+
+#[test]
 fn a_dynamic_module_is_known_by_its_context() {
     let mut bench = Bench::with_dynamic(LAYERS, 1, &experts());
     bench.ask(4);
