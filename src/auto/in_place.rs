@@ -63,10 +63,9 @@ impl InPlace {
         living: &Living,
         runtime: &Runtime,
     ) -> Result<InPlace, PlanError> {
-        let range = runtime.range_for(&kept);
-        let stays = range.map_or_else(Stays::default, |range| Stays {
-            taken: taken(range, &living.lasting),
-            fixed: fixed(&kept, range, &living.carried),
+        let stays = runtime.range_for(&kept).map_or_else(Stays::default, |range| {
+            let (fixed, others) = fixed(&kept, range, &living.carried);
+            Stays { taken: taken(range, living.lasting.iter().copied().chain(others)), fixed }
         });
         let placed = kept.around(problem, &stays)?;
         Ok(InPlace { kept, placed, stays })
@@ -80,22 +79,31 @@ impl InPlace {
 }
 
 /// The parts of a range that some allocations have, in ascending order, those that touch as one.
-fn taken(range: AddressSpan, lasting: &BTreeSet<AddressSpan>) -> Vec<PlanSpan> {
-    let part = |span: &AddressSpan| {
+fn taken(range: AddressSpan, lasting: impl Iterator<Item = AddressSpan>) -> Vec<PlanSpan> {
+    let part = |span: AddressSpan| {
         let offset = span.start().checked_distance(range.start())?;
         Span::new(PlanOffset::new(offset.get()), span.len())
     };
-    units::joined(lasting.iter().filter(|span| range.contains(span.start())).filter_map(part))
+    let mut parts: Vec<PlanSpan> = lasting.filter(|span| range.contains(span.start())).filter_map(part).collect();
+    parts.sort_unstable_by_key(|part| part.start());
+    units::joined(parts)
 }
 
 /// The entries that live into the next iteration, and the offsets where the last one has left them: of as
-/// many bytes, in the order of the requests.
-fn fixed(plan: &Plan, range: AddressSpan, carried: &[(Bytes, AddressSpan)]) -> BTreeMap<usize, PlanOffset> {
-    let mut left: BTreeMap<Bytes, VecDeque<PlanOffset>> = BTreeMap::new();
+/// many bytes, in the order of the requests. And what it has left beside them, which no iteration takes back.
+fn fixed(
+    plan: &Plan,
+    range: AddressSpan,
+    carried: &[(Bytes, AddressSpan)],
+) -> (BTreeMap<usize, PlanOffset>, Vec<AddressSpan>) {
+    let mut left: BTreeMap<Bytes, VecDeque<AddressSpan>> = BTreeMap::new();
     for (bytes, span) in carried.iter().filter(|(_, span)| range.contains(span.start())) {
-        let offset = span.start().checked_distance(range.start()).map(|offset| PlanOffset::new(offset.get()));
-        left.entry(*bytes).or_default().extend(offset);
+        left.entry(*bytes).or_default().push_back(*span);
     }
-    let offset = |at: usize| Some((at, left.get_mut(&plan.entries[at].bytes)?.pop_front()?));
-    plan.carried().into_iter().filter_map(offset).collect()
+    let offset = |at: usize| {
+        let span = left.get_mut(&plan.entries[at].bytes)?.pop_front()?;
+        Some((at, PlanOffset::new(span.start().checked_distance(range.start())?.get())))
+    };
+    let fixed = plan.carried().into_iter().filter_map(offset).collect();
+    (fixed, left.into_values().flatten().collect())
 }
