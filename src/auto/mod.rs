@@ -74,7 +74,12 @@ pub struct AutoPlanner {
     /// The recording of a job without marks goes on beside its plan: once a mark comes the plan was of
     /// a part of an iteration, and this has the iteration from its beginning.
     unmarked: Option<Box<Recorded>>,
+    /// Runs long work.
+    run: Run,
 }
+
+/// Runs some work and returns when it is done.
+pub type Run = fn(&mut (dyn FnMut() + Send));
 
 #[derive(Debug)]
 enum Stage {
@@ -204,7 +209,20 @@ impl AutoPlanner {
             is_unmarked: false,
             fingerprint: None,
             unmarked: None,
+            run: |work| work(),
         }
+    }
+
+    /// The same, which has `run` run what takes long, once: making a plan, and laying it into the job.
+    #[must_use]
+    pub fn with_run(self, run: Run) -> AutoPlanner {
+        AutoPlanner { run, ..self }
+    }
+
+    fn work<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let (mut work, mut done) = (Some(work), None);
+        (self.run)(&mut || done = work.take().map(|work| work()));
+        done.expect("it was run")
     }
 
     fn record(&self, runtime: &Runtime, is_later: bool) -> Stage {
@@ -292,7 +310,7 @@ impl AutoPlanner {
             return Stage::Following(following);
         }
         drop(watching.recorded.end(runtime));
-        let Some(Ok(plan)) = found.map(|kinds| following.plan.with_kinds(kinds)) else {
+        let Some(Ok(plan)) = found.map(|kinds| self.work(|| following.plan.with_kinds(kinds))) else {
             return Stage::Following(following);
         };
         (self.made, self.extended) = (self.made + 1, self.extended + 1);
@@ -322,7 +340,7 @@ impl AutoPlanner {
         let living = Living::of(&alive, &first, 1);
         self.begins_at = recorded::live_before(&first, 1);
         let problem = plan.problem();
-        let Ok(plan) = InPlace::around(plan, problem, &living, runtime) else {
+        let Ok(plan) = self.work(|| InPlace::around(plan, problem, &living, runtime)) else {
             return Ok(self.record(runtime, true));
         };
         // One that cannot be served from is no reason to do without.
@@ -368,7 +386,7 @@ impl AutoPlanner {
             return self.record_unlike(runtime);
         }
         let living = Living::of(&alive, &trace, iteration);
-        let (mut plan, problem) = match Plan::of_cycle(&trace, iteration) {
+        let (mut plan, problem) = match self.work(|| Plan::of_cycle(&trace, iteration)) {
             // Of two iterations that have little in common the later may be like those that follow.
             Ok((plan, problem)) if problem.irregular_requests <= plan.entries.len() as u64 => (plan, problem),
             Ok(_) | Err(PlanError::NothingStatic) if self.unlike < UNLIKE_MAX => return self.record_unlike(runtime),
@@ -381,7 +399,8 @@ impl AutoPlanner {
         }
         // What was freed of the time before is not known, so this may be too much, which is the safe side.
         self.begins_at = live_at_begin.checked_add(recorded::live_before(&trace, iteration)).unwrap_or(Bytes::MAX);
-        self.offer_first(None, InPlace::around(plan, problem, &living, runtime)?, false, runtime)
+        let placed = self.work(|| InPlace::around(plan, problem, &living, runtime))?;
+        self.offer_first(None, placed, false, runtime)
     }
 
     /// Two iterations have little in common: later ones may have more.
@@ -394,7 +413,7 @@ impl AutoPlanner {
     }
 
     fn offer(&self, mut offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {
-        let offer = runtime.prepare(&offered.plan.placed, self.begins_at)?;
+        let offer = self.work(|| runtime.prepare(&offered.plan.placed, self.begins_at))?;
         runtime.offer(Some(offer));
         offered.tries += 1;
         Ok(Stage::Offered(offered))

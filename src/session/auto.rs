@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::aside::aside;
 use super::background::Background;
 use crate::auto::{AutoPlanner, Shelf};
 use crate::error::chain;
@@ -33,13 +34,14 @@ impl PlannerThread {
     ///
     /// What the system says of one more thread.
     pub fn begin<R>(
-        mut planner: AutoPlanner,
+        planner: AutoPlanner,
         runtime: R,
         shelf: impl Shelf + Send + 'static,
     ) -> std::io::Result<PlannerThread>
     where
         R: Deref<Target = Runtime> + Send + 'static,
     {
+        let mut planner = planner.with_run(aside);
         let thread = Background::begin("stitchd-auto", move |is_over| {
             while !is_over.load(Ordering::Acquire) && planner.over().is_none() {
                 planner.look(&runtime, &shelf);

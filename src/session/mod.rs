@@ -8,6 +8,7 @@
 //! A daemon that is away, restarts or refuses is an error with a reason, after a bounded time; what is leased already stays. A forked child is inert
 //! ([`fork`]).
 
+mod aside;
 pub mod auto;
 mod background;
 mod claim;
