@@ -184,6 +184,9 @@ pub const TICKET_MS_MAX: u64 = 10_000;
 /// Addresses of one range of the page pool: more than any device has memory, so that a stream seldom
 /// needs another.
 pub const PAGE_RANGE_LEN: Bytes = Bytes::gib(512);
+/// The same for a private pool, and for all but the first streams: thousands of them fit into
+/// [`ADDRESS_BYTES_MAX`]. Where one needs more it reserves another range.
+pub const SIDE_RANGE_LEN: Bytes = Bytes::gib(16);
 /// Memory of the device that a process pretends to have which goes without a daemon: enough to try things.
 pub const PRIVATE_HOST_LEN: Bytes = Bytes::gib(1);
 /// Alignment of every allocation, and the unit that sizes are rounded to: what PyTorch's caching allocator gives, and

@@ -229,10 +229,13 @@ impl Runtime {
     }
 
     /// Another stream uses the allocation, too: its bytes are not reused before that stream has passed the free. Addresses that are not ours are
-    /// ignored, as PyTorch hands over any.
+    /// ignored, as PyTorch hands over any, and so is the stream that the allocation was made on, where that is known: what a plan serves may lie in
+    /// another's part.
     pub fn record_stream(&self, address: DeviceAddress, stream: StreamId) {
         let mut pools = self.lock();
-        if pools.is_live(address) && !pools.deferred.has(address) {
+        let had_plan = pools.planned.is_some() || self.counters.get(Counter::PlansInstalled) > 0;
+        let is_own = !pools.may_be_of_another(stream) || !had_plan && !pools.is_of_another(address, stream);
+        if !is_own && pools.is_live(address) && !pools.deferred.has(address) {
             pools.recorded.entry(address).or_default().insert(stream);
             pools.note_recorded(address, stream);
         }

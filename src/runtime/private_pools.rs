@@ -66,7 +66,8 @@ impl PrivatePools {
     }
 
     fn begin(&mut self, id: PrivatePoolId, device: &Arc<Device>, policy: PagePolicy) {
-        let new = || PrivatePool { memory: PagePool::new(Arc::clone(device), policy), open: 0, uses: 0 };
+        let memory = || PagePool::new(Arc::clone(device), policy).with_range_len(limits::SIDE_RANGE_LEN);
+        let new = || PrivatePool { memory: memory(), open: 0, uses: 0 };
         let pool = self.pools.entry(id).or_insert_with(new);
         pool.open += 1;
         pool.uses += 1;
@@ -78,6 +79,7 @@ impl PrivatePools {
         let Some(pool) = self.pools.get_mut(&id).filter(|pool| pool.open > 0) else { return false };
         pool.open -= 1;
         self.open -= 1;
+        self.drop_if_spent(id);
         true
     }
 

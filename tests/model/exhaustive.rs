@@ -3,6 +3,7 @@
 use stitchd::ids::StreamId;
 use stitchd::rng::Rng;
 
+use crate::alone;
 use crate::job::Job;
 use crate::pages::{Bench as Pages, GRANULE, SETUP, Setup};
 use crate::planned::Bench as Planned;
@@ -70,6 +71,13 @@ fn every_list_of_operations_on_pages() {
 #[test]
 fn every_list_of_operations_on_pages_without_aliases() {
     pages(false, false);
+}
+
+#[test]
+fn every_list_of_operations_on_pages_where_memory_stays_with_its_addresses() {
+    let _alone = alone();
+    pages(false, true);
+    pages(true, true);
 }
 
 /// A plan of four requests, of which the first and third, and the second and fourth, can share bytes. Without a prologue the job is in its cycle;

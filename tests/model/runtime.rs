@@ -206,6 +206,8 @@ struct Bench {
     served_bytes: u64,
     failures: u64,
     peak_live: u64,
+    /// Something was asked for on another stream than the default one.
+    has_streams: bool,
 }
 
 impl Bench {
@@ -233,10 +235,12 @@ impl Bench {
             served_bytes: 0,
             failures: 0,
             peak_live: 0,
+            has_streams: false,
         }
     }
 
     fn alloc(&mut self, request: &Request) -> Option<u64> {
+        self.has_streams |= request.stream != StreamId::DEFAULT;
         let before = self.runtime.stats();
         let answer = self.runtime.alloc(request);
         let start = answer.as_ref().ok().map(|address| address.get());
@@ -363,7 +367,12 @@ impl Bench {
 
     fn record(&mut self, start: u64, stream: StreamId) {
         self.runtime.record_stream(DeviceAddress::new(start), stream);
-        if self.live.get(start).is_some_and(|(_, live)| live.freed.is_none()) {
+        // The stream that an allocation was made on has nothing to wait for. It is ignored while no plan was
+        // there, and where no other was ever used.
+        let had_plan = self.setup.has_plan || self.runtime.counters().get(Counter::PlansInstalled) > 0;
+        let is_single = !self.has_streams && stream == StreamId::DEFAULT;
+        let is_own = |live: &Live| live.stream == stream && (!had_plan || is_single);
+        if self.live.get(start).is_some_and(|(_, live)| live.freed.is_none() && !is_own(live)) {
             let (len, mut live) = self.live.remove(start).unwrap();
             live.recorded.push(stream);
             self.watch.queue(stream);

@@ -13,13 +13,14 @@ use super::place::{Piece, Place};
 use super::{UNIT, address_of, bytes_of, unit_at};
 use crate::extents::Extents;
 use crate::ids::StreamId;
-use crate::limits;
 use crate::memory::{Chunk, Device, Mapping, MemoryError};
 use crate::units::{Bytes, DeviceAddress};
 
 #[derive(Debug)]
 pub(super) struct Arena {
     pub(super) stream: StreamId,
+    /// Addresses that it reserves at once.
+    range_len: Bytes,
     pub(super) ranges: Slab<Range>,
     /// The range that grows.
     pub(super) last: Option<usize>,
@@ -72,9 +73,10 @@ const LOOKED_AT_MAX: usize = 512;
 const LONGER_MAX: u64 = 6;
 
 impl Arena {
-    pub(super) fn new(stream: StreamId) -> Arena {
+    pub(super) fn new(stream: StreamId, range_len: Bytes) -> Arena {
         Arena {
             stream,
+            range_len,
             ranges: Slab::new(),
             last: None,
             free: Extents::default(),
@@ -162,12 +164,12 @@ impl Arena {
             .is_some_and(|sum| sum <= range.mapping.span().len())
     }
 
-    /// Addresses for new chunks: as many as any device has memory, or, where those cannot be had or
-    /// memory stays with its addresses, as many as these chunks need.
+    /// Addresses for new chunks: many, or, where those cannot be had or memory stays with its addresses, as
+    /// many as these chunks need.
     fn add_range(&mut self, device: &Arc<Device>, len: Bytes) -> Result<usize, MemoryError> {
         let spare = device.capabilities().granularity;
         let needed = len.checked_add(spare).ok_or(MemoryError::Unstitchable(Bytes::LARGEST))?;
-        let generous = limits::PAGE_RANGE_LEN.max(needed);
+        let generous = self.range_len.max(needed);
         let mapping = if device.capabilities().memory_stays_with_addresses {
             Mapping::reserve(device, needed)?
         } else {

@@ -63,6 +63,9 @@ pub struct PagePool {
     device: Arc<Device>,
     policy: PagePolicy,
     arenas: Vec<Arena>,
+    /// Addresses that the first stream reserves at once. Each further one reserves half of what the one
+    /// before does, and [`limits::SIDE_RANGE_LEN`] at least.
+    range_len: Bytes,
     live: AddressMap<Live>,
     live_units: u64,
     /// Units that a plan's pool has.
@@ -140,12 +143,19 @@ impl PagePool {
             device,
             policy,
             arenas: Vec::new(),
+            range_len: limits::PAGE_RANGE_LEN,
             live: AddressMap::default(),
             live_units: 0,
             plan_units: 0,
             counts: PageCounts::default(),
             uses: 0,
         }
+    }
+
+    /// The same with so many addresses for its first stream at once.
+    #[must_use]
+    pub fn with_range_len(self, range_len: Bytes) -> PagePool {
+        PagePool { range_len, ..self }
     }
 
     #[inline]
@@ -156,7 +166,9 @@ impl PagePool {
     /// The stream's arena; a new one where it has none.
     fn arena_for(&mut self, stream: StreamId) -> usize {
         self.arena_of(stream).unwrap_or_else(|| {
-            self.arenas.push(Arena::new(stream));
+            // Most of the memory is nearly always that of one of the first streams.
+            let half = self.range_len.get().checked_shr(self.arenas.len() as u32).unwrap_or(0);
+            self.arenas.push(Arena::new(stream, Bytes::new(half).max(limits::SIDE_RANGE_LEN)));
             self.arenas.len() - 1
         })
     }

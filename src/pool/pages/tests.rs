@@ -220,3 +220,16 @@ fn a_trim_gives_little_more_than_wanted() {
     assert_eq!(given(bench.pool.trim(Bytes::mib(100))), 64);
     assert_eq!(bench.pool.range_count(), 0, "the range goes with its last chunk");
 }
+
+#[test]
+fn thousands_of_streams_have_addresses_and_so_does_a_long_request_on_the_last() {
+    let mut bench = Bench::new();
+    for stream in 0..2000 {
+        bench.extend(&[2], StreamId(stream));
+    }
+    let last = StreamId(2000);
+    bench.extend(&[2; 5], last);
+    bench.extend(&[20 << 10], last);
+    assert!(bench.pool.alloc(Bytes::gib(20), last).is_some());
+    assert_eq!(bench.pool.range_count(), 2002);
+}

@@ -126,7 +126,10 @@ impl Arena {
         for (id, range) in &self.ranges {
             let here: Vec<(u64, u64)> =
                 idle.iter().copied().filter(|(home, _)| self.chunks[home].range == id).collect();
-            if found >= wanted || here.len() != range.mapping.chunk_count() || range.plan_end.is_some() {
+            // A place goes whole, as its addresses keep the memory.
+            let is_shown = |id: &usize| self.places.get(*id).is_some_and(|place| place.is_live);
+            let is_pinned = || here.iter().any(|(home, _)| self.chunks[home].places.iter().any(is_shown));
+            if found >= wanted || here.len() != range.mapping.chunk_count() || range.plan_end.is_some() || is_pinned() {
                 continue;
             }
             found += here.iter().map(|(_, units)| bytes_of(*units)).sum();
@@ -165,8 +168,13 @@ impl Arena {
     fn hide(&mut self, home: u64) -> bool {
         let places = self.chunks[&home].places.clone();
         places.into_iter().all(|id| {
-            let first = self.places.get(id).and_then(|place| place.homes.iter().position(|shown| *shown == home));
-            first.is_none_or(|slot| self.cut_place(id, slot).is_ok())
+            let Some(place) = self.places.get(id) else { return true };
+            let stays = place.mapping.device().capabilities().memory_stays_with_addresses;
+            let Some(slot) = place.homes.iter().position(|shown| *shown == home) else { return true };
+            match stays {
+                true => !place.is_live && self.cut_place(id, 0).is_ok(),
+                false => self.cut_place(id, slot).is_ok(),
+            }
         })
     }
 }

@@ -22,6 +22,21 @@ fn bytes_recorded_on_a_busy_stream_wait_for_it() {
     });
 }
 
+#[test]
+fn bytes_recorded_on_their_own_stream_do_not_wait() {
+    for (plan_of, bytes) in [(None, Bytes::mib(16)), (Some(plan()), Bytes::mib(3))] {
+        let bench = Bench::new(16, RuntimeConfig::default());
+        plan_of.iter().for_each(|plan| bench.runtime.install_plan(plan).unwrap());
+        let block = bench.alloc(bytes).unwrap();
+        bench.runtime.record_stream(block, STREAM);
+        let stall = bench.host.stall(DeviceId(0), STREAM);
+        bench.free(block);
+        bench.runtime.mark_iteration();
+        assert_eq!(bench.alloc(bytes).unwrap(), block);
+        drop(stall);
+    }
+}
+
 /// A job that knows one stream more.
 fn bench_with_stream() -> (Bench, StreamId) {
     let bench = Bench::new(64, RuntimeConfig::default());
@@ -147,4 +162,15 @@ fn chunks_of_one_stream_move_to_another_when_memory_is_out() {
     // There is no more: the first stream's chunks move, and unmapping waits for it.
     assert!(bench.alloc_on(Bytes::mib(16), two).is_ok());
     assert_eq!(bench.runtime.stats().held, Bytes::mib(32));
+}
+
+#[test]
+fn a_private_pool_that_is_released_before_it_is_ended_gives_its_memory_back() {
+    let bench = Bench::new(16, RuntimeConfig::default());
+    let id = PrivatePoolId(7, 1);
+    bench.runtime.begin_private(id);
+    let block = bench.runtime.alloc_private(id, &Request::of(Bytes::mib(4))).unwrap();
+    bench.free(block);
+    assert!(bench.runtime.release_private(id) && bench.runtime.end_private(id));
+    assert_eq!(bench.runtime.stats().held, Bytes::ZERO);
 }
