@@ -187,24 +187,29 @@ impl std::str::FromStr for Bytes {
     }
 }
 
-/// A time that a person wrote: a number with `ms`, `s`, `m` or `h`.
+/// A time that a person wrote: a number with `ms`, `s`, `m` or `h`, in whole milliseconds.
 ///
 /// # Errors
 ///
 /// What it is instead.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
-    let expected = || format!("'{text}' is not a time such as 2s or 500ms");
+    let expected = || format!("'{text}' is not a time such as 2s, 0.5s or 500ms");
     let (digits, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(expected)?);
-    let number: u64 = digits.trim().parse().map_err(|_| expected())?;
-    let millis = match unit {
-        "ms" => Some(1),
-        "s" => Some(1000),
-        "m" => Some(60_000),
-        "h" => Some(3_600_000),
-        _ => None,
+    let each: u64 = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(expected()),
     };
+    let (whole, fraction) = digits.trim().split_once('.').unwrap_or((digits.trim(), ""));
+    let whole = whole.parse::<u64>().ok().and_then(|whole| whole.checked_mul(each));
     // In milliseconds it is written again.
-    millis.and_then(|millis| number.checked_mul(millis)).map(Duration::from_millis).ok_or_else(expected)
+    let parts = 10_u64.pow(u32::try_from(fraction.len()).ok().filter(|digits| *digits <= 9).ok_or_else(expected)?);
+    let fraction: u64 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| expected())? };
+    let rest = fraction.checked_mul(each).filter(|rest| rest.is_multiple_of(parts)).map(|rest| rest / parts);
+    let millis = whole.zip(rest).and_then(|(whole, rest)| whole.checked_add(rest));
+    millis.map(Duration::from_millis).ok_or_else(expected)
 }
 
 /// A size that could not be read.
@@ -436,6 +441,17 @@ mod tests {
         for text in ["0.5", "1.5B", "", "GiB", "-1", "1XiB", "1e30", "99999999999TiB", "1 2", "NaN"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn times_written_by_people_are_read_in_milliseconds() {
+        for (text, millis) in [("2s", 2000), ("500ms", 500), ("0.1s", 100), ("1.25m", 75_000), ("0.5h", 1_800_000)] {
+            assert_eq!(parse_time(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+        for text in ["", "2", "s", ".5s", "0.5ms", "0.0001s", "-1s", "1e3s", "1.-5s", "2 parsecs", "1.0000000000s"] {
+            assert!(parse_time(text).is_err(), "{text}");
+        }
+        assert!(parse_time(&format!("{}h", u64::MAX)).is_err());
     }
 
     #[test]

@@ -329,12 +329,11 @@ fn file_error(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Failure 
     move |source| Failure::File { path, source }
 }
 
-/// A time as people write it: `2s`, `500ms`, and a number alone is of seconds.
+/// A time as people write it: `2s`, `0.5s`, `500ms`, and a number alone is of seconds.
 fn time(text: &str) -> Result<Duration, String> {
-    match text.trim().parse() {
-        Ok(seconds) => Ok(Duration::from_secs(seconds)),
-        Err(_) => parse_time(text),
-    }
+    let text = text.trim();
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    if is_number { parse_time(&format!("{text}s")) } else { parse_time(text) }
 }
 
 /// Whoever has started this process wants it to go on where such a signal would end others: nohup, or a script that has put it behind its back.

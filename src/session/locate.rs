@@ -351,7 +351,7 @@ mod tests {
         let error = wrong(Environment { priority: said("-1"), ..environment.clone() });
         assert_eq!(error, "STITCHD_PRIORITY: '-1' is no number from 0 on");
         let error = wrong(Environment { admit: said("soon"), ..environment });
-        assert_eq!(error, "STITCHD_ADMIT: 'soon' is not a time such as 2s or 500ms");
+        assert_eq!(error, "STITCHD_ADMIT: 'soon' is not a time such as 2s, 0.5s or 500ms");
     }
 
     #[test]
