@@ -296,7 +296,16 @@ fn marks(start: u64, len: u64, granule: u64) -> Vec<DeviceAddress> {
     let first = (start / granule + 1) * granule;
     let borders = (first..start + len).step_by(granule as usize).flat_map(|border| [border - 8, border]);
     let inside = borders.filter(|at| *at >= start && at + 8 <= start + len);
-    [start, start + len - 8].into_iter().chain(inside).map(DeviceAddress::new).collect()
+    let mut marks: Vec<u64> = [start, start + len - 8].into_iter().chain(inside).collect();
+    marks.sort_unstable();
+    // Where an end lies near a border one would lie over the other.
+    let mut end = 0;
+    marks.retain(|at| {
+        let is_clear = *at >= end;
+        end = if is_clear { at + 8 } else { end };
+        is_clear
+    });
+    marks.into_iter().map(DeviceAddress::new).collect()
 }
 
 /// A span, for calls that want one.
