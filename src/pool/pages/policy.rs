@@ -13,7 +13,7 @@
 //! so what they lack comes with some more ([`PagePolicy::chunk_least`]), and with much more while a
 //! process grows and frees next to nothing: then 64 GiB take a thousand chunks and not two.
 //!
-//! The defaults come from a sweep over twenty traces (`src/DESIGN.md`, "The page pool").
+//! The defaults come from a sweep over twenty traces (`src/DESIGN.md`, "One pool serves what no plan does").
 
 use crate::units::Bytes;
 
