@@ -240,6 +240,13 @@ impl Installed {
         pages.give_from_plan(self.site, self.pool.addresses_of(part));
     }
 
+    /// Live allocations in parts of other streams than the site's, with those.
+    pub(super) fn live_of_others(&self) -> Vec<(DeviceAddress, StreamId)> {
+        let addresses = self.pool.placed().into_iter().map(|placed| self.pool.addresses_of(placed.span).start());
+        let of = |address| Some((address, self.pool.stream_at(address)?));
+        addresses.filter_map(of).filter(|(_, stream)| *stream != self.site.stream()).collect()
+    }
+
     /// Gives everything back: what is live is the page pool's from now on.
     pub(super) fn retire(self, pages: &mut PagePool) {
         for part in self.pool.idle_parts() {

@@ -135,6 +135,12 @@ impl Runtime {
         }
         pools.counts_before = pools.planned_counts();
         if let Some(installed) = pools.planned.take() {
+            // They lie among the site's memory from now on: who frees one on its stream has to wait for theirs.
+            for (address, stream) in installed.live_of_others() {
+                if !pools.deferred.has(address) {
+                    pools.recorded.entry(address).or_default().insert(stream);
+                }
+            }
             installed.retire(&mut pools.pages);
         }
         self.note_held(pools);

@@ -20,8 +20,8 @@ use stitchd::pool::planned::PlannedCounts;
 use stitchd::pool::{Found, Request};
 use stitchd::rng::Rng;
 use stitchd::runtime::{
-    AllocError, BlockState, ChunkSource, Counter, Counters, NotLive, Runtime, RuntimeConfig, RuntimeStats, SourceError,
-    Want,
+    AllocError, BlockState, ChunkSource, Counter, Counters, NotLive, Runtime, RuntimeConfig, RuntimeStats, Segment,
+    SourceError, Want,
 };
 use stitchd::trace::Trace;
 use stitchd::units::{Bytes, DeviceAddress};
@@ -313,6 +313,9 @@ impl Bench {
             live.recorded.iter().chain([&live.stream, &stream]).for_each(|stream| self.watch.queue(*stream));
             waits = live.stream != stream;
         }
+        // What a plan served that has ended may lie among the memory of the stream that frees it, and waits for
+        // its own.
+        let lies_among = waits && self.setup.has_offers && self.lies_among(start, stream);
         let now = self.watch.tick();
         let freed = self.runtime.free(DeviceAddress::new(start), stream);
         let Some((len, live)) = self.live.get(start).filter(|(_, live)| live.freed.is_none()) else {
@@ -327,7 +330,7 @@ impl Bench {
         if waits {
             // It was freed on another stream than its own, and waits for that.
             let (len, mut live) = self.live.remove(start).unwrap();
-            live.recorded.push(stream);
+            live.recorded.push(if lies_among { live.stream } else { stream });
             self.live.insert(start, len, live);
         }
         let live = &self.live.get(start).unwrap().1;
@@ -340,6 +343,12 @@ impl Bench {
         let (len, live) = self.live.remove(start).unwrap();
         self.live.insert(start, len, Live { freed: Some(now), ..live });
         self.end_of_waiting(None);
+    }
+
+    fn lies_among(&self, start: u64, stream: StreamId) -> bool {
+        let has =
+            |segment: &Segment| segment.blocks.iter().any(|block| block.span.start() == DeviceAddress::new(start));
+        self.runtime.segments().iter().any(|segment| segment.stream == stream && has(segment))
     }
 
     /// Frees that waited for streams may have happened: of `reused` certainly, of others when their addresses are live no more. Nothing is
