@@ -65,7 +65,8 @@ impl InPlace {
     ) -> Result<InPlace, PlanError> {
         let stays = runtime.range_for(&kept).map_or_else(Stays::default, |range| {
             let (fixed, others) = fixed(&kept, range, &living.carried);
-            Stays { taken: taken(range, living.lasting.iter().copied().chain(others)), fixed }
+            let lasting = living.lasting.iter().copied().chain(others).collect();
+            Stays { taken: taken(range, &lasting), fixed }
         });
         let placed = kept.around(problem, &stays)?;
         Ok(InPlace { kept, placed, stays })
@@ -79,14 +80,12 @@ impl InPlace {
 }
 
 /// The parts of a range that some allocations have, in ascending order, those that touch as one.
-fn taken(range: AddressSpan, lasting: impl Iterator<Item = AddressSpan>) -> Vec<PlanSpan> {
-    let part = |span: AddressSpan| {
+fn taken(range: AddressSpan, lasting: &BTreeSet<AddressSpan>) -> Vec<PlanSpan> {
+    let part = |span: &AddressSpan| {
         let offset = span.start().checked_distance(range.start())?;
         Span::new(PlanOffset::new(offset.get()), span.len())
     };
-    let mut parts: Vec<PlanSpan> = lasting.filter(|span| range.contains(span.start())).filter_map(part).collect();
-    parts.sort_unstable_by_key(|part| part.start());
-    units::joined(parts)
+    units::joined(lasting.iter().filter(|span| range.contains(span.start())).filter_map(part))
 }
 
 /// The entries that live into the next iteration, and the offsets where the last one has left them: of as

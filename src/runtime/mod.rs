@@ -229,8 +229,8 @@ impl Runtime {
     }
 
     /// Another stream uses the allocation, too: its bytes are not reused before that stream has passed the free. Addresses that are not ours are
-    /// ignored, as PyTorch hands over any, and so is the stream that the allocation was made on, where that is known: what a plan serves may lie in
-    /// another's part.
+    /// ignored, as PyTorch hands over any, and so is the stream that the allocation was made on, where that
+    /// is known: what a plan serves may lie in another's part.
     pub fn record_stream(&self, address: DeviceAddress, stream: StreamId) {
         let mut pools = self.lock();
         let had_plan = pools.planned.is_some() || self.counters.get(Counter::PlansInstalled) > 0;

@@ -66,8 +66,10 @@ impl PrivatePools {
     }
 
     fn begin(&mut self, id: PrivatePoolId, device: &Arc<Device>, policy: PagePolicy) {
-        let memory = || PagePool::new(Arc::clone(device), policy).with_range_len(limits::SIDE_RANGE_LEN);
-        let new = || PrivatePool { memory: memory(), open: 0, uses: 0 };
+        let new = || {
+            let memory = PagePool::new(Arc::clone(device), policy).with_range_len(limits::SIDE_RANGE_LEN);
+            PrivatePool { memory, open: 0, uses: 0 }
+        };
         let pool = self.pools.entry(id).or_insert_with(new);
         pool.open += 1;
         pool.uses += 1;

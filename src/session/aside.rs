@@ -11,7 +11,8 @@ pub(super) fn aside(work: &mut (dyn FnMut() + Send)) {
     let mut is_done = false;
     std::thread::scope(|scope| {
         let begun = Builder::new().name("stitchd-plan".into()).spawn_scoped(scope, || {
-            // On Linux the priority is that of the thread, and of those that it begins. Without it the work is done, too.
+            // On Linux the priority is that of the thread, and of those that it begins. Without it the work is
+            // done, too.
             let _ = rustix::process::setpriority_process(None, LOWEST);
             work();
             is_done = true;

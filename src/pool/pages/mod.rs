@@ -167,8 +167,8 @@ impl PagePool {
     fn arena_for(&mut self, stream: StreamId) -> usize {
         self.arena_of(stream).unwrap_or_else(|| {
             // Most of the memory is nearly always that of one of the first streams.
-            let half = self.range_len.get().checked_shr(self.arenas.len() as u32).unwrap_or(0);
-            self.arenas.push(Arena::new(stream, Bytes::new(half).max(limits::SIDE_RANGE_LEN)));
+            let halved = self.range_len.get().checked_shr(self.arenas.len() as u32).unwrap_or(0);
+            self.arenas.push(Arena::new(stream, Bytes::new(halved).max(limits::SIDE_RANGE_LEN)));
             self.arenas.len() - 1
         })
     }

@@ -3,8 +3,6 @@
 //! A cursor of its own runs over those of a lane beside the one over its entries. Which request is which follows from the context, and without a context from the place: between
 //! which two entries it comes. What it gives is a hint, as all of a plan: the pool checks that the space is free.
 
-use std::cmp::Ordering;
-
 use foldhash::HashSet;
 
 use super::{PlannedPool, Request, Served};
@@ -132,12 +130,11 @@ impl Dynamic {
     /// whatever size.
     #[inline]
     pub(super) fn expects_before(&self, next: u32) -> bool {
-        let before = self.expected.get(self.cursor as usize).map(|expected| expected.before);
-        match before.map(|before| before.cmp(&next)) {
-            Some(Ordering::Equal) => true,
+        let before = |number: u32| self.expected.get(number as usize).map(|expected| expected.before);
+        match before(self.cursor) {
             // Some were left out, or the job has jumped.
-            Some(Ordering::Less) => self.first_before(next) < self.first_before(next + 1),
-            Some(Ordering::Greater) | None => false,
+            Some(left_out) if left_out < next => before(self.first_before(next)) == Some(next),
+            expected => expected == Some(next),
         }
     }
 
