@@ -85,6 +85,9 @@ impl Solver {
         Solver::Search,
     ];
 
+    /// It has an answer after one pass over the buffers.
+    const QUICKEST: Solver = Solver::BestFit(Small::Nothing);
+
     /// It does what work it may.
     fn searches(self) -> bool {
         matches!(self, Solver::Dive | Solver::Tiles | Solver::Search)
@@ -267,6 +270,9 @@ fn solve_within(
     let mut best: Option<Solution> = None;
     let is_wanted = |solver: &Solver| !solver.searches() || !effort.search.is_over();
     for solver in Solver::ALL.into_iter().filter(is_wanted).collect::<Vec<_>>() {
+        if best.is_none() && solver != Solver::QUICKEST && effort.search.is_stopped() {
+            continue;
+        }
         effort.top = best.as_ref().map_or(u64::MAX, |best| best.peak.get());
         match place(problem, &parts, solver, &mut effort) {
             Ok(solution) if best.as_ref().is_none_or(|best| solution.peak < best.peak) => {
