@@ -162,6 +162,10 @@ struct Offered {
 const TORN_MAX: u32 = 4;
 /// A job whose iterations have little in common is recorded again so often.
 const UNLIKE_MAX: u32 = 3;
+/// A plan is of no use where dynamic requests have more than this share of the peak, in hundredths: they
+/// are served beside it, and what it leaves idle is too little for them. The traces with experts have at
+/// most 64 (moe-top2).
+const DYNAMIC_PERCENT_MAX: u64 = 75;
 /// Kinds of iterations are looked for so often, in so many iterations each time: an evaluation in every thousand has come twice by then.
 const WATCHES_MAX: u32 = 8;
 const WATCHED_MAX: usize = 4096;
@@ -387,6 +391,7 @@ impl AutoPlanner {
         }
         let living = Living::of(&alive, &trace, iteration);
         let (mut plan, problem) = match self.work(|| Plan::of_cycle(&trace, iteration)) {
+            Ok((_, problem)) if problem.dynamic_percent > DYNAMIC_PERCENT_MAX => return self.record_unlike(runtime),
             // Of two iterations that have little in common the later may be like those that follow.
             Ok((plan, problem)) if problem.irregular_requests <= plan.entries.len() as u64 => (plan, problem),
             Ok(_) | Err(PlanError::NothingStatic) if self.unlike < UNLIKE_MAX => return self.record_unlike(runtime),

@@ -355,7 +355,7 @@ fn a_job_that_ran_before_goes_by_its_plan_from_the_second_iteration_on() {
 
 /// A layer of attention and eight experts, which get other numbers of tokens in every iteration, and most
 /// of the requests; nothing says that they do but the paths.
-fn routed_iteration(job: &mut Job, rng: &mut crate::rng::Rng) {
+fn routed_iteration(job: &mut Job, rng: &mut crate::rng::Rng, scale: u64) {
     let within = |module: &str| {
         let pushed = Pushed { phase: Phase::Forward, microbatch: None, chunk: None, module, is_dynamic: false };
         context::push(&pushed).unwrap();
@@ -369,7 +369,7 @@ fn routed_iteration(job: &mut Job, rng: &mut crate::rng::Rng) {
         }
         for expert in 0..8 {
             within(&format!("layers.{layer}.experts.{expert}"));
-            let kept = [job.alloc((1 + rng.below(1000)) << 10), job.alloc((1 + rng.below(1000)) << 11)];
+            let kept = [10, 11].map(|bits| job.alloc(scale * (1 + rng.below(1000)) << bits));
             kept.into_iter().for_each(|address| job.free(address));
             context::pop().unwrap();
         }
@@ -383,7 +383,7 @@ fn dynamic_modules_of_a_running_job_are_found() {
     let run = |seed| {
         let mut rng = crate::rng::Rng::new(seed);
         let mut job = Job::beside(true, Rc::clone(&shelf));
-        (0..8).for_each(|_| routed_iteration(&mut job, &mut rng));
+        (0..8).for_each(|_| routed_iteration(&mut job, &mut rng, 1));
         (job.planner.made(), job.stats())
     };
     let (first, second) = (run(1), run(2));
@@ -392,4 +392,13 @@ fn dynamic_modules_of_a_running_job_are_found() {
     // Another run is routed in another way, and is the same job.
     assert_eq!((second.0, second.1.planned.deviations()), (0, 0), "{:?}", second.1);
     assert_eq!(second.1.served.planned, 6 * 30, "{:?}", second.1);
+}
+
+#[test]
+fn a_job_of_which_most_is_dynamic_has_no_plan() {
+    let mut rng = crate::rng::Rng::new(1);
+    let mut job = Job::new(true);
+    (0..16).for_each(|_| routed_iteration(&mut job, &mut rng, 20));
+    assert!(matches!(job.planner.over(), Some(Over::Unlike)), "{:?}", job.planner.over());
+    assert_eq!((job.planner.made(), job.stats().served.planned), (0, 0));
 }

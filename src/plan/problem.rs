@@ -46,6 +46,8 @@ pub struct Problem {
     /// Dynamic requests of the cycle whose modules are not dynamic: as many as can be of iterations that
     /// have little in common.
     pub irregular_requests: u64,
+    /// Peak of the dynamic requests of the planned iteration, in hundredths of that of all its requests.
+    pub dynamic_percent: u64,
     /// The iteration that repeats.
     pub iteration: u32,
     /// Where that is cut.

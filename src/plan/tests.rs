@@ -623,4 +623,9 @@ fn dynamic_modules_are_found_without_the_column() {
     assert_eq!(plan.reuse_groups(), 4);
     let problem = Problem::from_trace(&trace, 1).unwrap();
     assert_eq!((problem.dynamic_requests, problem.irregular_requests), (8, 0));
+    // The largest expert has 8,000 bytes and the attention 4,096,000; or 5,120,000.
+    assert_eq!(problem.dynamic_percent, 0);
+    let many = [rows(0, [7, 5120, 9, 3]), rows(1, [7, 5120, 6, 3])].concat();
+    let problem = Problem::from_trace(&super::modules::tests::trace(&many), 1).unwrap();
+    assert_eq!((problem.dynamic_requests, problem.dynamic_percent), (8, 100));
 }

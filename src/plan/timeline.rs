@@ -13,8 +13,9 @@ use super::seen::{self, Allocation, Places, Seen};
 use super::vary::Asked;
 use super::{Lane, PlanError, Problem};
 use crate::ids::StreamId;
+use crate::lifetimes;
 use crate::trace::Trace;
-use crate::units::{Lifetime, Tick};
+use crate::units::{Bytes, Lifetime, Tick};
 
 /// The iterations that a problem is made from, and how they are alike.
 pub(super) struct Timeline {
@@ -206,7 +207,27 @@ impl Timeline {
         }
         problem.dynamic_requests += problem.dynamic.len() as u64;
         problem.irregular_requests = self.irregular_requests;
+        let (dynamic, all) = (self.dynamic_of(self.iteration), self.all_of(self.iteration));
+        let (dynamic, all) = (u128::from(self.peak_of(dynamic).get()), u128::from(self.peak_of(all).get()));
+        problem.dynamic_percent = (dynamic * 100 / all.max(1)) as u64;
         Ok(())
+    }
+
+    /// Most bytes live at one time of some requests of the planned iteration.
+    fn peak_of<'a>(&self, requests: impl Iterator<Item = &'a Allocation>) -> Bytes {
+        let end = |one: &Allocation| match one.freed {
+            Some((freed_in, at)) if freed_in == self.iteration => at,
+            _ => u64::MAX,
+        };
+        let lifetimes = requests.map(|one| (Lifetime::new(one.at, end(one)), one.bytes));
+        let (lifetimes, bytes): (Vec<Lifetime>, Vec<Bytes>) = lifetimes.unzip();
+        let (mut live, mut peak) = (Bytes::ZERO, Bytes::ZERO);
+        for change in lifetimes::changes(&lifetimes) {
+            let bytes = bytes[change.of as usize];
+            live = if change.comes { live.saturating_add(bytes) } else { live.saturating_sub(bytes) };
+            peak = peak.max(live);
+        }
+        peak
     }
 
     /// The iterations before the planned one that do something else, beside the `numbers` of its requests
