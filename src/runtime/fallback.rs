@@ -28,6 +28,9 @@ pub(super) enum Fallback {
     Back,
     /// With a plan: parts of the planned pool that are free for long enough, for the page pool. No call.
     Lend,
+    /// With a plan that came while the job ran: ends it until the next mark, where the process would hold
+    /// more than it did without. No call.
+    Suspend,
     /// New chunks at the end of the stream's addresses, while little is idle. A lease. Skipped after
     /// a refusal.
     Extend,
@@ -47,9 +50,10 @@ pub(super) enum Fallback {
 }
 
 impl Fallback {
-    const ALL: [Fallback; 9] = [
+    const ALL: [Fallback; 10] = [
         Fallback::Back,
         Fallback::Lend,
+        Fallback::Suspend,
         Fallback::Extend,
         Fallback::Stitch,
         Fallback::Gather,
@@ -172,6 +176,7 @@ impl Runtime {
         match step {
             Fallback::Back if self.has_plan() => served(self.serve_unbacked(request)?),
             Fallback::Lend if self.has_plan() => self.lend(request),
+            Fallback::Suspend if self.has_plan() => Ok(self.suspend_plan(request)),
             Fallback::Extend => self.extend(request, tried),
             Fallback::Stitch => self.stitch(request, step, Duration::ZERO, tried),
             Fallback::Gather => self.gather(request),
@@ -179,7 +184,9 @@ impl Runtime {
             Fallback::Streams => Ok(self.wait_for_streams(tried)),
             Fallback::InTheWay if self.has_plan() => Ok(self.lend_all(request)),
             Fallback::GiveUpPlan if self.give_up_plan() => Ok(Outcome::From(Fallback::Extend)),
-            Fallback::Back | Fallback::Lend | Fallback::InTheWay | Fallback::GiveUpPlan => Ok(Outcome::Nothing),
+            Fallback::Back | Fallback::Lend | Fallback::Suspend | Fallback::InTheWay | Fallback::GiveUpPlan => {
+                Ok(Outcome::Nothing)
+            }
         }
     }
 
@@ -271,7 +278,7 @@ impl Runtime {
     }
 
     /// What a request lacks that is stitched, where that is less than what it lacks at the end.
-    fn shortage_below(&self, pools: &Pools, request: &Request, at_end: Bytes) -> Option<Shortage> {
+    pub(super) fn shortage_below(&self, pools: &Pools, request: &Request, at_end: Bytes) -> Option<Shortage> {
         let shortage = pools.pages.shortage(request.bytes, request.stream, self.was_refused(pools));
         shortage.filter(|shortage| shortage.lacks < at_end)
     }

@@ -180,14 +180,23 @@ impl Installed {
     pub(super) fn note_astray(&mut self, pages: &mut PagePool) {
         let now = Progress::of(&self.pool);
         let (hits, astray) = (now.hits - self.since.hits, now.astray - self.since.astray);
-        // What other streams have freed is not the page pool's before the device was waited for.
-        if astray < self.least_astray() || astray * ASTRAY_PART < hits || self.has_other_streams() {
-            return;
+        if astray >= self.least_astray() && astray * ASTRAY_PART >= hits {
+            self.suspend(pages);
+        }
+    }
+
+    /// The page pool serves everything until the next mark, from what is free here, too. False where it
+    /// does already, or where that cannot be: what other streams have freed is not the page pool's before
+    /// the device was waited for.
+    pub(super) fn suspend(&mut self, pages: &mut PagePool) -> bool {
+        if self.is_suspended || self.has_other_streams() {
+            return false;
         }
         self.is_suspended = true;
         for part in self.pool.idle_parts() {
             self.lend(part, pages);
         }
+        true
     }
 
     fn least_astray(&self) -> u64 {

@@ -68,7 +68,7 @@ use deferred::Deferred;
 use installed::{Installed, Ready};
 use lease::Growth;
 use lock::{Held, Lock};
-use need::PeakOfIteration;
+use need::{MostHeld, PeakOfIteration};
 use private_pools::PrivatePools;
 use sleep::Asleep;
 use statistics::Watermarks;
@@ -99,8 +99,7 @@ struct Pools {
     pages: PagePool,
     /// Memory for what captured graphs replay.
     private: PrivatePools,
-    /// Most bytes held so far, of which a late plan is to need no more.
-    most_held: Bytes,
+    most_held: MostHeld,
     /// Something was asked for on another stream than the default one.
     has_streams: bool,
     /// Live allocations that other streams use, too.
@@ -148,7 +147,7 @@ impl Runtime {
             offered: None,
             pages: PagePool::new(Arc::clone(&device), config.pages),
             private: PrivatePools::default(),
-            most_held: Bytes::ZERO,
+            most_held: MostHeld::default(),
             has_streams: false,
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
@@ -413,7 +412,7 @@ impl Runtime {
     /// Writes to the counters what is held, and in which pieces.
     fn note_held(&self, pools: &mut Pools) {
         let held = pools.held();
-        pools.most_held = pools.most_held.max(held);
+        pools.note_most_held(held);
         pools.note_marks(held);
         pools.peak.note(held);
         self.counters.set(Counter::HeldBytes, held.get());

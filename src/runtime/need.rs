@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Counter, Pools, Runtime};
+use super::{Counter, Pools, Runtime, installed};
 use crate::units::Bytes;
 
 /// What a job needs of a device, in whole chunks.
@@ -41,6 +41,15 @@ impl PeakOfIteration {
     }
 }
 
+/// The most that the process has held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct MostHeld {
+    pub(super) ever: Bytes,
+    /// What it may hold with a late plan before that is suspended: a little more than without a plan, or
+    /// as much as while one was suspended.
+    pub(super) with_plan: Bytes,
+}
+
 impl Runtime {
     /// What the iteration that begins now needs. Nothing at its peak where nobody can tell: neither is there a plan, nor has one iteration ended.
     pub fn need(&self) -> Need {
@@ -66,6 +75,16 @@ impl Runtime {
 }
 
 impl Pools {
+    pub(super) fn note_most_held(&mut self, held: Bytes) {
+        self.most_held.ever = self.most_held.ever.max(held);
+        let may_hold = match &self.planned {
+            None => held.saturating_add(installed::growth_margin(held)),
+            Some(installed) if installed.is_suspended() => held,
+            Some(_) => return,
+        };
+        self.most_held.with_plan = self.most_held.with_plan.max(may_hold);
+    }
+
     /// The peak of the iteration that ends is that of the last one from now on.
     pub(super) fn turn_peak(&mut self) {
         let held = self.held();

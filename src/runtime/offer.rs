@@ -179,7 +179,8 @@ impl Runtime {
         if has_streams && !self.wait_for_device(pools) || !self.retire_plan(pools) {
             return false;
         }
-        let Some(mut installed) = Installed::open(ready, Some(pools.most_held.max(after)), &mut pools.pages) else {
+        let Some(mut installed) = Installed::open(ready, Some(pools.most_held.ever.max(after)), &mut pools.pages)
+        else {
             return false;
         };
         installed.take_entries(&mut pools.pages);

@@ -76,6 +76,23 @@ impl Runtime {
         Ok(if found.is_zero() { Outcome::Nothing } else { Outcome::From(Fallback::Extend) })
     }
 
+    /// Suspends a plan that came while the job ran, where a lease for the request would make the process
+    /// hold more than it did without: the page pool does with less once it has what the plan leaves idle.
+    pub(super) fn suspend_plan(&self, request: &Request) -> Outcome {
+        let mut pools = self.lock();
+        let Some(at_end) = pools.pages.lacks_at_end(request.bytes, request.stream) else { return Outcome::Nothing };
+        let lacks = self.shortage_below(&pools, request, at_end).map_or(at_end, |shortage| shortage.lacks);
+        let after = pools.held().saturating_add(lacks);
+        // Without marks nothing says when to go on.
+        let has_marks = self.counters.get(Counter::Iterations) > 0;
+        if !has_marks || after <= pools.most_held.with_plan {
+            return Outcome::Nothing;
+        }
+        let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Outcome::Nothing };
+        let is_suspended = installed.is_late() && installed.suspend(pages);
+        if is_suspended { Outcome::From(Fallback::Extend) } else { Outcome::Nothing }
+    }
+
     /// There is no memory left: serves a request where the planned pool is free now, or lends all that
     /// is free there, whichever of the plan's later requests lose their places by that.
     pub(super) fn lend_all(&self, request: &Request) -> Outcome {

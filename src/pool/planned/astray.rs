@@ -60,6 +60,7 @@ impl PlannedPool {
     /// A request that is not the entry at the cursor: skipped before, ahead, or not in the plan.
     #[cold]
     pub(super) fn alloc_elsewhere_in_the_plan(&mut self, lane: usize, request: &Request) -> Served {
+        self.unserved_dynamic = None;
         if self.lanes[lane].dynamic.is_dynamic(request) {
             return self.alloc_dynamic(lane, request);
         }

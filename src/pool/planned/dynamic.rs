@@ -182,7 +182,11 @@ impl PlannedPool {
         let lane = &mut self.lanes[number];
         let next = lane.own_next();
         let found = lane.dynamic.find_at(request, next)?;
-        Some(self.reuse(number, found, request).map_or(Served::Elsewhere, Served::Reused))
+        let reused = self.reuse(number, found, request);
+        if reused.is_none() {
+            self.unserved_dynamic = Some(*request);
+        }
+        Some(reused.map_or(Served::Elsewhere, Served::Reused))
     }
 
     /// Serves a dynamic request in the space that served it the last time, or in the shortest of its

@@ -102,6 +102,7 @@ impl PlannedPool {
             passed_unserved: 0,
             unexpected: 0,
             says_dynamic: false,
+            unserved_dynamic: None,
             expects_frees: false,
         })
     }

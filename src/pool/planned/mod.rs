@@ -75,6 +75,8 @@ pub struct PlannedPool {
     unexpected: u64,
     /// The job says of dynamic requests that they are: others are not.
     says_dynamic: bool,
+    /// The last request that was not served here, if it was a dynamic one.
+    unserved_dynamic: Option<Request>,
     /// Who is in the way of a request may be freed already and wait for a stream: whoever can ask is told first.
     expects_frees: bool,
 }
@@ -146,9 +148,10 @@ impl PlannedPool {
         self.unexpected
     }
 
-    /// The request is dynamic: it says so, or the plan knows its module to be.
+    /// The request is dynamic: it says so, or the plan knows its module to be, or expected a dynamic one
+    /// when it came.
     pub fn is_dynamic(&self, request: &Request) -> bool {
-        self.lanes.has_dynamic(request)
+        self.lanes.has_dynamic(request) || self.unserved_dynamic == Some(*request)
     }
 
     /// A request comes while the plan is suspended.
@@ -202,6 +205,7 @@ impl PlannedPool {
     /// The entry, which the cursor has just gone over, cannot have its place now.
     #[cold]
     fn serve_blocked(&mut self, entry: u32, request: &Request) -> Served {
+        self.unserved_dynamic = None;
         if self.tenants.has_lent(self.offsets_of(entry)) {
             let lane = self.lane_of(entry);
             self.lanes[lane].matcher.step_back(entry);

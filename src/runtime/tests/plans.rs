@@ -126,3 +126,32 @@ fn a_late_plan_lies_where_the_job_has_its_memory() {
     bench.runtime.invariants().unwrap();
     bench.free(block);
 }
+
+#[test]
+fn a_late_plan_is_suspended_before_the_process_holds_more_than_without_it() {
+    const HELD: Bytes = Bytes::mib(200);
+    let bench = Bench::new(400, RuntimeConfig::default());
+    let block = bench.alloc(HELD).unwrap();
+    bench.free(block);
+    let mut plan = plan();
+    let large = Bytes::mib(190);
+    plan.entries[0].bytes = large;
+    plan.entries[1].offset = PlanOffset::new(large.get());
+    plan.pool_len = large + Bytes::kib(1);
+    bench.runtime.offer(Some(bench.runtime.prepare(&plan, Bytes::ZERO).unwrap()));
+    for _ in 0..2 {
+        bench.runtime.mark_iteration();
+        // Nobody says when it goes, so it has no part of the plan's pool as long as that is followed.
+        let dynamic = Request { is_dynamic: true, ..Request::of(Bytes::mib(150)) };
+        let served = bench.runtime.alloc(&dynamic).unwrap();
+        bench.runtime.invariants().unwrap();
+        assert!(bench.runtime.lock().planned.as_ref().unwrap().is_suspended());
+        assert_eq!(bench.runtime.stats().held, HELD);
+        bench.free(served);
+    }
+    bench.runtime.mark_iteration();
+    let planned = bench.alloc(large).unwrap();
+    assert_eq!(bench.runtime.stats().served.planned, 1, "the next iteration goes by the plan");
+    bench.free(planned);
+    bench.runtime.invariants().unwrap();
+}
