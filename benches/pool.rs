@@ -6,18 +6,19 @@
 //! What is recorded has the same run without a recorder for a floor. Between two rounds the recorder catches up: what is measured is what the job waits for.
 #![expect(clippy::unwrap_used, reason = "a bench that cannot go on has nothing to say")]
 
+#[path = "support/iteration.rs"]
+mod iteration;
 #[path = "support/runtime.rs"]
 mod subject;
 mod support;
 
-use std::collections::HashMap;
 use std::hint::black_box;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use iteration::{Iteration, Step, run, trace};
 use stitchd::clock::{Clock as _, SystemClock};
 use stitchd::ids::StreamId;
 use stitchd::limits::RECORD_AHEAD_MAX;
@@ -28,7 +29,6 @@ use stitchd::record::{self, Written};
 use stitchd::rng::Rng;
 use stitchd::runtime::{Counter, Runtime, TapNumber};
 use stitchd::trace::binary::Remarks;
-use stitchd::trace::{EventKind, Trace};
 use stitchd::units::{Bytes, DeviceAddress};
 use subject::runtime;
 use support::{compare, timed};
@@ -37,71 +37,6 @@ const ROUNDS: usize = 51;
 
 /// Iterations until a job without a plan has found its blocks.
 const WARM_UP: usize = 40;
-
-#[derive(Clone, Copy)]
-enum Step {
-    Alloc(usize, Request),
-    Free(usize),
-}
-
-/// The last iteration of a trace: what it allocates and frees again. It begins and ends with the same allocations live.
-struct Iteration {
-    first: Vec<Step>,
-    steps: Vec<Step>,
-    slots: usize,
-    pairs: u64,
-}
-
-impl Iteration {
-    /// Of requests from `bytes_min` up.
-    fn of(trace: &Trace, bytes_min: Bytes) -> Iteration {
-        let last = trace.events.last().unwrap().iteration;
-        let (mut first, mut steps) = (Vec::new(), Vec::new());
-        let mut slots: HashMap<u64, (usize, u32)> = HashMap::new();
-        let frees: HashMap<u64, u32> = trace
-            .events
-            .iter()
-            .filter(|event| matches!(event.kind, EventKind::Free))
-            .map(|event| (event.id, event.iteration))
-            .collect();
-        let mut keys = HashMap::new();
-        for event in &trace.events {
-            let into = if event.iteration == last { &mut steps } else { &mut first };
-            match event.kind {
-                EventKind::Alloc if event.bytes >= bytes_min => {
-                    // What the last iteration leaves behind would be more with every repetition.
-                    if event.iteration == last && !frees.contains_key(&event.id) {
-                        continue;
-                    }
-                    let slot = slots.len();
-                    slots.insert(event.id, (slot, event.iteration));
-                    let context = *keys.entry(event.context).or_insert_with(|| trace.key(&event.context));
-                    into.push(Step::Alloc(slot, Request::recorded(event, context)));
-                }
-                EventKind::Free => {
-                    // What an earlier iteration left is freed once, before the first repetition.
-                    match slots.get(&event.id) {
-                        Some((slot, made)) if *made == event.iteration => into.push(Step::Free(*slot)),
-                        Some((slot, _)) => first.push(Step::Free(*slot)),
-                        None => {}
-                    }
-                }
-                _ => {}
-            }
-        }
-        let pairs = steps.iter().filter(|step| matches!(step, Step::Alloc(..))).count() as u64;
-        Iteration { first, steps, slots: slots.len(), pairs }
-    }
-}
-
-fn run(runtime: &Runtime, steps: &[Step], addresses: &mut [DeviceAddress]) {
-    for step in steps {
-        match step {
-            Step::Alloc(slot, request) => addresses[*slot] = runtime.alloc(request).unwrap(),
-            Step::Free(slot) => runtime.free(addresses[*slot], StreamId::DEFAULT).unwrap(),
-        }
-    }
-}
 
 /// What cannot be left out, for the addresses that the subject used.
 struct Floor {
@@ -134,11 +69,6 @@ impl Floor {
         }
         sum
     }
-}
-
-fn trace(name: &str) -> Trace {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/{name}.csv.zst"));
-    stitchd::trace::csv::read_file(&path).unwrap()
 }
 
 fn measure(name: String, iteration: &Iteration, runtime: &Runtime, warm_up: usize) -> support::Compared {

@@ -369,7 +369,7 @@ fn routed_iteration(job: &mut Job, rng: &mut crate::rng::Rng, scale: u64) {
         }
         for expert in 0..8 {
             within(&format!("layers.{layer}.experts.{expert}"));
-            let kept = [10, 11].map(|bits| job.alloc(scale * (1 + rng.below(1000)) << bits));
+            let kept = [10, 11].map(|bits| job.alloc((scale * (1 + rng.below(1000))) << bits));
             kept.into_iter().for_each(|address| job.free(address));
             context::pop().unwrap();
         }
