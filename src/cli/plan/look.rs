@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::super::spinner::Spinner;
 use super::super::table::Table;
 use super::{DONE, Failure, Outcome, cut_object, cut_words, job, print_json, print_out, problem_of, read_plan, trace};
 use crate::plan::{Plan, Position, lower_bound, validate};
@@ -25,7 +26,10 @@ pub(super) fn check(
         Err(error @ Failure::PlanFile { .. }) => vec![error.to_string()],
         Err(other) => return Err(other),
         Ok(plan) => {
-            let (imported, _) = trace::read_job(trace_file, device)?;
+            let contents = trace::read_contents(trace_file)?;
+            let spinner = Spinner::of(!json);
+            spinner.say("comparing");
+            let (imported, _) = trace::job_of(contents, trace_file, device)?;
             differences(&plan, &imported.trace)?
         }
     };

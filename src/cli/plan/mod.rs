@@ -11,6 +11,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use super::spinner::Spinner;
 use super::{DONE, Failure, Outcome, interrupt, print_json, print_out, read_plan, trace, whole_file};
 use crate::clock::{Clock as _, SystemClock};
 use crate::limits;
@@ -127,6 +128,8 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
         }
         return problem::stack(args, file, rows, solver);
     }
+    let spinner = Spinner::of(!args.json);
+    spinner.say("comparing iterations");
     let (mut imported, _) = trace::job_of(contents, file, args.device)?;
     let cut = imported.cut();
     let trace = &imported.trace;
@@ -145,16 +148,17 @@ fn make(args: &PlanArgs, file: &Path) -> Outcome {
         return Err(Failure::Usage(format!("--out {out}: which of two is wanted? {what}")));
     }
     let problem = problem_of(trace, iteration, cut)?;
+    drop(spinner);
     let searching = Searching::of(args.json);
     let known = if imported.is_problem { solve::patient() } else { solve::in_proportion(&problem) };
     let solution = Plan::solved(&problem, solver, &searching.budget(args, known, &problem))?;
     let until_cut = cut.filter(|cut| cut.iteration == iteration).map(|cut| trace.before(&cut));
     imported.notes.extend(about_one_pass(until_cut.as_ref().unwrap_or(trace), &problem, solution.lower_bound));
-    let improvements = searching.improvements();
     let interrupted = searching.is_cut_short(&solution);
     imported.notes.extend(interrupted.then(|| interrupt::NOTE.to_owned()));
     let is_optimal = solution.is_optimal();
     let mut plan = Plan::of_solved(trace, &problem, solution)?;
+    let improvements = searching.improvements();
     let seconds = (clock.now() - started).as_secs_f64();
     plan.job.position = position;
     imported.notes.extend(about_rounding(&plan));
