@@ -10,6 +10,7 @@ mod races;
 mod report;
 mod shipped;
 mod snapshots;
+mod synthetic;
 mod trim;
 
 use std::path::Path;
