@@ -19,6 +19,10 @@ use crate::units::Bytes;
 /// After a refusal no lease is asked for during this time: a job under pressure stitches what it has.
 const REFUSAL_HOLDS: Duration = Duration::from_millis(20);
 
+/// A process that has grown by so much gets chunks as long as it wants until its memory ends: what
+/// stays live leaves nothing of them unused.
+const LONG_GROWTH: Bytes = Bytes::gib(4);
+
 /// A growth ends where between two leases more than one request in so many was freed.
 const FREED_PART: u64 = 8;
 
@@ -74,10 +78,12 @@ impl Runtime {
         let each = self.new_chunk_len(len)?;
         let most = each.checked_mul(limits::ACQUIRE_CHUNKS_MAX).unwrap_or(Bytes::LARGEST);
         let most = most.min(limits::ACQUIRE_BYTES_MAX);
+        let grows = wait.is_zero() && self.lock().growth.leased >= LONG_GROWTH;
+        let shape = if grows { Shape::Exactly(each) } else { Shape::Fitted(each) };
         let (mut chunks, mut left) = (Vec::new(), len);
         while left > Bytes::ZERO {
             let part = left.min(most);
-            match self.source.acquire(Want { len: part, shape: Shape::Fitted(each), plan: None, wait }) {
+            match self.source.acquire(Want { len: part, shape, plan: None, wait }) {
                 Ok(some) => chunks.extend(some),
                 Err(error) => {
                     if !chunks.is_empty() {

@@ -62,15 +62,21 @@ fn h200_reproduces_release_9c968ab() {
     assert!((90.0..=105.0).contains(&small), "{small}");
 }
 
-/// What a job without a plan waits for on its way to 64 GiB, beside expandable segments.
+/// What a job without a plan waits for on its way to 64 GiB, beside expandable segments: on a device
+/// without an end, and on one of 80 GiB.
 #[test]
 fn h200_growth_is_cheap_in_requests_of_any_size() {
-    let setup = Setup { costs: CostTable::H200, ..setup(false) };
-    let seconds = |pool, trace: &Trace| run(pool, trace, None, &setup).calls.seconds;
-    for request_mib in [1024, 256, 100, 64, 20, 16, 2] {
-        let trace = growth(request_mib);
-        let [ours, expandable] = [PoolName::Stitchd, PoolName::Expandable].map(|pool| seconds(pool, &trace));
-        println!("requests of {request_mib} MiB: {ours:.3} s, {expandable:.3} s with expandable segments");
-        assert!(ours <= 1.5 * expandable, "{request_mib}: {ours} and {expandable}");
+    for capacity in [None, Some(Bytes::gib(80))] {
+        let mut setup = Setup { costs: CostTable::H200, ..setup(false) };
+        setup.capacity = capacity;
+        let seconds = |pool, trace: &Trace| run(pool, trace, None, &setup).calls.seconds;
+        for request_mib in [1024, 256, 100, 64, 20, 16, 2] {
+            let trace = growth(request_mib);
+            let [ours, expandable] = [PoolName::Stitchd, PoolName::Expandable].map(|pool| seconds(pool, &trace));
+            println!(
+                "{capacity:?}, requests of {request_mib} MiB: {ours:.3} s, {expandable:.3} s with expandable segments"
+            );
+            assert!(ours <= 1.5 * expandable, "{request_mib}: {ours} and {expandable}");
+        }
     }
 }
