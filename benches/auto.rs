@@ -102,6 +102,14 @@ fn recorded(name: &str, iteration: &Iteration) -> Compared {
     compare(format!("pair while recorded, {name}"), ROUNDS, second(true), second(false))
 }
 
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Requests while another thread makes plans with the lowest priority, as in a process, beside requests
 /// while none does.
 fn beside_planning(name: &str, trace: &Trace, iteration: &Iteration) -> Compared {
@@ -109,7 +117,7 @@ fn beside_planning(name: &str, trace: &Trace, iteration: &Iteration) -> Compared
     let (mut with, mut without) = (Job::new(iteration, false).warm_up(), Job::new(iteration, false).warm_up());
     let once = |job: &mut Job<'_>, is_planning: bool| {
         plans.store(is_planning, Ordering::Relaxed);
-        // So that it has begun, or ended.
+        // The planner has begun, or has ended, after that.
         thread::sleep(Duration::from_millis(if is_planning { 2 } else { 300 }));
         let done = job.run_once();
         job.end_iteration();
@@ -126,10 +134,10 @@ fn beside_planning(name: &str, trace: &Trace, iteration: &Iteration) -> Compared
                 }
             }
         });
+        // Also where a round fails: the scope waits for the thread.
+        let _ends = SetWhenDropped(&is_over);
         let label = format!("pair beside planning, {name}");
-        let compared = compare(label, ROUNDS, || once(&mut with, true), || once(&mut without, false));
-        is_over.store(true, Ordering::Relaxed);
-        compared
+        compare(label, ROUNDS, || once(&mut with, true), || once(&mut without, false))
     })
 }
 

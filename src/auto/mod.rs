@@ -128,6 +128,9 @@ pub enum Over {
     /// A plan would be of one iteration alone.
     #[error("no two iterations in a row ask for the same")]
     Unlike,
+    /// A plan would have too little of them.
+    #[error("most of what an iteration holds at its peak has other sizes in the next")]
+    Dynamic,
     /// The recording lacked events, again and again.
     #[error("events were made faster than they could be recorded")]
     TooFast,
@@ -162,9 +165,8 @@ struct Offered {
 const TORN_MAX: u32 = 4;
 /// A job whose iterations have little in common is recorded again so often.
 const UNLIKE_MAX: u32 = 3;
-/// A plan is of no use where dynamic requests have more than this share of the peak, in hundredths: they
-/// are served beside it, and what it leaves idle is too little for them. The traces with experts have at
-/// most 64 (moe-top2).
+/// A plan is of no use where dynamic requests have more than so many hundredths of the peak: they are
+/// served beside it. The traces with experts have at most 64 (moe-top2).
 const DYNAMIC_PERCENT_MAX: u64 = 75;
 /// Kinds of iterations are looked for so often, in so many iterations each time: an evaluation in every thousand has come twice by then.
 const WATCHES_MAX: u32 = 8;
@@ -387,14 +389,18 @@ impl AutoPlanner {
         self.torn = 0;
         self.is_unmarked = is_unmarked;
         if !recorded::repeats(&trace, iteration) {
-            return self.record_unlike(runtime);
+            return self.record_unlike(Over::Unlike, runtime);
         }
         let living = Living::of(&alive, &trace, iteration);
         let (mut plan, problem) = match self.work(|| Plan::of_cycle(&trace, iteration)) {
-            Ok((_, problem)) if problem.dynamic_percent > DYNAMIC_PERCENT_MAX => return self.record_unlike(runtime),
+            Ok((_, problem)) if problem.dynamic_percent > DYNAMIC_PERCENT_MAX => {
+                return self.record_unlike(Over::Dynamic, runtime);
+            }
             // Of two iterations that have little in common the later may be like those that follow.
             Ok((plan, problem)) if problem.irregular_requests <= plan.entries.len() as u64 => (plan, problem),
-            Ok(_) | Err(PlanError::NothingStatic) if self.unlike < UNLIKE_MAX => return self.record_unlike(runtime),
+            Ok(_) | Err(PlanError::NothingStatic) if self.unlike < UNLIKE_MAX => {
+                return self.record_unlike(Over::Unlike, runtime);
+            }
             other => other?,
         };
         self.made += 1;
@@ -409,9 +415,9 @@ impl AutoPlanner {
     }
 
     /// Two iterations have little in common: later ones may have more.
-    fn record_unlike(&mut self, runtime: &Runtime) -> Result<Stage, Over> {
+    fn record_unlike(&mut self, over: Over, runtime: &Runtime) -> Result<Stage, Over> {
         if self.unlike == UNLIKE_MAX {
-            return Err(Over::Unlike);
+            return Err(over);
         }
         self.unlike += 1;
         Ok(self.record(runtime, true))

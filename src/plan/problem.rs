@@ -46,7 +46,7 @@ pub struct Problem {
     /// Dynamic requests of the cycle whose modules are not dynamic: as many as can be of iterations that
     /// have little in common.
     pub irregular_requests: u64,
-    /// Peak of the dynamic requests of the planned iteration, in hundredths of that of all its requests.
+    /// The share of dynamic requests at the peak of the planned iteration's requests, in hundredths.
     pub dynamic_percent: u64,
     /// The iteration that repeats.
     pub iteration: u32,

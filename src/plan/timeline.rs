@@ -15,7 +15,7 @@ use super::{Lane, PlanError, Problem};
 use crate::ids::StreamId;
 use crate::lifetimes;
 use crate::trace::Trace;
-use crate::units::{Bytes, Lifetime, Tick};
+use crate::units::{Lifetime, Tick};
 
 /// The iterations that a problem is made from, and how they are alike.
 pub(super) struct Timeline {
@@ -207,27 +207,34 @@ impl Timeline {
         }
         problem.dynamic_requests += problem.dynamic.len() as u64;
         problem.irregular_requests = self.irregular_requests;
-        let (dynamic, all) = (self.dynamic_of(self.iteration), self.all_of(self.iteration));
-        let (dynamic, all) = (u128::from(self.peak_of(dynamic).get()), u128::from(self.peak_of(all).get()));
-        problem.dynamic_percent = (dynamic * 100 / all.max(1)) as u64;
+        problem.dynamic_percent = self.dynamic_percent();
         Ok(())
     }
 
-    /// Most bytes live at one time of some requests of the planned iteration.
-    fn peak_of<'a>(&self, requests: impl Iterator<Item = &'a Allocation>) -> Bytes {
+    /// The share of dynamic requests at the peak of the planned iteration's requests, in hundredths.
+    fn dynamic_percent(&self) -> u64 {
+        let requests: Vec<&Allocation> = self.all_of(self.iteration).collect();
         let end = |one: &Allocation| match one.freed {
             Some((freed_in, at)) if freed_in == self.iteration => at,
             _ => u64::MAX,
         };
-        let lifetimes = requests.map(|one| (Lifetime::new(one.at, end(one)), one.bytes));
-        let (lifetimes, bytes): (Vec<Lifetime>, Vec<Bytes>) = lifetimes.unzip();
-        let (mut live, mut peak) = (Bytes::ZERO, Bytes::ZERO);
+        let lifetimes: Vec<Lifetime> = requests.iter().map(|one| Lifetime::new(one.at, end(one))).collect();
+        let (mut live, mut dynamic) = (0_u128, 0_u128);
+        let (mut peak, mut dynamic_then) = (0, 0);
         for change in lifetimes::changes(&lifetimes) {
-            let bytes = bytes[change.of as usize];
-            live = if change.comes { live.saturating_add(bytes) } else { live.saturating_sub(bytes) };
-            peak = peak.max(live);
+            let one = requests[change.of as usize];
+            let bytes = u128::from(one.bytes.get());
+            let of_dynamic = if one.is_dynamic { bytes } else { 0 };
+            if change.comes {
+                (live, dynamic) = (live + bytes, dynamic + of_dynamic);
+            } else {
+                (live, dynamic) = (live - bytes, dynamic - of_dynamic);
+            }
+            if live > peak {
+                (peak, dynamic_then) = (live, dynamic);
+            }
         }
-        peak
+        (dynamic_then * 100 / peak.max(1)) as u64
     }
 
     /// The iterations before the planned one that do something else, beside the `numbers` of its requests

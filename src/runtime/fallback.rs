@@ -28,8 +28,8 @@ pub(super) enum Fallback {
     Back,
     /// With a plan: parts of the planned pool that are free for long enough, for the page pool. No call.
     Lend,
-    /// With a plan that came while the job ran: ends it until the next mark, where the process would hold
-    /// more than it did without. No call.
+    /// With a plan that came while the job ran: ends it until the next mark, where the process would
+    /// hold more than it did without. No call.
     Suspend,
     /// New chunks at the end of the stream's addresses, while little is idle. A lease. Skipped after
     /// a refusal.
@@ -227,8 +227,7 @@ impl Runtime {
                 Err(pools) => pools,
             };
             let lacks = pools.pages.lacks_at_end(bytes, stream).ok_or(AllocError::TooLarge { requested: bytes })?;
-            let is_small = bytes < self.config.pages.stitch_min;
-            if self.was_refused(&pools) || !is_small && !self.may_grow(&pools, bytes, lacks) {
+            if !self.extends(&pools, bytes, lacks) {
                 return Ok(Outcome::Nothing);
             }
             lacks
@@ -277,8 +276,24 @@ impl Runtime {
         }
     }
 
+    /// A request that lacks so much at the end gets it there, and is not stitched.
+    fn extends(&self, pools: &Pools, bytes: Bytes, lacks: Bytes) -> bool {
+        let is_small = bytes < self.config.pages.stitch_min;
+        !self.was_refused(pools) && (is_small || self.may_grow(pools, bytes, lacks))
+    }
+
+    /// What is leased for a request that no free run serves, if no more is leased than it lacks.
+    pub(super) fn lacks_of(&self, pools: &Pools, request: &Request) -> Bytes {
+        let Request { bytes, stream, .. } = *request;
+        let Some(at_end) = pools.pages.lacks_at_end(bytes, stream) else { return Bytes::ZERO };
+        if self.extends(pools, bytes, at_end) {
+            return at_end;
+        }
+        self.shortage_below(pools, request, at_end).map_or(at_end, |shortage| shortage.lacks)
+    }
+
     /// What a request lacks that is stitched, where that is less than what it lacks at the end.
-    pub(super) fn shortage_below(&self, pools: &Pools, request: &Request, at_end: Bytes) -> Option<Shortage> {
+    fn shortage_below(&self, pools: &Pools, request: &Request, at_end: Bytes) -> Option<Shortage> {
         let shortage = pools.pages.shortage(request.bytes, request.stream, self.was_refused(pools));
         shortage.filter(|shortage| shortage.lacks < at_end)
     }

@@ -48,7 +48,7 @@ impl Runtime {
         let left_alone = installed.pool.left_alone(request, len);
         if let Some(part) = first_of_shortest(&left_alone, len) {
             installed.lend(part, pages);
-            return Ok(Outcome::From(Fallback::Extend));
+            return Ok(Outcome::From(Fallback::Suspend));
         }
         let lacks = pages.lacks_at_end(request.bytes, request.stream).unwrap_or(Bytes::MAX);
         if !is_refused && held.checked_add(lacks).is_some_and(|after| after <= installed.usual) {
@@ -58,7 +58,7 @@ impl Runtime {
         let mut parts = if installed.has_other_streams() { Vec::new() } else { installed.pool.idle_parts() };
         if let Some(part) = first_of_shortest(&parts, len) {
             installed.lend(part, pages);
-            return Ok(Outcome::From(Fallback::Extend));
+            return Ok(Outcome::From(Fallback::Suspend));
         }
         parts.retain(|part| part.len() >= self.config.granule());
         let all: Bytes = parts.iter().map(|part| part.len()).sum();
@@ -73,24 +73,33 @@ impl Runtime {
                 found += part.len();
             }
         }
-        Ok(if found.is_zero() { Outcome::Nothing } else { Outcome::From(Fallback::Extend) })
+        Ok(if found.is_zero() { Outcome::Nothing } else { Outcome::From(Fallback::Suspend) })
     }
 
-    /// Suspends a plan that came while the job ran, where a lease for the request would make the process
-    /// hold more than it did without: the page pool does with less once it has what the plan leaves idle.
+    /// Suspends a plan that came while the job ran, where a lease for the request would make the
+    /// process hold more than it did without: the page pool needs less once it has what the plan
+    /// leaves idle.
     pub(super) fn suspend_plan(&self, request: &Request) -> Outcome {
-        let mut pools = self.lock();
-        let Some(at_end) = pools.pages.lacks_at_end(request.bytes, request.stream) else { return Outcome::Nothing };
-        let lacks = self.shortage_below(&pools, request, at_end).map_or(at_end, |shortage| shortage.lacks);
-        let after = pools.held().saturating_add(lacks);
-        // Without marks nothing says when to go on.
+        let mut pools = match self.pages_now(request) {
+            Ok(address) => return Outcome::Served(address),
+            Err(pools) => pools,
+        };
+        // Without marks nothing says when to go on. Another stream has no use for what is idle here.
         let has_marks = self.counters.get(Counter::Iterations) > 0;
-        if !has_marks || after <= pools.most_held.with_plan {
+        let is_late = pools
+            .planned
+            .as_ref()
+            .is_some_and(|installed| installed.is_late() && installed.site.stream() == request.stream);
+        if !has_marks || !is_late {
+            return Outcome::Nothing;
+        }
+        let lacks = self.lacks_of(&pools, request);
+        let after = pools.pages.held().saturating_add(lacks);
+        if lacks.is_zero() || after <= pools.most_held.with_plan {
             return Outcome::Nothing;
         }
         let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Outcome::Nothing };
-        let is_suspended = installed.is_late() && installed.suspend(pages);
-        if is_suspended { Outcome::From(Fallback::Extend) } else { Outcome::Nothing }
+        if installed.suspend(pages) { Outcome::From(Fallback::Extend) } else { Outcome::Nothing }
     }
 
     /// There is no memory left: serves a request where the planned pool is free now, or lends all that
@@ -243,6 +252,7 @@ fn whole_granules(site: AddressSpan, hole: AddressSpan, granule: Bytes) -> Optio
 
 impl Pools {
     fn lacks_for(&self, request: &Request) -> Vec<PlanSpan> {
-        self.planned.as_ref().map_or_else(Vec::new, |installed| installed.lacks_for(request))
+        let followed = self.planned.as_ref().filter(|installed| !installed.is_suspended());
+        followed.map_or_else(Vec::new, |installed| installed.lacks_for(request))
     }
 }
