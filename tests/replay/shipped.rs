@@ -7,7 +7,7 @@ use super::production::{TRACES, run, setup};
 use super::trace;
 
 /// The shipped traces beside [`TRACES`].
-const OTHERS: [&str; 15] = [
+pub(super) const OTHERS: [&str; 15] = [
     "varying",
     "models/bert-lengths",
     "models/convnext-sizes",
