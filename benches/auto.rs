@@ -90,16 +90,16 @@ impl<'a> Job<'a> {
 }
 
 /// Requests of the second iteration of a job, which is recorded, beside one that is not.
-fn recorded(name: &str, iteration: &Iteration) -> Compared {
+fn recorded(label: &str, _: &Trace, iteration: &Iteration) -> Compared {
     let second = |has_planner| {
         move || {
             let mut job = Job::new(iteration, has_planner);
             let done = job.run_once();
-            assert!(!has_planner || job.planner.is_some_and(|planner| planner.is_recording()), "{name}");
+            assert!(!has_planner || job.planner.is_some_and(|planner| planner.is_recording()), "{label}");
             done
         }
     };
-    compare(format!("pair while recorded, {name}"), ROUNDS, second(true), second(false))
+    compare(label, ROUNDS, second(true), second(false))
 }
 
 struct SetWhenDropped<'a>(&'a AtomicBool);
@@ -112,7 +112,7 @@ impl Drop for SetWhenDropped<'_> {
 
 /// Requests while another thread makes plans with the lowest priority, as in a process, beside requests
 /// while none does.
-fn beside_planning(name: &str, trace: &Trace, iteration: &Iteration) -> Compared {
+fn beside_planning(label: &str, trace: &Trace, iteration: &Iteration) -> Compared {
     let (plans, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
     let (mut with, mut without) = (Job::new(iteration, false).warm_up(), Job::new(iteration, false).warm_up());
     let once = |job: &mut Job<'_>, is_planning: bool| {
@@ -136,13 +136,12 @@ fn beside_planning(name: &str, trace: &Trace, iteration: &Iteration) -> Compared
         });
         // Also where a round fails: the scope waits for the thread.
         let _ends = SetWhenDropped(&is_over);
-        let label = format!("pair beside planning, {name}");
         compare(label, ROUNDS, || once(&mut with, true), || once(&mut without, false))
     })
 }
 
 /// The mark at which a plan is installed, beside a mark without.
-fn installed(name: &str, iteration: &Iteration) -> Compared {
+fn installed(label: &str, _: &Trace, iteration: &Iteration) -> Compared {
     let installing = || {
         let mut job = Job::new(iteration, true);
         for _ in 0..ITERATIONS_MAX {
@@ -152,29 +151,34 @@ fn installed(name: &str, iteration: &Iteration) -> Compared {
                 return (marked, 1);
             }
         }
-        panic!("{name}: no plan after {ITERATIONS_MAX} iterations");
+        panic!("{label}: no plan after {ITERATIONS_MAX} iterations");
     };
     let mut without = Job::new(iteration, false);
     let marking = || {
         without.run_once();
         (without.end_iteration(), 1)
     };
-    compare(format!("mark that installs a plan, {name}"), ROUNDS, installing, marking)
+    compare(label, ROUNDS, installing, marking)
 }
+
+type Measure = fn(&str, &Trace, &Iteration) -> Compared;
+
+const MEASURED: [(&str, Measure); 3] = [
+    ("pair while recorded", recorded),
+    ("pair beside planning", beside_planning),
+    ("mark that installs a plan", installed),
+];
 
 fn main() {
     let mut compared = Vec::new();
     for name in TRACES {
         let trace = trace(name);
         let iteration = Iteration::of(&trace, Bytes::ZERO);
-        if support::is_wanted(&format!("pair while recorded, {name}")) {
-            compared.push(recorded(name, &iteration));
-        }
-        if support::is_wanted(&format!("pair beside planning, {name}")) {
-            compared.push(beside_planning(name, &trace, &iteration));
-        }
-        if support::is_wanted(&format!("mark that installs a plan, {name}")) {
-            compared.push(installed(name, &iteration));
+        for (what, measure) in MEASURED {
+            let label = format!("{what}, {name}");
+            if support::is_wanted(&label) {
+                compared.push(measure(&label, &trace, &iteration));
+            }
         }
     }
     support::print(("ns", 1.0), &compared);

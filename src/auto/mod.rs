@@ -128,7 +128,7 @@ pub enum Over {
     /// A plan would be of one iteration alone.
     #[error("no two iterations in a row ask for the same")]
     Unlike,
-    /// A plan would have too little of them.
+    /// Most of an iteration's peak are dynamic requests, which no plan has.
     #[error("most of what an iteration holds at its peak has other sizes in the next")]
     Dynamic,
     /// The recording lacked events, again and again.

@@ -32,6 +32,11 @@ pub(super) struct Allocation {
 }
 
 impl Allocation {
+    /// Its free's place among the events of its iteration, if it does not outlive that.
+    pub(super) fn freed_within(&self) -> Option<u64> {
+        self.freed.filter(|(freed_in, at)| *freed_in == self.iteration && *at > self.at).map(|(_, at)| at)
+    }
+
     pub(super) fn asked(&self) -> Asked {
         let Allocation { bytes, lane, context, .. } = *self;
         Asked { bytes, lane, context }

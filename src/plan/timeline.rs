@@ -213,28 +213,25 @@ impl Timeline {
 
     /// The share of dynamic requests at the peak of the planned iteration's requests, in hundredths.
     fn dynamic_percent(&self) -> u64 {
+        if self.dynamic_of(self.iteration).next().is_none() {
+            return 0;
+        }
         let requests: Vec<&Allocation> = self.all_of(self.iteration).collect();
-        let end = |one: &Allocation| match one.freed {
-            Some((freed_in, at)) if freed_in == self.iteration => at,
-            _ => u64::MAX,
-        };
-        let lifetimes: Vec<Lifetime> = requests.iter().map(|one| Lifetime::new(one.at, end(one))).collect();
-        let (mut live, mut dynamic) = (0_u128, 0_u128);
-        let (mut peak, mut dynamic_then) = (0, 0);
+        let lifetime = |one: &&Allocation| Lifetime::new(one.at, one.freed_within().unwrap_or(u64::MAX));
+        let lifetimes: Vec<Lifetime> = requests.iter().map(lifetime).collect();
+        // Live bytes, of all requests and of dynamic ones.
+        let (mut live, mut peak) = ([0_u128; 2], [0_u128; 2]);
         for change in lifetimes::changes(&lifetimes) {
             let one = requests[change.of as usize];
             let bytes = u128::from(one.bytes.get());
-            let of_dynamic = if one.is_dynamic { bytes } else { 0 };
-            if change.comes {
-                (live, dynamic) = (live + bytes, dynamic + of_dynamic);
-            } else {
-                (live, dynamic) = (live - bytes, dynamic - of_dynamic);
+            for (live, bytes) in live.iter_mut().zip([bytes, if one.is_dynamic { bytes } else { 0 }]) {
+                *live = if change.comes { *live + bytes } else { *live - bytes };
             }
-            if live > peak {
-                (peak, dynamic_then) = (live, dynamic);
+            if live[0] > peak[0] {
+                peak = live;
             }
         }
-        (dynamic_then * 100 / peak.max(1)) as u64
+        (peak[1] * 100 / peak[0].max(1)) as u64
     }
 
     /// The iterations before the planned one that do something else, beside the `numbers` of its requests
@@ -288,8 +285,7 @@ fn alike(allocations: &[Allocation], places: &Places, iteration: u32) -> BTreeSe
 
 /// What one iteration asks for, and when each of it is live in that, if it does not outlive it.
 fn asked_in<'a>(allocations: impl Iterator<Item = &'a Allocation>) -> Vec<Came> {
-    let freed = |one: &Allocation| one.freed.filter(|(freed_in, at)| *freed_in == one.iteration && *at > one.at);
-    allocations.map(|one| (one.asked(), one.at, freed(one).map(|(_, at)| at))).collect()
+    allocations.map(|one| (one.asked(), one.at, one.freed_within())).collect()
 }
 
 /// What the one iteration that a trace is of asks for, without what varies, and its length in ticks. On

@@ -29,7 +29,8 @@ pub(super) enum Fallback {
     /// With a plan: parts of the planned pool that are free for long enough, for the page pool. No call.
     Lend,
     /// With a plan that came while the job ran: ends it until the next mark, where the process would
-    /// hold more than it did without. No call.
+    /// hold more than it did without. No call. Skipped without marks, which say when to go on, and for
+    /// other streams than the plan's, which have no use for what is idle there.
     Suspend,
     /// New chunks at the end of the stream's addresses, while little is idle. A lease. Skipped after
     /// a refusal.
@@ -176,7 +177,7 @@ impl Runtime {
         match step {
             Fallback::Back if self.has_plan() => served(self.serve_unbacked(request)?),
             Fallback::Lend if self.has_plan() => self.lend(request),
-            Fallback::Suspend if self.has_plan() => Ok(self.suspend_plan(request)),
+            Fallback::Suspend if self.may_suspend(request) => Ok(self.suspend_plan(request)),
             Fallback::Extend => self.extend(request, tried),
             Fallback::Stitch => self.stitch(request, step, Duration::ZERO, tried),
             Fallback::Gather => self.gather(request),

@@ -75,11 +75,10 @@ impl Runtime {
     pub(super) fn acquire(&self, len: Bytes, wait: Duration) -> Result<Vec<Arc<Chunk>>, SourceError> {
         // What a private pool has left may be what is asked for.
         self.give_back_spent();
-        let each = self.new_chunk_len(len)?;
+        let (each, grows) = self.new_chunk_len(len)?;
         let most = each.checked_mul(limits::ACQUIRE_CHUNKS_MAX).unwrap_or(Bytes::LARGEST);
         let most = most.min(limits::ACQUIRE_BYTES_MAX);
-        let grows = wait.is_zero() && self.lock().growth.leased >= LONG_GROWTH;
-        let shape = if grows { Shape::Exactly(each) } else { Shape::Fitted(each) };
+        let shape = if grows && wait.is_zero() { Shape::Exactly(each) } else { Shape::Fitted(each) };
         let (mut chunks, mut left) = (Vec::new(), len);
         while left > Bytes::ZERO {
             let part = left.min(most);
@@ -98,13 +97,13 @@ impl Runtime {
     }
 
     /// The length of new chunks for `len` bytes, if the process may have them. The daemon makes them
-    /// smaller where its memory ends.
-    fn new_chunk_len(&self, len: Bytes) -> Result<Bytes, SourceError> {
+    /// smaller where its memory ends, unless the process is in a long growth: the second.
+    fn new_chunk_len(&self, len: Bytes) -> Result<(Bytes, bool), SourceError> {
         let pools = self.lock();
         pools.check_limit(len)?;
         let each = self.config.pages.chunk_len(pools.held(), len);
         let most = pools.left().map_or(each, ladder::chunk_len_max);
-        Ok(each.min(most).max(self.config.granule()))
+        Ok((each.min(most).max(self.config.granule()), pools.growth.leased >= LONG_GROWTH))
     }
 
     /// Whether the process may hold this much more, by the limit that it has set itself.

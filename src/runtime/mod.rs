@@ -100,6 +100,8 @@ struct Pools {
     /// Memory for what captured graphs replay.
     private: PrivatePools,
     most_held: MostHeld,
+    /// A plan is or was installed.
+    had_plan: bool,
     /// Something was asked for on another stream than the default one.
     has_streams: bool,
     /// Live allocations that other streams use, too.
@@ -148,6 +150,7 @@ impl Runtime {
             pages: PagePool::new(Arc::clone(&device), config.pages),
             private: PrivatePools::default(),
             most_held: MostHeld::default(),
+            had_plan: false,
             has_streams: false,
             recorded: AddressMap::default(),
             deferred: Deferred::default(),
@@ -232,8 +235,7 @@ impl Runtime {
     /// is known: what a plan serves may lie in another's part.
     pub fn record_stream(&self, address: DeviceAddress, stream: StreamId) {
         let mut pools = self.lock();
-        let had_plan = pools.planned.is_some() || self.counters.get(Counter::PlansInstalled) > 0;
-        let is_own = !pools.may_be_of_another(stream) || !had_plan && !pools.is_of_another(address, stream);
+        let is_own = !pools.may_be_of_another(stream) || !pools.had_plan && !pools.is_of_another(address, stream);
         if !is_own && pools.is_live(address) && !pools.deferred.has(address) {
             pools.recorded.entry(address).or_default().insert(stream);
             pools.note_recorded(address, stream);
@@ -318,7 +320,7 @@ impl Runtime {
         let mut installed = installed.map_err(|error| (error, true))?;
         installed.take(installed.pool.offsets(), &mut pools.pages);
         installed.note_usual(pools.held());
-        pools.planned = Some(installed);
+        (pools.planned, pools.had_plan) = (Some(installed), true);
         Ok(())
     }
 

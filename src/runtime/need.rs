@@ -48,7 +48,6 @@ pub(super) struct MostHeld {
     /// What its page pool may hold with a late plan before that is suspended: what it held before
     /// the first plan and a margin, or what it held later while no plan was followed.
     pub(super) with_plan: Bytes,
-    had_plan: bool,
 }
 
 impl Runtime {
@@ -78,13 +77,11 @@ impl Runtime {
 impl Pools {
     pub(super) fn note_most_held(&mut self, held: Bytes) {
         self.most_held.ever = self.most_held.ever.max(held);
-        let is_followed = self.planned.as_ref().is_some_and(|installed| !installed.is_suspended());
-        self.most_held.had_plan |= self.planned.is_some();
-        if is_followed {
+        if self.planned.as_ref().is_some_and(|installed| !installed.is_suspended()) {
             return;
         }
         let held = self.pages.held();
-        let margin = if self.most_held.had_plan { Bytes::ZERO } else { installed::growth_margin(held) };
+        let margin = if self.had_plan { Bytes::ZERO } else { installed::growth_margin(held) };
         let may_hold = held.saturating_add(margin);
         self.most_held.with_plan = self.most_held.with_plan.max(may_hold);
     }

@@ -185,7 +185,7 @@ impl Runtime {
         };
         installed.take_entries(&mut pools.pages);
         installed.note_usual(after);
-        pools.planned = Some(installed);
+        (pools.planned, pools.had_plan) = (Some(installed), true);
         self.counters.add(Counter::PlansInstalled, 1);
         self.note_held(pools);
         true

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fallback::{Fallback, Outcome, ROUNDS_MAX};
+use super::installed::Installed;
 use super::{AllocError, Counter, Pools, Runtime};
 use crate::limits;
 use crate::memory::Chunk;
@@ -76,23 +77,19 @@ impl Runtime {
         Ok(if found.is_zero() { Outcome::Nothing } else { Outcome::From(Fallback::Suspend) })
     }
 
-    /// Suspends a plan that came while the job ran, where a lease for the request would make the
-    /// process hold more than it did without: the page pool needs less once it has what the plan
-    /// leaves idle.
+    pub(super) fn may_suspend(&self, request: &Request) -> bool {
+        let pools = self.lock();
+        let may = |plan: &Installed| plan.is_late() && !plan.is_suspended() && plan.site.stream() == request.stream;
+        self.counters.get(Counter::Iterations) > 0 && pools.planned.as_ref().is_some_and(may)
+    }
+
+    /// Suspends the plan where a lease for the request would make the process hold more than it did
+    /// without one: the page pool needs less once it has what the plan leaves idle.
     pub(super) fn suspend_plan(&self, request: &Request) -> Outcome {
         let mut pools = match self.pages_now(request) {
             Ok(address) => return Outcome::Served(address),
             Err(pools) => pools,
         };
-        // Without marks nothing says when to go on. Another stream has no use for what is idle here.
-        let has_marks = self.counters.get(Counter::Iterations) > 0;
-        let is_late = pools
-            .planned
-            .as_ref()
-            .is_some_and(|installed| installed.is_late() && installed.site.stream() == request.stream);
-        if !has_marks || !is_late {
-            return Outcome::Nothing;
-        }
         let lacks = self.lacks_of(&pools, request);
         let after = pools.pages.held().saturating_add(lacks);
         if lacks.is_zero() || after <= pools.most_held.with_plan {

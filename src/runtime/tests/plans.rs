@@ -141,7 +141,7 @@ fn a_late_plan_is_suspended_before_the_process_holds_more_than_without_it() {
     bench.runtime.offer(Some(bench.runtime.prepare(&plan, Bytes::ZERO).unwrap()));
     for _ in 0..2 {
         bench.runtime.mark_iteration();
-        // Nobody says when it goes, so it has no part of the plan's pool as long as that is followed.
+        // The end of its life is unknown, so a plan that is followed lends it nothing.
         let dynamic = Request { is_dynamic: true, ..Request::of(Bytes::mib(150)) };
         let served = bench.runtime.alloc(&dynamic).unwrap();
         bench.runtime.invariants().unwrap();

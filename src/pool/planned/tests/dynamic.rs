@@ -85,7 +85,7 @@ fn what_varies_may_be_as_large_as_the_entry_behind_it() {
     bench.ask(8);
     // It has no room while the workspace is there, and is not taken for one of the two heirs.
     assert_eq!(bench.ask_varying(4, 0, false), Served::Elsewhere);
-    assert!(bench.pool.is_dynamic(&Request::of(Bytes::new(4 * UNIT))), "whoever serves it must know");
+    assert!(bench.pool.is_dynamic(&Request::of(Bytes::new(4 * UNIT))), "the next pool must know it");
     bench.free(4);
     assert_eq!((bench.ask(4), bench.ask(4)), (Some(4), Some(8)));
     assert_eq!(bench.pool.counts().deviations(), 0);
