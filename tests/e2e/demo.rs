@@ -28,14 +28,9 @@ fn the_demo_checks_every_byte_and_gets_all_of_them_back() {
         assert!(checked * if machine.is_some() { 32 } else { 1 } > all, "{process}");
         assert!(process["served"]["planned"].as_u64().unwrap() > 0, "{process}");
         assert!(process["peak_live_bytes"].as_u64().unwrap() > 10 << 30, "{process}");
-        // A regular job settles: the last iterations make no driver call, but in one whose idle chunks the
-        // daemon takes back for a process that waits.
+        // A job settles: its last iterations make no driver call.
         let calls = process["driver_calls_by_iteration"].as_array().unwrap();
-        let quiet = calls.iter().rev().take(6).filter(|calls| **calls == 0).count();
-        assert!(quiet >= 2, "{process}");
-        if process["trace"] != "qwen-moe-V-last" {
-            assert_eq!(calls.last().unwrap(), 0, "{process}");
-        }
+        assert!(calls.len() > 8 && calls[calls.len() - 4..].iter().all(|calls| *calls == 0), "{process}");
     }
 }
 

@@ -56,6 +56,9 @@ pub(super) struct TrainerArgs {
     /// At the end keep the memory until standard input ends
     #[arg(long)]
     hold: bool,
+    /// Give nothing back while others wait for memory
+    #[arg(long)]
+    keep_idle: bool,
     /// End when nobody reads what this one says: whoever started it is gone
     #[arg(long, hide = true)]
     until_unheard: bool,
@@ -157,7 +160,7 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
     let session = Session::connect(&config)?;
     let wait = Duration::from_secs(args.wait);
     let runtime = Arc::new(session.runtime(0, RuntimeConfig { wait, ..RuntimeConfig::default() })?);
-    let giver = GiverThread::begin(&session, Arc::clone(&runtime));
+    let giver = begin_giver(&session, &runtime, args.keep_idle);
     let giver = giver.context("starting the thread that gives memory back").map_err(Failure::Other)?;
     say(&json!({ "state": WAITING }));
     if let Some(plan) = &plan {
@@ -189,6 +192,15 @@ pub(super) fn run(args: &TrainerArgs) -> Outcome {
     }
     giver.end(GIVER_PATIENCE);
     DONE
+}
+
+/// Answers the daemon: with idle memory, or with nothing.
+fn begin_giver(session: &Arc<Session>, runtime: &Arc<Runtime>, keeps_idle: bool) -> std::io::Result<GiverThread> {
+    if !keeps_idle {
+        return GiverThread::begin(session, Arc::clone(runtime));
+    }
+    let shown = Arc::clone(runtime);
+    GiverThread::with(session, runtime.device().uuid(), |_| (), move || shown.segments())
 }
 
 fn end_with_stdin() {
