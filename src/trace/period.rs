@@ -7,7 +7,9 @@
 //!
 //! Not for: jobs whose iterations differ by more than [`SHARE_MIN`], or that repeat in two ways at once: then nothing is found rather than something.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use foldhash::{HashMap, HashMapExt as _};
 
 use super::{EventKind, Phase, Trace};
 use crate::rng::mix;
@@ -22,6 +24,10 @@ const COMPARED: usize = 4;
 /// How far requests more or fewer may shift the comparison at one place, and how many must agree for it.
 const SHIFT_MAX: usize = 64;
 const AGREE: usize = 6;
+/// Outside of a stretch, behind so many places in a row at which no shift makes them agree, only one
+/// in so many places is looked at: where nothing repeats such looks are nearly all the work.
+const FRUITLESS: usize = 64;
+const SELDOM: usize = 16;
 /// What a request that is not the same takes from a stretch, where each that is gives one: so that it shrinks below a share of 12 in 13, a little less than
 /// [`SHARE_MIN`], and a place with many misses does not cut it in two.
 const MISS: i64 = 12;
@@ -211,6 +217,10 @@ fn candidates(word: &[u64]) -> Vec<usize> {
                 *distances.entry(at - before).or_default() += 1;
             }
         }
+        if distances.is_empty() {
+            // Nor is a longer window there again: its halves would be.
+            break;
+        }
         let mut distances: Vec<(usize, usize)> =
             distances.into_iter().map(|(distance, count)| (count, distance)).collect();
         distances.sort_unstable_by(|a, b| b.cmp(a));
@@ -254,19 +264,30 @@ impl Repeat {
     fn of(word: &[u64], period: usize, enough: usize) -> Option<Repeat> {
         let mut pairs: Vec<(u32, u32, bool)> = Vec::new();
         let (mut left, mut right) = (0, period);
-        let (mut sum, mut begin, mut best) = (0_i64, 0, (0, 0..0));
+        let (mut sum, mut begin, mut best, mut fruitless) = (0_i64, 0, (0, 0..0), 0_usize);
         while right < word.len() {
             if sum <= 0 {
                 // A new stretch, with all shifts undone.
                 (sum, begin, right) = (0, pairs.len(), left + period);
             }
             let is_same = word.get(left) == word.get(right);
-            if !is_same && let Some((skip_left, skip_right)) = shift(word, left, right, period) {
-                // What is only on one side is a miss, and a stretch pays for it with what it has; a new one begins where it likes.
-                let paid = sum - MISS * (skip_left + skip_right) as i64;
-                if paid > 0 || sum == 0 {
-                    (sum, left, right) = (paid.max(1), left + skip_left, right + skip_right);
-                    continue;
+            let is_looked_at = sum > 0 || fruitless < FRUITLESS || left.is_multiple_of(SELDOM);
+            if !is_same && is_looked_at {
+                let is_seldom = sum == 0 && fruitless >= FRUITLESS;
+                fruitless += usize::from(sum == 0);
+                if let Some((skip_left, skip_right)) = shift(word, left, right, period) {
+                    // What is only on one side is a miss, and a stretch pays for it with what it has; a new one begins where it likes.
+                    let paid = sum - MISS * (skip_left + skip_right) as i64;
+                    if is_seldom {
+                        // It may have begun since the last look.
+                        (left, fruitless) = (left.saturating_sub(SELDOM - 1), 0);
+                        continue;
+                    }
+                    if paid > 0 || sum == 0 {
+                        fruitless = 0;
+                        (sum, left, right) = (paid.max(1), left + skip_left, right + skip_right);
+                        continue;
+                    }
                 }
             }
             sum += gain(is_same);

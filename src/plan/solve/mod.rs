@@ -261,6 +261,9 @@ const APART_BELOW: [Bytes; 5] = [Bytes::kib(2049), Bytes::kib(1025), Bytes::kib(
 /// What both parts may need more than the bound before small ones come down into the other: one part in so many of it. More of it is no part of their own.
 const APART_COSTS_MAX: u64 = 1_000_000;
 
+/// With more buffers than this the quickest answer comes first: the others take seconds each.
+const QUICKEST_FIRST: usize = 100_000;
+
 fn solve_within(
     problem: &Problem,
     parts: Vec<Part<'_>>,
@@ -269,7 +272,11 @@ fn solve_within(
 ) -> Result<Solution, PlanError> {
     let mut best: Option<Solution> = None;
     let is_wanted = |solver: &Solver| !solver.searches() || !effort.search.is_over();
-    for solver in Solver::ALL.into_iter().filter(is_wanted).collect::<Vec<_>>() {
+    let mut solvers: Vec<Solver> = Solver::ALL.into_iter().filter(is_wanted).collect();
+    if problem.buffers.len() > QUICKEST_FIRST {
+        solvers.sort_by_key(|solver| *solver != Solver::QUICKEST);
+    }
+    for solver in solvers {
         if best.is_none() && solver != Solver::QUICKEST && effort.search.is_stopped() {
             continue;
         }
