@@ -3,12 +3,13 @@
 //! What one iteration leaves to the next (gradients) has its places where the last iteration had them: so
 //! it is in no other request's way where the plan is installed.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use super::recorded::Alive;
 use crate::plan::{Kind, Plan, PlanError, Problem, Stays};
 use crate::runtime::Runtime;
-use crate::trace::{Event, EventKind, Trace};
+use crate::trace::{ContextKey, Event, EventKind, Trace};
 use crate::units::{self, AddressSpan, Bytes, Place as _, PlanOffset, PlanSpan, Span};
 
 /// Live allocations of a job at the end of its recording.
@@ -23,10 +24,7 @@ pub(super) struct Living {
 impl Living {
     /// What was live at the end of a recording, of which `trace` is made.
     pub(super) fn of(alive: &[Alive], trace: &Trace, iteration: u32) -> Living {
-        let ids: HashSet<u64> = alive.iter().filter_map(|one| one.id).collect();
-        let births = trace.events.iter().enumerate().filter(|(_, event)| event.kind == EventKind::Alloc);
-        let births = births.filter(|(_, event)| ids.contains(&event.id)).map(|(at, event)| (event.id, (at, event)));
-        let births: HashMap<u64, (usize, &Event)> = births.collect();
+        let births = births(alive, trace);
         let (mut lasting, mut carried) = (BTreeSet::new(), Vec::new());
         for one in alive {
             // What is not in the trace came before it.
@@ -40,9 +38,50 @@ impl Living {
                 None => drop(lasting.insert(one.span)),
             }
         }
+        Living::with(lasting, carried)
+    }
+
+    /// What was live when the job's first iteration ended, of a recording that ends within the next.
+    /// What an iteration leaves is the last that it asked for as `plan` has it: weights and what an
+    /// optimizer keeps may be as long.
+    pub(super) fn of_first(alive: &[Alive], trace: &Trace, plan: &Plan) -> Living {
+        let mut left: HashMap<(Bytes, ContextKey), usize> = HashMap::new();
+        for entry in plan.carried().into_iter().map(|at| &plan.entries[at]) {
+            *left.entry((entry.bytes, entry.context)).or_default() += 1;
+        }
+        let births = births(alive, trace);
+        let mut alive: Vec<_> = alive.iter().map(|one| (one.id.and_then(|id| births.get(&id)), one)).collect();
+        alive.sort_unstable_by_key(|(birth, _)| Reverse(birth.map(|(at, _)| *at)));
+        let (mut lasting, mut carried) = (BTreeSet::new(), Vec::new());
+        for (birth, one) in alive {
+            // The iteration that goes on frees what it has taken.
+            if birth.is_some_and(|(_, event)| event.iteration > 0) {
+                continue;
+            }
+            let of_plan = birth.filter(|_| one.is_start).and_then(|(at, event)| {
+                let count = left.get_mut(&(event.bytes, trace.key(&event.context))).filter(|count| **count > 0)?;
+                *count -= 1;
+                Some((*at, event.bytes, one.span))
+            });
+            match of_plan {
+                Some(of_plan) => carried.push(of_plan),
+                None => drop(lasting.insert(one.span)),
+            }
+        }
+        Living::with(lasting, carried)
+    }
+
+    fn with(lasting: BTreeSet<AddressSpan>, mut carried: Vec<(usize, Bytes, AddressSpan)>) -> Living {
         carried.sort_unstable();
         Living { lasting, carried: carried.into_iter().map(|(_, bytes, span)| (bytes, span)).collect() }
     }
+}
+
+/// Where in a trace live allocations were asked for, by their ids.
+fn births<'a>(alive: &[Alive], trace: &'a Trace) -> HashMap<u64, (usize, &'a Event)> {
+    let ids: HashSet<u64> = alive.iter().filter_map(|one| one.id).collect();
+    let births = trace.events.iter().enumerate().filter(|(_, event)| event.kind == EventKind::Alloc);
+    births.filter(|(_, event)| ids.contains(&event.id)).map(|(at, event)| (event.id, (at, event))).collect()
 }
 
 /// A plan as it is kept, and as it lies in this job.

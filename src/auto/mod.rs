@@ -343,7 +343,7 @@ impl AutoPlanner {
     fn offer_known(&mut self, plan: Plan, recorded: Recorded, runtime: &Runtime) -> Result<Stage, Over> {
         let alive = recorded.alive(runtime);
         let first = recorded.end(runtime);
-        let living = Living::of(&alive, &first, 1);
+        let living = Living::of_first(&alive, &first, &plan);
         self.begins_at = recorded::live_before(&first, 1);
         let problem = plan.problem();
         let Ok(plan) = self.work(|| InPlace::around(plan, problem, &living, runtime)) else {

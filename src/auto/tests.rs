@@ -349,8 +349,36 @@ fn a_job_that_ran_before_goes_by_its_plan_from_the_second_iteration_on() {
     assert_eq!((first.0, second.0, other.0), (1, 0, 1));
     assert_eq!((first.1.served.planned, second.1.served.planned), (3 * 60, 4 * 60));
     assert_eq!(second.1.planned.deviations(), 0);
+    assert!(second.1.peak_held <= first.1.peak_held, "{:?}", second.1);
     let asked = &shelf.0.borrow().1;
     assert!(asked.len() == 3 && asked[0] == asked[1] && asked[1] != asked[2], "{asked:?}");
+}
+
+/// The planner comes when it may: what the job has live then is gone when the plan is there.
+#[test]
+fn a_known_plan_lies_around_what_lasts_and_not_around_what_the_iteration_that_goes_on_has() {
+    let shelf = Rc::new(OneShelf::default());
+    let mut first = Job::beside(true, Rc::clone(&shelf));
+    (0..6).for_each(|_| first.iteration(20, 1));
+    // It looks only when it is told to.
+    let mut second = Job::beside(false, Rc::clone(&shelf));
+    second.layers(20, 1);
+    second.runtime.mark_iteration();
+    let begun: Vec<DeviceAddress> = (0..12).map(|n| second.alloc((7 << 20) + (n << 12))).collect();
+    second.planner.look(&second.runtime, &*shelf);
+    begun.into_iter().for_each(|address| second.free(address));
+    second.layers(20, 1);
+    let before = second.stats();
+    for _ in 0..3 {
+        second.runtime.mark_iteration();
+        second.planner.look(&second.runtime, &*shelf);
+        second.layers(20, 1);
+        second.runtime.invariants().unwrap();
+    }
+    let stats = second.stats();
+    assert_eq!(second.runtime.counters().get(Counter::PlansRefused), 0);
+    assert_eq!((stats.served.planned, stats.planned.deviations()), (3 * 60, 0), "{stats:?}");
+    assert_eq!(stats.peak_held, before.peak_held, "{stats:?}");
 }
 
 /// A layer of attention and eight experts, which get other numbers of tokens in every iteration, and most

@@ -36,18 +36,62 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 say('fine')
 ";
 
+/// Iterations of 40,010 requests: 200 micro-batches of 40 layers that keep an activation each, and what
+/// only an optimizer takes. Some 110 MiB live at most.
+const LARGE_JOB: &str = "\
+weights = [malloc(1 * MIB) for _ in range(40)]
+for weight in weights: poke(weight, b'weights')
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for batch in range(200):
+        kept = []
+        for layer in range(40):
+            lib.stitch_context_push(1, batch, -1, b'layer', 0)
+            size = MIB + 8192 * (layer % 3)
+            through = [malloc(512 * 1024 + 4096 * layer), malloc(2 * MIB)]
+            kept.append((malloc(size), size))
+            free(through[0], 512 * 1024 + 4096 * layer)
+            free(through[1], 2 * MIB)
+            lib.stitch_context_pop()
+        poke(kept[batch % 40][0], b'kept')
+        for layer, (p, size) in reversed(list(enumerate(kept))):
+            lib.stitch_context_push(2, batch, -1, b'layer', 0)
+            through = [malloc(3 * MIB), malloc(256 * 1024 + 4096 * layer)]
+            assert layer != batch % 40 or peek(p, 4) == b'kept'
+            free(p, size)
+            free(through[1], 256 * 1024 + 4096 * layer)
+            free(through[0], 3 * MIB)
+            lib.stitch_context_pop()
+    steps = [malloc((2 + k) * MIB) for k in range(10)]
+    for k, p in enumerate(steps): free(p, (2 + k) * MIB)
+    assert all(peek(weight, 7) == b'weights' for weight in weights)
+    lib.stitch_iteration_mark(-1)
+say('fine')
+";
+
 fn sessions(daemon: &TestDaemon) -> Vec<Value> {
     daemon.cli_json(&["sessions"])["sessions"].as_array().unwrap().clone()
 }
 
 /// Runs the job until its counters are what is waited for, and gives them.
 fn run(daemon: &TestDaemon, what: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
-    run_with("os.environ['STITCHD_PLAN'] = 'auto'", daemon, what, is_it)
+    run_with(AUTO, daemon, what, is_it)
 }
+
+const AUTO: &str = "os.environ['STITCHD_PLAN'] = 'auto'";
 
 /// The same in this environment.
 fn run_with(environment: &str, daemon: &TestDaemon, what: &str, is_it: impl Fn(&Value) -> bool) -> Option<Value> {
-    let mut client = python(daemon, &format!("import select\n{environment}\n{JOB}"))?;
+    run_job(JOB, environment, daemon, what, is_it)
+}
+
+fn run_job(
+    job: &str,
+    environment: &str,
+    daemon: &TestDaemon,
+    what: &str,
+    is_it: impl Fn(&Value) -> bool,
+) -> Option<Value> {
+    let mut client = python(daemon, &format!("import select\n{environment}\n{job}"))?;
     let counters = eventually_or_says(what, || {
         let sessions = sessions(daemon);
         let session = sessions.iter().find(|session| session["pid"] == client.id());
@@ -127,6 +171,24 @@ fn a_directory_with_plans_of_several_jobs_has_each_find_its_own_by_what_it_does_
     let made = run_json(&["plan", recording.to_str().unwrap(), "-o", own.to_str().unwrap(), "--json"]);
     assert!(made["static_requests"].as_u64() > Some(11), "{made}");
     finds_it();
+}
+
+/// A recording keeps 65,536 events, and an iteration has 80,020: marks say where it ends.
+#[test]
+fn an_iteration_of_more_events_than_a_recording_keeps_is_planned_too() {
+    if vendor() == Some(GpuKind::Hip) {
+        println!("SKIP: on HIP memory stays with its addresses, and no plan comes while a job runs");
+        return;
+    }
+    let daemon = TestDaemon::start(256);
+    let goes_by_it = |counters: &Value| counters["requests_planned"].as_u64() > Some(2 * 40_000);
+    let Some(counters) = run_job(LARGE_JOB, AUTO, &daemon, "the job goes by its plan", goes_by_it) else { return };
+    assert_eq!((&counters["plans_installed"], &counters["deviations_blocked"]), (&1.into(), &0.into()), "{counters}");
+    let kept = plans(&daemon);
+    assert!(kept.len() == 1 && kept[0]["requests"].as_u64() == Some(40_010), "{kept:?}");
+    // The next one finds it.
+    let counters = run_job(LARGE_JOB, AUTO, &daemon, "the next goes by it", goes_by_it).expect("it ran before");
+    assert!(counters["plans_installed"] == 1 && plans(&daemon) == kept, "{counters}");
 }
 
 /// Memory that stays with its addresses cannot go to a plan's while the job runs.

@@ -7,6 +7,7 @@ mod kinds;
 mod models;
 mod production;
 mod races;
+mod random;
 mod report;
 mod shipped;
 mod snapshots;
