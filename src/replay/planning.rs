@@ -1,12 +1,14 @@
 //! Plans that are made while a replayed job runs: a thread beside the job would look after them, and
 //! here the replay does so between two requests. How long that took is known, and may delay the plan.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::beside::Beside;
-use crate::auto::{AutoPlanner, NoShelf};
+use crate::auto::{AutoPlanner, Shelf};
 use crate::error::chain;
+use crate::plan::{Fingerprint, Plan};
 use crate::runtime::{Offer, Runtime};
 
 /// How plans that are made while a job runs are replayed.
@@ -17,12 +19,29 @@ pub struct AutoOptions {
     pub step: Option<Duration>,
     /// Once a plan has been installed the job says no more where it asks from, nor what varies.
     pub contexts_end: bool,
+    /// The job has run before: it finds the plan that its first run has left.
+    pub is_again: bool,
+}
+
+/// The last plan that was kept: that of an earlier run, until this one keeps another.
+#[derive(Debug, Default)]
+struct LastPlan(RefCell<Option<Plan>>);
+
+impl Shelf for LastPlan {
+    fn find(&self, job: Fingerprint) -> Option<Plan> {
+        self.0.borrow().clone().filter(|plan| plan.job.fingerprint == job)
+    }
+
+    fn keep(&self, plan: &Plan) {
+        self.0.replace(Some(plan.clone()));
+    }
 }
 
 /// The planner of a replayed job.
 #[derive(Debug)]
 pub(super) struct Planning {
     planner: AutoPlanner,
+    shelf: LastPlan,
     step: Option<Duration>,
     /// Time spent until now.
     spent: Duration,
@@ -38,8 +57,15 @@ struct Late {
 }
 
 impl Planning {
-    pub(super) fn begin(runtime: &Runtime, step: Option<Duration>) -> Planning {
-        Planning { planner: AutoPlanner::begin(runtime), step, spent: Duration::ZERO, late: None }
+    /// For a job whose earlier run has kept `known`.
+    pub(super) fn begin(runtime: &Runtime, step: Option<Duration>, known: Option<Plan>) -> Planning {
+        let shelf = LastPlan(RefCell::new(known));
+        Planning { planner: AutoPlanner::begin(runtime), shelf, step, spent: Duration::ZERO, late: None }
+    }
+
+    /// The plan for the next run.
+    pub(super) fn kept(self) -> Option<Plan> {
+        self.shelf.0.into_inner()
     }
 
     /// What the thread beside the job does now and then.
@@ -49,10 +75,10 @@ impl Planning {
         }
         let (before, had_offer) = (beside.time(), runtime.has_offer());
         beside.run(|| {
-            self.planner.look(runtime, &NoShelf);
+            self.planner.look(runtime, &self.shelf);
             // Without a step's length planning takes no time.
             if self.step.is_none() && runtime.install_at_beginning() {
-                self.planner.look(runtime, &NoShelf);
+                self.planner.look(runtime, &self.shelf);
             }
         });
         let took = beside.time() - before;

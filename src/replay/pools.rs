@@ -196,7 +196,13 @@ fn production(pool: PoolName, job: Job<'_>, setup: &Setup, runner: &Runner<'_>) 
     if is_auto {
         make_contexts_known(job.trace);
     }
-    let (mut production, refused) = Production::new(&options, job.plan.filter(|_| !is_auto));
+    let known = (is_auto && setup.auto.is_again).then(|| {
+        let (mut first, _) = Production::new(&options, None);
+        Runner { watch: Watch::default(), progress: &|_| (), ..*runner }.run(&mut first);
+        first.kept_plan()
+    });
+    let plan = if is_auto { known.flatten() } else { job.plan.cloned() };
+    let (mut production, refused) = Production::new(&options, plan.as_ref());
     let run = runner.run(&mut production);
     let refused = refused.map(|why| format!("the plan is not used: {why}"));
     let over = production.auto_is_over().map(|why| format!("no more plans are made while the job runs: {why}"));

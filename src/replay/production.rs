@@ -79,7 +79,9 @@ pub struct Production {
 const DEVICE: DeviceId = DeviceId(0);
 
 impl Production {
-    /// A node of one device with one session; with `plan` its static pool is there before the first request. The text says why that plan is not used, if it is not.
+    /// A node of one device with one session; with `plan` its static pool is there before the first
+    /// request, or where plans are made while the job runs, that is the one which an earlier run has
+    /// kept. The text says why that plan is not used, if it is not.
     pub fn new(options: &ProductionOptions, plan: Option<&Plan>) -> (Production, Option<String>) {
         let clock = Arc::new(ManualClock::default());
         let sim = SimOptions { costs: options.costs.clone(), ..SimOptions::with_devices(&[options.capacity]) };
@@ -113,8 +115,9 @@ impl Production {
             config,
             Counters::private(),
         );
-        let refused = plan.and_then(|plan| runtime.install_plan(plan).err()).map(|error| chain(&error));
-        let planning = options.auto.map(|auto| Planning::begin(&runtime, auto.step));
+        let installed = plan.filter(|_| options.auto.is_none()).map(|plan| runtime.install_plan(plan));
+        let refused = installed.and_then(Result::err).map(|error| chain(&error));
+        let planning = options.auto.map(|auto| Planning::begin(&runtime, auto.step, plan.cloned()));
         let production = Production {
             runtime,
             source,
@@ -154,6 +157,11 @@ impl Production {
     /// Why no more plans are made while the job runs, if none are.
     pub fn auto_is_over(&self) -> Option<String> {
         self.planning.as_ref().and_then(Planning::over)
+    }
+
+    /// The plan that the job has left for its next run.
+    pub fn kept_plan(self) -> Option<Plan> {
+        self.planning.and_then(Planning::kept)
     }
 
     /// Says what is wrong with pools or ledger; nothing, unless one has a bug.

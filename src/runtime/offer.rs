@@ -26,6 +26,8 @@ pub struct Offer {
     has_streams: bool,
     /// Without marks an iteration begins where so few bytes are live.
     begins_at: Bytes,
+    /// At its peak an iteration has so many bytes more live than where it begins.
+    adds: Bytes,
 }
 
 impl Runtime {
@@ -57,7 +59,9 @@ impl Runtime {
         let ready = Ready::at(plan, start, &self.config)?;
         let begins_at = Bytes::new(begins_at.get().saturating_add(begins_at.get() / 64));
         let has_streams = ready.pool.has_other_streams(ready.stream);
-        Ok(Offer { ready, has_streams, begins_at })
+        let carried = plan.carried().into_iter().map(|at| plan.entries[at].span().len()).sum();
+        let adds = plan.provenance.lower_bound.saturating_sub(carried);
+        Ok(Offer { ready, has_streams, begins_at, adds })
     }
 
     /// Offers a plan: it is installed where the next iteration begins, in place of the one that is there. Where no iterations are marked that is where `begins_at` bytes are live, or fewer. An offer that
@@ -163,13 +167,16 @@ impl Runtime {
 
     /// False where it cannot be: then the plan that is there stays.
     fn install(&self, pools: &mut Pools, offer: Offer) -> bool {
-        let Offer { ready, has_streams, .. } = offer;
+        let Offer { ready, has_streams, adds, .. } = offer;
         let Some(need) = ready.need(&pools.pages) else { return false };
         // Of what is idle the plan keeps what lies where its entries do.
         let after = (pools.held() + need.idle).saturating_sub(pools.idle_chunks()).checked_add(need.lacks);
         // Streams that do not wait for each other have parts that each are as large as theirs needs to be, and seldom were all at once.
         let live = self.counters.get(Counter::PeakLiveBytes);
-        let most = Bytes::new(self.counters.get(Counter::PeakHeldBytes).max(live.saturating_add(live / 64)));
+        // The plan of an earlier run may know of more than this one has had until now.
+        let expected = self.counters.get(Counter::LiveBytes).saturating_add(adds.get());
+        let most = live.saturating_add(live / 64).max(expected.saturating_add(expected / 512));
+        let most = Bytes::new(most.max(self.counters.get(Counter::PeakHeldBytes)));
         let shared = self.config.granule().checked_mul(SHARED_GRANULES).unwrap_or(Bytes::ZERO);
         let Some(after) = after.filter(|after| *after <= most.saturating_add(shared)) else { return false };
         // Where memory stays with its addresses nothing that lacks could be brought.

@@ -76,6 +76,28 @@ fn auto_takes_no_more_than_expandable_segments() {
     assert_eq!(planned, 16);
 }
 
+/// A later run finds the plan of the first when its first iteration is over, and goes by it from then on.
+#[test]
+fn a_later_run_goes_by_the_plan_of_the_first_from_its_second_iteration_on() {
+    let auto = AutoOptions { contexts_end: true, is_again: true, ..AutoOptions::default() };
+    let (mut from_second, mut planned) = (0, 0);
+    for name in TRACES.into_iter().chain(OTHERS) {
+        let longer = repeat(&trace(name), 2);
+        let again = run(PoolName::Stitchd, &longer, None, &Setup { auto, ..setup(true) });
+        let [none, expandable] =
+            [PoolName::Stitchd, PoolName::Expandable].map(|pool| run(pool, &longer, None, &setup(false)));
+        let plans = again.more.auto.as_ref().unwrap();
+        let of_none = again.peak_reserved.get() as f64 / none.peak_reserved.get() as f64;
+        println!("{name}: {of_none:.4} of no plan, {plans:?}");
+        planned += u32::from(plans.installed > 0);
+        from_second += u32::from(plans.from_iteration == Some(1));
+        assert!(again.peak_reserved <= expandable.peak_reserved, "{name}");
+        assert!(of_none <= 1.0025, "{name}: {of_none}");
+    }
+    // That of moe-top2 needs more than its second iteration.
+    assert_eq!((planned, from_second), (16, 15));
+}
+
 /// The smallest device on which a job runs, by its peak live bytes: not below this, and at most a
 /// 16th of `WORST - 1` less. Nothing where it does not run on one of `WORST` times the peak.
 fn smallest_device(trace: &Trace) -> Option<f64> {

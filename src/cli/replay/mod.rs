@@ -58,6 +58,9 @@ pub(super) struct ReplayArgs {
     /// vary, only until it has a plan: saying so takes time
     #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
     contexts: Contexts,
+    /// Replay stitchd-auto as a later run of the job: with the plan that the first one has left
+    #[arg(long)]
+    again: bool,
     /// Bytes that the device has for this process [default: any number]
     #[arg(long, value_name = "BYTES", conflicts_with = "min_capacity")]
     capacity: Option<Bytes>,
@@ -259,6 +262,7 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         auto: AutoOptions {
             step: args.step_seconds.map(Duration::from_secs_f64),
             contexts_end: args.contexts == Contexts::RecordedOnly,
+            is_again: args.again,
         },
         ..Setup::default()
     })
@@ -304,6 +308,7 @@ fn check_auto(args: &ReplayArgs, pools: &[PoolName], setup: &Setup, trace: &Trac
     let options = [
         ("--step-seconds", args.step_seconds.is_some()),
         ("--contexts recorded-only", args.contexts == Contexts::RecordedOnly),
+        ("--again", args.again),
     ];
     let Some((option, _)) = options.into_iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
     if !pools.iter().any(|pool| setup.makes_plans(*pool)) {
