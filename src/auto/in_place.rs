@@ -3,10 +3,9 @@
 //! What one iteration leaves to the next (gradients) has its places where the last iteration had them: so
 //! it is in no other request's way where the plan is installed.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
-use super::recorded::Alive;
+use super::recorded::{Alive, Recorded};
 use crate::plan::{Kind, Plan, PlanError, Problem, Stays};
 use crate::runtime::Runtime;
 use crate::trace::{ContextKey, Event, EventKind, Trace};
@@ -41,40 +40,62 @@ impl Living {
         Living::with(lasting, carried)
     }
 
-    /// What was live when the job's first iteration ended, of a recording that ends within the next.
-    /// What an iteration leaves is the last that it asked for as `plan` has it: weights and what an
-    /// optimizer keeps may be as long.
-    pub(super) fn of_first(alive: &[Alive], trace: &Trace, plan: &Plan) -> Living {
-        let mut left: HashMap<(Bytes, ContextKey), usize> = HashMap::new();
-        for entry in plan.carried().into_iter().map(|at| &plan.entries[at]) {
-            *left.entry((entry.bytes, entry.context)).or_default() += 1;
-        }
-        let births = births(alive, trace);
-        let mut alive: Vec<_> = alive.iter().map(|one| (one.id.and_then(|id| births.get(&id)), one)).collect();
-        alive.sort_unstable_by_key(|(birth, _)| Reverse(birth.map(|(at, _)| *at)));
+    /// What was live where the last whole iteration of a recording ended, by a known plan of the job. Ends
+    /// the recording, which goes on into the next iteration.
+    pub(super) fn of_known(plan: &Plan, recorded: Recorded, runtime: &Runtime) -> (Living, Trace) {
+        let (alive, whole) = (recorded.alive(runtime), recorded.marks());
+        let trace = recorded.end(runtime);
+        let births = births(&alive, &trace);
+        let carried = plan.carried().into_iter().map(|at| (plan.entries[at].bytes, plan.entries[at].context));
+        let left = left_by_iterations(&births, &trace, whole, carried);
         let (mut lasting, mut carried) = (BTreeSet::new(), Vec::new());
-        for (birth, one) in alive {
-            // The iteration that goes on frees what it has taken.
-            if birth.is_some_and(|(_, event)| event.iteration > 0) {
-                continue;
-            }
-            let of_plan = birth.filter(|_| one.is_start).and_then(|(at, event)| {
-                let count = left.get_mut(&(event.bytes, trace.key(&event.context))).filter(|count| **count > 0)?;
-                *count -= 1;
-                Some((*at, event.bytes, one.span))
-            });
-            match of_plan {
-                Some(of_plan) => carried.push(of_plan),
-                None => drop(lasting.insert(one.span)),
+        for one in &alive {
+            match one.id.and_then(|id| births.get(&id)) {
+                // The iteration that goes on frees most of what it has taken.
+                Some((_, event)) if event.iteration >= whole => {}
+                Some((at, event)) if left.contains(at) => {
+                    if one.is_start {
+                        carried.push((*at, event.bytes, one.span));
+                    }
+                }
+                _ => drop(lasting.insert(one.span)),
             }
         }
-        Living::with(lasting, carried)
+        drop(births);
+        (Living::with(lasting, carried), trace)
     }
 
     fn with(lasting: BTreeSet<AddressSpan>, mut carried: Vec<(usize, Bytes, AddressSpan)>) -> Living {
         carried.sort_unstable();
         Living { lasting, carried: carried.into_iter().map(|(_, bytes, span)| (bytes, span)).collect() }
     }
+}
+
+/// Which births are of what an iteration leaves to the next, as a plan has it: the last with the same
+/// bytes and context. Weights and what an optimizer keeps have the same bytes: where no contexts tell them apart,
+/// and there are more than the plan leaves, none is.
+fn left_by_iterations(
+    births: &HashMap<u64, (usize, &Event)>,
+    trace: &Trace,
+    whole: u32,
+    carried: impl Iterator<Item = (Bytes, ContextKey)>,
+) -> HashSet<usize> {
+    let mut by_class: HashMap<(Bytes, ContextKey), Vec<usize>> = HashMap::new();
+    for (at, event) in births.values().filter(|(_, event)| event.iteration < whole) {
+        by_class.entry((event.bytes, trace.key(&event.context))).or_default().push(*at);
+    }
+    let mut counts: HashMap<(Bytes, ContextKey), usize> = HashMap::new();
+    carried.for_each(|class| *counts.entry(class).or_default() += 1);
+    let mut left = HashSet::new();
+    for (class, count) in counts {
+        let Some(births) = by_class.get_mut(&class) else { continue };
+        if births.len() > count && class.1.is_unknown() {
+            continue;
+        }
+        births.sort_unstable();
+        left.extend(births.iter().rev().take(count));
+    }
+    left
 }
 
 /// Where in a trace live allocations were asked for, by their ids.
@@ -111,6 +132,14 @@ impl InPlace {
         Ok(InPlace { kept, placed, stays })
     }
 
+    /// Bytes that an iteration has live at its peak beside what is live where it begins; none where lanes
+    /// have peaks of their own, which need not come together.
+    pub(super) fn adds(&self) -> Bytes {
+        let carried = self.placed.carried().into_iter().map(|at| self.placed.entries[at].span().len()).sum();
+        let peak = if self.placed.lanes().len() > 1 { Bytes::ZERO } else { self.placed.provenance.lower_bound };
+        peak.saturating_sub(carried)
+    }
+
     /// The same with places for iterations of other kinds.
     pub(super) fn with_kinds(&self, kinds: Vec<Kind>) -> Result<InPlace, PlanError> {
         let placed = self.placed.with_kinds(kinds.clone(), &self.stays.taken)?;
@@ -144,4 +173,51 @@ fn fixed(
     };
     let fixed = plan.carried().into_iter().filter_map(offset).collect();
     (fixed, left.into_values().flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::DeviceAddress;
+
+    /// Weights, gradients that the next iteration frees, and an optimizer's states, all as long as others.
+    fn job(has_contexts: bool) -> Trace {
+        let mut rows = "tick,event,id,bytes,iteration,phase,module\n".to_owned();
+        let mut tick = 0;
+        let mut row = |event: &str, id: u32, iteration: u32, context: &str| {
+            let (bytes, context) =
+                (if event == "alloc" { "1048576" } else { "" }, if has_contexts { context } else { "," });
+            rows += &format!("{tick},{event},{id},{bytes},{iteration},{context}\n");
+            tick += 1;
+        };
+        (0..2).for_each(|n| row("alloc", n, 0, "init,"));
+        for iteration in 0..3 {
+            let first = 10 * (iteration + 1);
+            let before = if iteration == 0 { 0..0 } else { first - 10..first - 8 };
+            before.for_each(|id| row("free", id, iteration, "forward,"));
+            row("alloc", first, iteration, "backward,model.0");
+            row("alloc", first + 1, iteration, "backward,model.1");
+            if iteration == 0 {
+                (0..2).for_each(|n| row("alloc", 2 + n, 0, "optimizer,"));
+            }
+        }
+        crate::trace::csv::read(rows.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn gradients_are_told_from_weights_and_states_by_where_they_were_asked_for() {
+        for has_contexts in [true, false] {
+            let trace = job(has_contexts);
+            let span = |id: u64| Span::new(DeviceAddress::new(id << 20), Bytes::mib(1)).unwrap();
+            let alive = [0, 1, 2, 3, 10, 11].map(|id| Alive { id: Some(id), span: span(id), is_start: true });
+            let births = births(&alive, &trace);
+            // What the plan has of the gradients that the second iteration leaves.
+            let of_plan = trace.events.iter().filter(|event| [20, 21].contains(&event.id));
+            let carried = of_plan.map(|event| (Bytes::mib(1), trace.key(&event.context))).take(2);
+            let left = left_by_iterations(&births, &trace, 1, carried);
+            let left = births.iter().filter(|(_, (at, _))| left.contains(at)).map(|(id, _)| *id);
+            let expected = if has_contexts { BTreeSet::from([10, 11]) } else { BTreeSet::new() };
+            assert_eq!(left.collect::<BTreeSet<_>>(), expected);
+        }
+    }
 }

@@ -341,10 +341,8 @@ impl AutoPlanner {
     }
 
     fn offer_known(&mut self, plan: Plan, recorded: Recorded, runtime: &Runtime) -> Result<Stage, Over> {
-        let alive = recorded.alive(runtime);
-        let first = recorded.end(runtime);
-        let living = Living::of_first(&alive, &first, &plan);
-        self.begins_at = recorded::live_before(&first, 1);
+        let (living, trace) = Living::of_known(&plan, recorded, runtime);
+        self.begins_at = recorded::live_before(&trace, 1);
         let problem = plan.problem();
         let Ok(plan) = self.work(|| InPlace::around(plan, problem, &living, runtime)) else {
             return Ok(self.record(runtime, true));
@@ -424,7 +422,10 @@ impl AutoPlanner {
     }
 
     fn offer(&self, mut offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {
-        let offer = self.work(|| runtime.prepare(&offered.plan.placed, self.begins_at))?;
+        let mut offer = self.work(|| runtime.prepare(&offered.plan.placed, self.begins_at))?;
+        if offered.is_known {
+            offer = offer.expecting(offered.plan.adds());
+        }
         runtime.offer(Some(offer));
         offered.tries += 1;
         Ok(Stage::Offered(offered))

@@ -111,6 +111,11 @@ impl Recorded {
         self.recorder.sink().trace()
     }
 
+    /// Iterations that have ended in it.
+    pub(super) fn marks(&self) -> u32 {
+        self.marks
+    }
+
     /// It has the first iteration of the job from its beginning to its mark.
     pub(super) fn has_first_iteration(&self) -> bool {
         !self.is_later && self.marks > 0

@@ -197,6 +197,8 @@ fn production(pool: PoolName, job: Job<'_>, setup: &Setup, runner: &Runner<'_>) 
         make_contexts_known(job.trace);
     }
     let known = (is_auto && setup.auto.is_again).then(|| {
+        // What it leaves is the same for every device that the later run is tried on.
+        let options = ProductionOptions { capacity: ProductionOptions::UNLIMITED, ..options.clone() };
         let (mut first, _) = Production::new(&options, None);
         Runner { watch: Watch::default(), progress: &|_| (), ..*runner }.run(&mut first);
         first.kept_plan()

@@ -2,9 +2,9 @@
 //!
 //! It is made around what lives longer than an iteration, at the addresses that the job has already
 //! ([`super::installed`]). So nothing moves, and the process never holds more for the plan's entries
-//! than it held before, or than was live at one time and a 64th: where that could not be, the plan is
-//! not installed, and this is counted. What only its detours need comes when one does, as the memory
-//! for any request.
+//! than it held before, or than was live at one time and a 64th, or than it will have live and a 512th
+//! where an earlier run has shown that: where that could not be, the plan is not installed, and this is
+//! counted. What only its detours need comes when one does, as the memory for any request.
 //!
 //! Not for: making plans ([`crate::auto`]).
 //!
@@ -26,8 +26,17 @@ pub struct Offer {
     has_streams: bool,
     /// Without marks an iteration begins where so few bytes are live.
     begins_at: Bytes,
-    /// At its peak an iteration has so many bytes more live than where it begins.
+    /// The next iteration is known to have so many bytes more live at its peak than where it begins.
     adds: Bytes,
+}
+
+impl Offer {
+    /// The same where it is known that the next iteration has so many bytes more live at its peak than
+    /// where it begins: the job will hold as much in any case.
+    #[must_use]
+    pub fn expecting(self, adds: Bytes) -> Offer {
+        Offer { adds, ..self }
+    }
 }
 
 impl Runtime {
@@ -59,9 +68,7 @@ impl Runtime {
         let ready = Ready::at(plan, start, &self.config)?;
         let begins_at = Bytes::new(begins_at.get().saturating_add(begins_at.get() / 64));
         let has_streams = ready.pool.has_other_streams(ready.stream);
-        let carried = plan.carried().into_iter().map(|at| plan.entries[at].span().len()).sum();
-        let adds = plan.provenance.lower_bound.saturating_sub(carried);
-        Ok(Offer { ready, has_streams, begins_at, adds })
+        Ok(Offer { ready, has_streams, begins_at, adds: Bytes::ZERO })
     }
 
     /// Offers a plan: it is installed where the next iteration begins, in place of the one that is there. Where no iterations are marked that is where `begins_at` bytes are live, or fewer. An offer that
@@ -173,7 +180,7 @@ impl Runtime {
         let after = (pools.held() + need.idle).saturating_sub(pools.idle_chunks()).checked_add(need.lacks);
         // Streams that do not wait for each other have parts that each are as large as theirs needs to be, and seldom were all at once.
         let live = self.counters.get(Counter::PeakLiveBytes);
-        // The plan of an earlier run may know of more than this one has had until now.
+        // The plan of an earlier run knows of more than this one has had until now.
         let expected = self.counters.get(Counter::LiveBytes).saturating_add(adds.get());
         let most = live.saturating_add(live / 64).max(expected.saturating_add(expected / 512));
         let most = Bytes::new(most.max(self.counters.get(Counter::PeakHeldBytes)));

@@ -24,9 +24,9 @@ const COMPARED: usize = 4;
 /// How far requests more or fewer may shift the comparison at one place, and how many must agree for it.
 const SHIFT_MAX: usize = 64;
 const AGREE: usize = 6;
-/// Outside of a stretch, behind so many places in a row at which no shift makes them agree, only one
-/// in so many places is looked at: where nothing repeats such looks are nearly all the work.
-const FRUITLESS: usize = 64;
+/// Outside of a stretch, after so many places at which no shift makes them agree, only one in so many
+/// places is looked at: where nothing repeats such looks are nearly all the work.
+const FRUITLESS: usize = 4096;
 const SELDOM: usize = 16;
 /// What a request that is not the same takes from a stretch, where each that is gives one: so that it shrinks below a share of 12 in 13, a little less than
 /// [`SHARE_MIN`], and a place with many misses does not cut it in two.
@@ -291,6 +291,9 @@ impl Repeat {
                 }
             }
             sum += gain(is_same);
+            if sum >= AGREE as i64 {
+                fruitless = 0;
+            }
             pairs.push((left as u32, right as u32, is_same));
             if sum > best.0 {
                 best = (sum, begin..pairs.len());

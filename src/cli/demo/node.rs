@@ -225,7 +225,7 @@ impl Node {
     fn trainer(&self, act: &Act, number: usize, repeat: u32, heard: &mpsc::Sender<Heard>) -> anyhow::Result<Child> {
         let log = std::fs::File::create(self.directory.join(format!("{}.log", act.role.name)))?;
         // Who is there from the start gives nothing back and stays until the late one has its memory; the victim works
-        // until it is killed. So the late one waits for the victim's memory, whoever is faster.
+        // until it is killed. So the late one waits for the victim's memory, whichever is faster.
         let until = match (act.role.is_victim, act.role.is_late) {
             (true, _) => &["--endless", "--keep-idle"][..],
             (false, false) => &["--hold", "--keep-idle"],
@@ -371,9 +371,9 @@ impl Troupe {
             }
             // The victim works until it is killed: there is nothing to wait for.
             let is_late_over = self.players.iter().any(|player| player.act.role.is_late && player.is_over);
-            ensure!(killed.is_some() || !is_late_over, "nobody was killed: the late one never had to wait");
+            ensure!(killed.is_some() || !is_late_over, "no trainer was killed: the late one never had to wait");
         }
-        let killed = killed.context("nobody was killed: the late one never had to wait")?;
+        let killed = killed.context("no trainer was killed: the late one never had to wait")?;
         Ok(Killed { resident: resident_max, ..killed })
     }
 

@@ -56,7 +56,7 @@ pub(super) struct TrainerArgs {
     /// At the end keep the memory until standard input ends
     #[arg(long)]
     hold: bool,
-    /// Give nothing back while others wait for memory
+    /// Keep idle memory when others wait for it
     #[arg(long)]
     keep_idle: bool,
     /// End when nobody reads what this one says: whoever started it is gone

@@ -106,6 +106,7 @@ fn options_about_later_plans_need_a_pool_that_makes_them() {
     for (file, arguments, why) in [
         (&*repeating, &["--pool", "stitchd", "--step-seconds", "1"][..], "needs a pool that makes plans"),
         (&repeating, &["--pool", "stitchd-plan", "--contexts", "recorded-only"], "needs a pool that makes plans"),
+        (&repeating, &["--pool", "stitchd", "--again"], "needs a pool that makes plans"),
         (once, &["--pool", "stitchd-auto", "--step-seconds", "1"], "more than one iteration"),
         (&repeating, &["--step-seconds", "0"], "from 1e-9 to 86400"),
     ] {
@@ -117,6 +118,9 @@ fn options_about_later_plans_need_a_pool_that_makes_them() {
     let shown = run_json(&[&auto[..], &["--step-seconds", "3600"]].concat());
     assert_eq!(pool(&shown, "stitchd-auto")["auto"]["from_iteration"], 3);
     assert!(pool(&shown, "stitchd-auto")["auto"]["planning_seconds"].as_f64().unwrap() > 0.0);
+    let shown = run_json(&[&auto[..], &["--again"]].concat());
+    let plans = &pool(&shown, "stitchd-auto")["auto"];
+    assert_eq!((&plans["made"], &plans["from_iteration"]), (&0.into(), &1.into()), "{plans}");
 }
 
 #[test]
