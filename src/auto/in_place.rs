@@ -53,10 +53,8 @@ impl Living {
             match one.id.and_then(|id| births.get(&id)) {
                 // The iteration that goes on frees most of what it has taken.
                 Some((_, event)) if event.iteration >= whole => {}
-                Some((at, event)) if left.contains(at) => {
-                    if one.is_start {
-                        carried.push((*at, event.bytes, one.span));
-                    }
+                Some((at, event)) if left.contains(at) && one.is_start => {
+                    carried.push((*at, event.bytes, one.span));
                 }
                 _ => drop(lasting.insert(one.span)),
             }
@@ -132,12 +130,24 @@ impl InPlace {
         Ok(InPlace { kept, placed, stays })
     }
 
-    /// Bytes that an iteration has live at its peak beside what is live where it begins; none where lanes
-    /// have peaks of their own, which need not come together.
+    /// Bytes that an iteration has live at its peak beside what is live where it begins, all lanes
+    /// together: theirs need not come at the same time.
     pub(super) fn adds(&self) -> Bytes {
-        let carried = self.placed.carried().into_iter().map(|at| self.placed.entries[at].span().len()).sum();
-        let peak = if self.placed.lanes().len() > 1 { Bytes::ZERO } else { self.placed.provenance.lower_bound };
-        peak.saturating_sub(carried)
+        let mut changes = Vec::with_capacity(4 * self.placed.entries.len());
+        for entry in &self.placed.entries {
+            let len = i128::from(entry.span().len().get());
+            for lifetime in [Some(entry.lifetime), entry.again].into_iter().flatten() {
+                changes.extend([(lifetime.end, -len), (lifetime.start, len)]);
+            }
+        }
+        // At one tick what ends comes first.
+        changes.sort_unstable();
+        let live = changes.into_iter().scan(0, |live, (_, change)| {
+            *live += change;
+            Some(*live)
+        });
+        let carried: Bytes = self.placed.carried().into_iter().map(|at| self.placed.entries[at].span().len()).sum();
+        Bytes::new(live.max().and_then(|peak| u64::try_from(peak).ok()).unwrap_or(0)).saturating_sub(carried)
     }
 
     /// The same with places for iterations of other kinds.
