@@ -74,7 +74,8 @@ fn main() {
         let plan = Plan::from_trace(&trace, 1).unwrap();
         for (name, pool) in rows {
             let has_plan = pool == PoolName::StitchdPlan;
-            let job = Job { trace: &trace, profile: &trace, script: &script, plan: has_plan.then_some(&plan) };
+            let job =
+                Job { trace: &trace, profile: &trace, script: &script, plan: has_plan.then_some(&plan), left: None };
             compared.push(compare(
                 name,
                 ROUNDS,

@@ -74,7 +74,7 @@
 //! | span | a half-open interval of bytes; the only interval type ([`units::Span`]) |
 //! | home, place | the one address of a chunk at which its free bytes are counted; addresses that show free bytes of several chunks side by side ([`pool::pages`]) |
 //! | stitch, trim | make a place, give idle chunks back |
-//! | lend | give a free part of a plan's pool to the page pool, for a request without a place (`runtime::plan_fallbacks`) |
+//! | lend | give the page pool a free part of a plan's pool (`runtime::plan_fallbacks`) |
 //! | allocation | what a caller received: an address and a size |
 //! | pool | the policy that serves allocations ([`pool`]) |
 //! | idle, live | not in use, in use |

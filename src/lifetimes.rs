@@ -1,6 +1,6 @@
 //! Who comes and who goes, in the order of time.
 
-use crate::units::{Lifetime, Tick};
+use crate::units::{Bytes, Lifetime, Tick};
 
 /// One of a set of lifetimes begins or ends.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -42,6 +42,18 @@ pub(crate) fn changes(lifetimes: &[Lifetime]) -> Vec<Change> {
         *next += 1;
     }
     changes
+}
+
+/// The most bytes that are live at one time.
+pub(crate) fn most_live(lifetimes: &[Lifetime], lens: &[Bytes]) -> Bytes {
+    let mut live = 0_i128;
+    let most = changes(lifetimes).into_iter().map(|change| {
+        let len = i128::from(lens[change.of as usize].get());
+        live += if change.comes { len } else { -len };
+        live
+    });
+    let most = u64::try_from(most.max().unwrap_or(0)).unwrap_or(u64::MAX);
+    Bytes::new(most.min(Bytes::MAX.get()))
 }
 
 /// How many kinds of changes there can be, if that is in proportion to the lifetimes.

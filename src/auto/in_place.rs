@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use super::recorded::{Alive, Recorded};
+use crate::lifetimes;
 use crate::plan::{Kind, Plan, PlanError, Problem, Stays};
 use crate::runtime::Runtime;
 use crate::trace::{ContextKey, Event, EventKind, Trace};
-use crate::units::{self, AddressSpan, Bytes, Place as _, PlanOffset, PlanSpan, Span};
+use crate::units::{self, AddressSpan, Bytes, Lifetime, Place as _, PlanOffset, PlanSpan, Span};
 
 /// Live allocations of a job at the end of its recording.
 #[derive(Debug, Default)]
@@ -59,7 +60,6 @@ impl Living {
                 _ => drop(lasting.insert(one.span)),
             }
         }
-        drop(births);
         (Living::with(lasting, carried), trace)
     }
 
@@ -70,8 +70,8 @@ impl Living {
 }
 
 /// Which births are of what an iteration leaves to the next, as a plan has it: the last with the same
-/// bytes and context. Weights and what an optimizer keeps have the same bytes: where no contexts tell them apart,
-/// and there are more than the plan leaves, none is.
+/// bytes and context. Weights and what an optimizer keeps have the same bytes: where no contexts tell
+/// them apart, and there are more than the plan leaves, none is.
 fn left_by_iterations(
     births: &HashMap<u64, (usize, &Event)>,
     trace: &Trace,
@@ -133,21 +133,14 @@ impl InPlace {
     /// Bytes that an iteration has live at its peak beside what is live where it begins, all lanes
     /// together: theirs need not come at the same time.
     pub(super) fn adds(&self) -> Bytes {
-        let mut changes = Vec::with_capacity(4 * self.placed.entries.len());
-        for entry in &self.placed.entries {
-            let len = i128::from(entry.span().len().get());
-            for lifetime in [Some(entry.lifetime), entry.again].into_iter().flatten() {
-                changes.extend([(lifetime.end, -len), (lifetime.start, len)]);
-            }
-        }
-        // At one tick what ends comes first.
-        changes.sort_unstable();
-        let live = changes.into_iter().scan(0, |live, (_, change)| {
-            *live += change;
-            Some(*live)
+        let entries = &self.placed.entries;
+        let live = entries.iter().flat_map(|entry| {
+            let len = entry.span().len();
+            [Some(entry.lifetime), entry.again].into_iter().flatten().map(move |lifetime| (lifetime, len))
         });
-        let carried: Bytes = self.placed.carried().into_iter().map(|at| self.placed.entries[at].span().len()).sum();
-        Bytes::new(live.max().and_then(|peak| u64::try_from(peak).ok()).unwrap_or(0)).saturating_sub(carried)
+        let (lifetimes, lens): (Vec<Lifetime>, Vec<Bytes>) = live.unzip();
+        let carried = self.placed.carried().into_iter().map(|at| entries[at].span().len()).sum();
+        lifetimes::most_live(&lifetimes, &lens).saturating_sub(carried)
     }
 
     /// The same with places for iterations of other kinds.

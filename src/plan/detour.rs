@@ -16,6 +16,7 @@ use super::kinds::{Kind, Other, Parting, PartingKey};
 use super::solve::{self, Solution, Taken};
 use super::vary::Asked;
 use super::{Buffer, Entry, Lane, PhasePair, Plan, Problem};
+use crate::lifetimes;
 use crate::limits;
 use crate::trace::ContextKey;
 use crate::units::{Bytes, Lifetime, PlanOffset, PlanSpan, Span, Tick};
@@ -256,18 +257,9 @@ fn taken_by(problem: &Problem, solution: &Solution, kind: &Kind, lane: Lane, det
 
 /// The most bytes that are live at one time, of what shares none.
 fn most_live(live: &[Taken]) -> Bytes {
-    let change = |of: &Taken| {
-        let len = (of.to - of.from) as i64;
-        [(of.lifetime.start, len), (of.lifetime.end, -len)]
-    };
-    let mut changes: Vec<(Tick, i64)> = live.iter().flat_map(change).collect();
-    changes.sort_unstable();
-    let mut now = 0;
-    let most = changes.into_iter().map(|(_, change)| {
-        now += change;
-        now
-    });
-    Bytes::new(most.max().unwrap_or(0) as u64)
+    let of = |taken: &Taken| (taken.lifetime, Bytes::new(taken.to - taken.from));
+    let (lifetimes, lens): (Vec<Lifetime>, Vec<Bytes>) = live.iter().map(of).unzip();
+    lifetimes::most_live(&lifetimes, &lens)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ pub use extend::repeat;
 pub use floor::Floor;
 pub use perturb::{NoPerturbation, Perturbation, lacks, perturb};
 pub use planning::AutoOptions;
-pub use pools::{Job, Least, PoolName, PoolRun, Setup, min_capacity, replay};
+pub use pools::{Job, Least, PoolName, PoolRun, Setup, left_plan, min_capacity, replay};
 pub use record::{Placed, Point, Record};
 pub use recorded::recorded;
 pub use report::{PoolReport, Report, grouped};

@@ -19,8 +19,6 @@ pub struct AutoOptions {
     pub step: Option<Duration>,
     /// Once a plan has been installed the job says no more where it asks from, nor what varies.
     pub contexts_end: bool,
-    /// The job has run before: it finds the plan that its first run has left.
-    pub is_again: bool,
 }
 
 /// The last plan that was kept: that of an earlier run, until this one keeps another.

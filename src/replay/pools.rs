@@ -115,6 +115,8 @@ pub struct Job<'a> {
     pub script: &'a Script,
     /// The plan that the production pools serve from, but for [`PoolName::StitchdAuto`].
     pub plan: Option<&'a Plan>,
+    /// The plan that an earlier run has left, where plans are made while the job runs ([`left_plan`]).
+    pub left: Option<&'a Plan>,
 }
 
 /// A pool's run, and what there is to say beside.
@@ -148,6 +150,16 @@ impl Setup {
     /// Whether a pool makes its plans while the job runs.
     pub fn makes_plans(&self, pool: PoolName) -> bool {
         pool == PoolName::StitchdAuto || pool == PoolName::Stitchd && self.is_auto
+    }
+
+    fn production(&self, is_auto: bool) -> ProductionOptions {
+        ProductionOptions {
+            capacity: self.capacity.unwrap_or(ProductionOptions::UNLIMITED),
+            ladder: self.ladder.clone(),
+            runtime: self.runtime,
+            costs: self.costs.clone(),
+            auto: is_auto.then_some(self.auto),
+        }
     }
 
     /// The iteration that the pool `stalloc` is planned from: the second, if there is one.
@@ -186,29 +198,25 @@ pub fn replay(
 /// Runs a job through the production pools.
 fn production(pool: PoolName, job: Job<'_>, setup: &Setup, runner: &Runner<'_>) -> PoolRun {
     let is_auto = setup.makes_plans(pool);
-    let options = ProductionOptions {
-        capacity: setup.capacity.unwrap_or(ProductionOptions::UNLIMITED),
-        ladder: setup.ladder.clone(),
-        runtime: setup.runtime,
-        costs: setup.costs.clone(),
-        auto: is_auto.then_some(setup.auto),
-    };
     if is_auto {
         make_contexts_known(job.trace);
     }
-    let known = (is_auto && setup.auto.is_again).then(|| {
-        // What it leaves is the same for every device that the later run is tried on.
-        let options = ProductionOptions { capacity: ProductionOptions::UNLIMITED, ..options.clone() };
-        let (mut first, _) = Production::new(&options, None);
-        Runner { watch: Watch::default(), progress: &|_| (), ..*runner }.run(&mut first);
-        first.kept_plan()
-    });
-    let plan = if is_auto { known.flatten() } else { job.plan.cloned() };
-    let (mut production, refused) = Production::new(&options, plan.as_ref());
+    let plan = if is_auto { job.left } else { job.plan };
+    let (mut production, refused) = Production::new(&setup.production(is_auto), plan);
     let run = runner.run(&mut production);
     let refused = refused.map(|why| format!("the plan is not used: {why}"));
     let over = production.auto_is_over().map(|why| format!("no more plans are made while the job runs: {why}"));
     PoolRun { run, note: refused.or(over) }
+}
+
+/// The plan that a run of the job leaves to later ones, where plans are made while it runs: on a device
+/// without a limit, so that it is the same for later runs on any.
+pub fn left_plan(job: Job<'_>, setup: &Setup, clock: &dyn Clock) -> Option<Plan> {
+    make_contexts_known(job.trace);
+    let unlimited = Setup { capacity: None, ..setup.clone() };
+    let (mut first, _) = Production::new(&unlimited.production(true), None);
+    run(job.script, &mut first, Watch::default(), clock, &|_| ());
+    first.kept_plan()
 }
 
 /// A job in a process of its own has pushed the contexts that it allocates from; what records it finds their words so.

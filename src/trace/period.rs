@@ -271,23 +271,22 @@ impl Repeat {
                 (sum, begin, right) = (0, pairs.len(), left + period);
             }
             let is_same = word.get(left) == word.get(right);
-            let is_looked_at = sum > 0 || fruitless < FRUITLESS || left.is_multiple_of(SELDOM);
-            if !is_same && is_looked_at {
-                let is_seldom = sum == 0 && fruitless >= FRUITLESS;
-                fruitless += usize::from(sum == 0);
-                if let Some((skip_left, skip_right)) = shift(word, left, right, period) {
-                    // What is only on one side is a miss, and a stretch pays for it with what it has; a new one begins where it likes.
-                    let paid = sum - MISS * (skip_left + skip_right) as i64;
-                    if is_seldom {
-                        // It may have begun since the last look.
-                        (left, fruitless) = (left.saturating_sub(SELDOM - 1), 0);
-                        continue;
-                    }
-                    if paid > 0 || sum == 0 {
-                        fruitless = 0;
-                        (sum, left, right) = (paid.max(1), left + skip_left, right + skip_right);
-                        continue;
-                    }
+            let is_seldom = sum == 0 && fruitless >= FRUITLESS;
+            let is_looked_at = !is_same && (!is_seldom || left.is_multiple_of(SELDOM));
+            fruitless += usize::from(is_looked_at && sum == 0);
+            if is_looked_at && let Some((skip_left, skip_right)) = shift(word, left, right, period) {
+                if is_seldom {
+                    // It may have begun since the last look.
+                    (left, fruitless) = (left.saturating_sub(SELDOM - 1), 0);
+                    continue;
+                }
+                // What is only on one side is a miss, and a stretch pays for it with what it has; a new one
+                // begins where it likes.
+                let paid = sum - MISS * (skip_left + skip_right) as i64;
+                if paid > 0 || sum == 0 {
+                    fruitless = 0;
+                    (sum, left, right) = (paid.max(1), left + skip_left, right + skip_right);
+                    continue;
                 }
             }
             sum += gain(is_same);

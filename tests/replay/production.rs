@@ -7,7 +7,7 @@ use stitchd::driver::Call;
 use stitchd::plan::Plan;
 use stitchd::replay::models::caching::{Conf, Version};
 use stitchd::replay::script::Script;
-use stitchd::replay::{Job, Perturbation, PoolName, Run, Setup, Watch, perturb, repeat, replay};
+use stitchd::replay::{Job, Perturbation, PoolName, Run, Setup, Watch, left_plan, perturb, repeat, replay};
 use stitchd::trace::Trace;
 use stitchd::units::Bytes;
 
@@ -26,9 +26,18 @@ pub(crate) fn setup(is_auto: bool) -> Setup {
 
 pub(crate) fn run(pool: PoolName, trace: &Trace, plan: Option<&Plan>, setup: &Setup) -> Run {
     let script = Script::of(trace, 0);
-    let job = Job { trace, profile: trace, script: &script, plan };
+    let job = Job { trace, profile: trace, script: &script, plan, left: None };
     let watch = Watch { after_iteration: plan.map(|plan| plan.provenance.iteration), ..Watch::default() };
     replay(pool, job, setup, watch, &SystemClock::new(), &|_| ()).unwrap().run
+}
+
+/// The job as its later runs are: with the plan that the first has left.
+pub(crate) fn run_again(trace: &Trace, setup: &Setup) -> Run {
+    let (script, clock) = (Script::of(trace, 0), SystemClock::new());
+    let first = Job { trace, profile: trace, script: &script, plan: None, left: None };
+    let left = left_plan(first, setup, &clock);
+    let job = Job { left: left.as_ref(), ..first };
+    replay(PoolName::StitchdAuto, job, setup, Watch::default(), &clock, &|_| ()).unwrap().run
 }
 
 /// A plan from a trace's first two iterations, as a profiling run gives it, and the job with two iterations more.

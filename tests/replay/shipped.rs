@@ -5,11 +5,11 @@ use stitchd::replay::{AutoOptions, PoolName, Setup, repeat};
 use stitchd::trace::Trace;
 use stitchd::units::Bytes;
 
-use super::production::{TRACES, run, setup};
+use super::production::{TRACES, run, run_again, setup};
 use super::trace;
 
 /// The shipped traces beside [`TRACES`].
-pub(super) const OTHERS: [&str; 15] = [
+const OTHERS: [&str; 15] = [
     "varying",
     "models/bert-lengths",
     "models/convnext-sizes",
@@ -27,12 +27,17 @@ pub(super) const OTHERS: [&str; 15] = [
     "models/vit-l16",
 ];
 
+/// Every shipped trace.
+pub(super) fn all() -> impl Iterator<Item = &'static str> {
+    TRACES.into_iter().chain(OTHERS)
+}
+
 /// No job reserves more than with expandable segments, or makes more than 1.5 times their calls at
 /// first. From the fourth iteration on it makes one in a thousand requests at most, or fewer than those.
 #[test]
 fn no_plan_takes_no_more_than_expandable_segments() {
     let (mut sum, mut count) = (0.0, 0.0);
-    for name in TRACES.into_iter().chain(OTHERS) {
+    for name in all() {
         let longer = repeat(&trace(name), 3);
         let [ours, expandable] =
             [PoolName::Stitchd, PoolName::Expandable].map(|pool| run(pool, &longer, None, &setup(false)));
@@ -61,7 +66,7 @@ fn auto_takes_no_more_than_expandable_segments() {
     let mut planned = 0;
     // With contexts to the end, and while it is recorded only.
     let [always, recorded] = [false, true].map(|contexts_end| AutoOptions { contexts_end, ..AutoOptions::default() });
-    for name in TRACES.into_iter().chain(OTHERS) {
+    for name in all() {
         let longer = repeat(&trace(name), 2);
         let auto = run(PoolName::Stitchd, &longer, None, &Setup { auto: always, ..setup(true) });
         let without = run(PoolName::Stitchd, &longer, None, &Setup { auto: recorded, ..setup(true) });
@@ -79,11 +84,11 @@ fn auto_takes_no_more_than_expandable_segments() {
 /// A later run finds the plan of the first when its first iteration is over, and goes by it from then on.
 #[test]
 fn a_later_run_goes_by_the_plan_of_the_first_from_its_second_iteration_on() {
-    let auto = AutoOptions { contexts_end: true, is_again: true, ..AutoOptions::default() };
+    let auto = AutoOptions { contexts_end: true, ..AutoOptions::default() };
     let (mut from_second, mut planned) = (0, 0);
-    for name in TRACES.into_iter().chain(OTHERS) {
+    for name in all() {
         let longer = repeat(&trace(name), 2);
-        let again = run(PoolName::Stitchd, &longer, None, &Setup { auto, ..setup(true) });
+        let again = run_again(&longer, &Setup { auto, ..setup(true) });
         let [none, expandable] =
             [PoolName::Stitchd, PoolName::Expandable].map(|pool| run(pool, &longer, None, &setup(false)));
         let plans = again.more.auto.as_ref().unwrap();
@@ -128,7 +133,7 @@ fn device(parts: u32) -> f64 {
 /// Where memory ends chunks are small, so that little of it lies unused beside what is live.
 #[test]
 fn the_smallest_device_without_a_plan_is_little_larger_than_the_peak() {
-    let smallest = TRACES.into_iter().chain(OTHERS).map(|name| {
+    let smallest = all().map(|name| {
         let device = smallest_device(&trace(name));
         println!("{name}: {device:?}");
         device.unwrap_or_else(|| panic!("{name} does not run on {WORST} times its peak"))
@@ -142,7 +147,7 @@ fn the_smallest_device_without_a_plan_is_little_larger_than_the_peak() {
 /// Every plan ends within two thousandths of the bound below which none can.
 #[test]
 fn every_plan_is_near_its_bound() {
-    for name in TRACES.into_iter().chain(OTHERS) {
+    for name in all() {
         let plan = Plan::from_trace(&trace(name), 1).unwrap();
         println!("{name}: {:.4} % above the bound", 100.0 * plan.gap());
         assert!(plan.gap() <= 0.002, "{name}: {}", plan.gap());

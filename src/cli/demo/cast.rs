@@ -10,7 +10,8 @@ use crate::ids::PlanId;
 use crate::plan::{Plan, format};
 use crate::units::Bytes;
 
-/// The pretended device: room for the first three, and not for the fourth beside them while they keep what lies idle.
+/// The pretended device: room for the first three, and not for the fourth beside them while they keep
+/// what lies idle.
 pub(super) const DEVICE: Bytes = Bytes::gib(112);
 
 /// A training job.

@@ -370,8 +370,9 @@ impl Troupe {
                 self.release_holders();
             }
             // The victim works until it is killed: there is nothing to wait for.
-            let is_late_over = self.players.iter().any(|player| player.act.role.is_late && player.is_over);
-            ensure!(killed.is_some() || !is_late_over, "no trainer was killed: the late one never had to wait");
+            if killed.is_none() && self.players.iter().any(|player| player.act.role.is_late && player.is_over) {
+                break;
+            }
         }
         let killed = killed.context("no trainer was killed: the late one never had to wait")?;
         Ok(Killed { resident: resident_max, ..killed })

@@ -24,7 +24,7 @@ use crate::plan::{Plan, PlanError};
 use crate::replay::models::caching::{Conf, Version};
 use crate::replay::script::Script;
 use crate::replay::{AutoOptions, Floor, Job, Least, Perturbation, PoolName, PoolRun, Record, Run, Setup, Watch};
-use crate::replay::{lacks, min_capacity, perturb, recorded, repeat, replay};
+use crate::replay::{lacks, left_plan, min_capacity, perturb, recorded, repeat, replay};
 use crate::runtime::RuntimeConfig;
 use crate::trace::Trace;
 use crate::units::{Bytes, counted};
@@ -202,7 +202,10 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
         notes.push("the trace has one iteration: what that leaves behind stays beside each repetition".to_owned());
     }
     notes.extend(replayable(args, &script)?);
-    let job = Job { trace, profile: &profile, script: &script, plan: plan.as_ref() };
+    let job = Job { trace, profile: &profile, script: &script, plan: plan.as_ref(), left: None };
+    let is_later_run = args.again && pools.iter().any(|pool| setup.makes_plans(*pool));
+    let left = is_later_run.then(|| left_plan(job, &setup, &SystemClock::new())).flatten();
+    let job = Job { left: left.as_ref(), ..job };
     drop(work);
     if let Some(sweep) = sweep {
         return sweep.run(args, &pools, job, &setup, notes);
@@ -262,7 +265,6 @@ fn setup(args: &ReplayArgs) -> std::result::Result<Setup, Failure> {
         auto: AutoOptions {
             step: args.step_seconds.map(Duration::from_secs_f64),
             contexts_end: args.contexts == Contexts::RecordedOnly,
-            is_again: args.again,
         },
         ..Setup::default()
     })

@@ -71,7 +71,7 @@ fn compared(name: &OsStr, len_max: u64, version: Option<Version>, pid: u32, devi
     if script.requests == 0 {
         return None;
     }
-    let job = Job { trace: &trace, profile: &trace, script: &script, plan: None };
+    let job = Job { trace: &trace, profile: &trace, script: &script, plan: None, left: None };
     let setup = Setup { conf: Conf::of(version.unwrap_or(Version::NEWEST)), ..Setup::default() };
     let done = replay(PoolName::Caching, job, &setup, Watch::default(), &SystemClock::new(), &|_| ()).ok()?;
     Some(Compared { pid, device, reserved: done.run.peak_reserved, is_cut })
