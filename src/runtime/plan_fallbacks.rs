@@ -27,8 +27,9 @@ enum Lacks {
 
 impl Runtime {
     /// A request whose place is taken, or that is not in the plan: a free part of the planned pool that
-    /// the plan leaves alone for as long as it lives is the page pool's from now on. Before the
-    /// process holds much more than the plan needs, any free part is, or several that are stitched.
+    /// the plan leaves alone for as long as it lives is the page pool's from now on. Before the process
+    /// holds much more than the plan needs, any free part is, that which is left alone for the longest,
+    /// or several that are stitched.
     pub(super) fn lend(&self, request: &Request) -> Result<Outcome, AllocError> {
         if request.bytes < LEND_MIN {
             return Ok(Outcome::Nothing);
@@ -57,8 +58,10 @@ impl Runtime {
         }
         // What other streams have freed is theirs before the device was waited for.
         let mut parts = if installed.has_other_streams() { Vec::new() } else { installed.pool.idle_parts() };
-        if let Some(part) = first_of_shortest(&parts, len) {
-            installed.lend(part, pages);
+        if let Some(shortest) = first_of_shortest(&parts, len) {
+            // A late plan is suspended instead where memory lacks: then what is free is to lie together.
+            let longest = if installed.is_late() { None } else { installed.pool.left_alone_longest(request, len) };
+            installed.lend(longest.unwrap_or(shortest), pages);
             return Ok(Outcome::From(Fallback::Suspend));
         }
         parts.retain(|part| part.len() >= self.config.granule());

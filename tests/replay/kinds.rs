@@ -134,7 +134,7 @@ fn iterations_of_other_kinds_have_places_in_the_plan_once_one_of_each_was_seen()
         Kind::Behind(100),
         Kind::Behind(200),
     ];
-    for name in &TRACES[if cfg!(debug_assertions) { 3 } else { 0 }..] {
+    for name in TRACES {
         let plain = repeat(&trace(name), 6);
         let before = run(PoolName::Stitchd, &plain, Some(&Plan::from_trace(&plain, 5).unwrap()), &setup(false));
         for kind in kinds {
@@ -150,18 +150,25 @@ fn iterations_of_other_kinds_have_places_in_the_plan_once_one_of_each_was_seen()
                 100.0 * plan.gap(),
                 plan.detours.len()
             );
-            // Gradients of the step before live on through all evaluations, and are in the way of some of them.
-            let are_blocked = *name == "opt-13b-Z3-RO" && kind == Kind::Behind(100);
-            let blocked = if are_blocked { 200 } else { 0 };
+            // Gradients of the step before live on through all evaluations, and are in the way of some of
+            // them; those of another batch are in the way in the next step. Where what varies takes more
+            // than in a step, it is in the way of what does not, also until the plan is suspended.
+            let are_blocked = name == "opt-13b-Z3-RO" && kind == Kind::Behind(100);
+            let varies = name == "qwen-moe-V-last";
+            let is_larger = matches!(kind, Kind::Evaluation(200) | Kind::Batch(130) | Kind::Behind(200));
+            let (blocked, behind) = match (name, kind) {
+                ("opt-13b-Z3-RO", Kind::Behind(100)) => (1000, 0),
+                ("opt-13b-Z3-RO", Kind::Batch(_)) => (0, 64),
+                _ if varies && is_larger => (u64::MAX, 64),
+                _ => (0, 0),
+            };
             let seen = ours.deviations[6..].iter().zip(&before.deviations[6..]);
             let more: Vec<u64> = seen.map(|(now, before)| now - before).collect();
-            assert!(more[0] + more[2] == 0 && more[1] <= blocked, "{name}, {kind:?}: {more:?}");
+            assert!(more[0] == 0 && more[1] <= blocked && more[2] <= behind, "{name}, {kind:?}: {more:?}");
             assert!(ours.deviations.len() == 9 && !plan.detours.is_empty() && plan.gap() < 0.04);
             // What varies has no places on a detour: where it needs more than in a step, it is packed beside the pool.
-            let varies = *name == "qwen-moe-V-last";
-            let is_larger = matches!(kind, Kind::Evaluation(200) | Kind::Batch(130) | Kind::Behind(200));
             let (least, most) = match (is_larger, varies) {
-                (false, false) => (if are_blocked { 0.997 } else { 0.999 }, 1.0),
+                (false, false) => (if are_blocked || behind > 0 { 0.997 } else { 0.999 }, 1.0),
                 (false, true) => (0.993, 1.0),
                 (true, false) => (0.97, 1.0),
                 (true, true) => (0.92, 1.08),
@@ -176,7 +183,7 @@ fn iterations_of_other_kinds_have_places_in_the_plan_once_one_of_each_was_seen()
 /// The same without a profile: the plan is made of the first iterations, in which there is nothing else. What comes for the first time is seen, what comes then is recorded, and what came twice is known.
 #[test]
 fn kinds_that_no_profile_has_shown_are_learned_while_the_job_runs() {
-    for name in &TRACES[if cfg!(debug_assertions) { 3 } else { 0 }..] {
+    for name in TRACES {
         let plain = repeat(&trace(name), 16);
         for kind in [Kind::Evaluation(200), Kind::Batch(130), Kind::Behind(200)] {
             let job = with(&plain, &[4, 8, 12, 16], kind).unwrap();
@@ -186,19 +193,17 @@ fn kinds_that_no_profile_has_shown_are_learned_while_the_job_runs() {
             let share = ours.peak_reserved.get() as f64 / expandable.peak_reserved.get() as f64;
             println!("{name}, {kind:?}: {share:.3} of what expandable takes, {:?}, {auto:?}", ours.deviations);
             // What varies is not known as that until two iterations have been compared.
-            let varies = *name == "qwen-moe-V-last";
+            let varies = name == "qwen-moe-V-last";
             let usual = if varies { 144 } else { 0 };
-            assert!(ours.deviations[4] > 100 && ours.deviations[13..].iter().all(|known| *known <= usual));
-            // Places for larger batches lie around what the job has, and span more.
-            let is_worst = *name == "gpt2-medium-hf" && kind == Kind::Batch(130);
-            let most = if is_worst {
-                1.06
-            } else if varies {
-                1.05
-            } else {
-                1.02
-            };
-            assert!(share < most, "{name}, {kind:?}: {share}");
+            assert!(ours.deviations[4] > 100 && ours.deviations[17..].iter().all(|known| *known <= usual));
+            // Where what varies takes more than before, the plan is suspended in the middle of the kind.
+            let again = if varies { ours.deviations[4] - 1 } else { 0 };
+            assert!(
+                ours.deviations[13..].iter().all(|known| *known <= again),
+                "{name}, {kind:?}: {:?}",
+                ours.deviations
+            );
+            assert!(share < 1.02, "{name}, {kind:?}: {share}");
             assert_eq!((auto.made, auto.installed, auto.refused), (2, 2, 0), "{name}, {kind:?}");
         }
     }

@@ -61,6 +61,12 @@ impl PlannedPool {
         self.room_while(life, least.get().max(1), lane).into_iter().filter_map(span_of).collect()
     }
 
+    /// Of the parts that are free for a request now, the one that the plan leaves alone for the longest.
+    pub fn left_alone_longest(&self, request: &Request, len: Bytes) -> Option<PlanSpan> {
+        let lane = self.lanes.with_room(request)?;
+        self.last_reached(lane, len).map(|(span, _)| span)
+    }
+
     /// All parts that are free and the pool's own.
     pub fn idle_parts(&self) -> Vec<PlanSpan> {
         self.free_within(0, self.span.len().get(), 1).into_iter().filter_map(span_of).collect()

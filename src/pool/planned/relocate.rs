@@ -111,13 +111,20 @@ impl PlannedPool {
     }
 
     /// The stretch that can serve a request of which nothing is known for the longest.
-    pub(super) fn longest_room(&self, lane: usize, request: &Request) -> Option<PlanSpan> {
+    fn longest_room(&self, lane: usize, request: &Request) -> Option<PlanSpan> {
         let len = limits::allocation_len(request.bytes)?;
         if len < LEN_MIN {
             return None;
         }
+        let (span, left_alone) = self.last_reached(lane, len)?;
+        (left_alone >= AHEAD_MIN).then_some(span)
+    }
+
+    /// Where a lane's part of the pool is free for `len` bytes and the plan sends something last, and how
+    /// many entries come before that.
+    pub(super) fn last_reached(&self, lane: usize, len: Bytes) -> Option<(PlanSpan, usize)> {
         let mut room = self.room_now(len.get(), lane);
-        let (mut last, mut left_alone) = (None, 0);
+        let (mut last, mut left_alone) = (room.iter().copied().min_by_key(|(start, end)| end - start), 0);
         for span in self.coming(lane).take(AHEAD_MAX) {
             if room.is_empty() {
                 break;
@@ -126,8 +133,8 @@ impl PlannedPool {
             cut(&mut room, span.start().get(), span.end().get(), len.get());
             left_alone += 1;
         }
-        let (start, _) = last.filter(|_| left_alone >= AHEAD_MIN)?;
-        Span::new(PlanOffset::new(start), len)
+        let (start, _) = last?;
+        Some((Span::new(PlanOffset::new(start), len)?, left_alone))
     }
 
     /// Stretches of at least `len` bytes of a lane's part of the pool that are free and not lent, in the
