@@ -279,7 +279,10 @@ fn exit_codes_and_signals_are_the_commands_own() {
     assert_eq!(code(&["sh", "-c", "kill -9 $$"]), Some(137));
     let output = run(&daemon, &library, &[], &["true"]);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && errors.starts_with("stitchd: nothing was served: "), "{errors}");
+    assert!(
+        output.status.success() && errors.starts_with("stitchd: no figures: no process of it has used a GPU"),
+        "{errors}"
+    );
     let output = run(&daemon, &library, &[], &["/nowhere/python", "train.py"]);
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{errors}");

@@ -176,6 +176,7 @@ pub(super) fn run(args: &ReplayArgs) -> Outcome {
     }
     let (imported, device) = trace::read_job(&args.file, args.device)?;
     let mut notes = imported.notes;
+    notes.extend(sweep::about_old_keys(args.set.iter().map(String::as_str).chain(args.sweep.as_deref())));
     if let (None, Some(settings)) = (&args.conf, &imported.settings) {
         notes.extend(notes::follow(settings, &mut setup.conf));
     }

@@ -5,6 +5,7 @@ use super::choice::serves_from_plan;
 use super::{ReplayArgs, Result, show};
 use crate::error::excerpt;
 use crate::plan::{Plan, Problem, lower_bound};
+use crate::replay::allocator::AutoPlans;
 use crate::replay::models::caching::Conf;
 use crate::replay::script::Script;
 use crate::replay::{Job, PoolName, Setup};
@@ -145,17 +146,10 @@ pub(super) fn about_result(result: &Result, script: &Script) -> Vec<String> {
     let mut notes = Vec::new();
     if more.deviations > 0 {
         let of = counted(script.requests, "request");
-        notes.push(format!("{name}: {} times the job did not do what the plan has, in {of}", more.deviations));
+        let deviations = counted(more.deviations, "deviation");
+        notes.push(format!("{name}: {deviations} from the plan: of {of} some had no place, or places no request"));
     }
-    if let Some(auto) = more.auto
-        && let Some(from) = auto.from_iteration
-    {
-        notes.push(format!(
-            "{name}: by its own plan from iteration {from} on, the job has held at most {} since; what it gave \
-             back is the daemon's, and counts as reserved",
-            auto.peak_held
-        ));
-    }
+    notes.extend(more.auto.and_then(|auto| about_auto(result, &auto)).map(|note| format!("{name}: {note}")));
     notes.extend(result.done.note.iter().map(|note| format!("{name}: {note}")));
     if let Some(Some(least)) = &result.least
         && let Some(note) = &least.done.note
@@ -164,4 +158,20 @@ pub(super) fn about_result(result: &Result, script: &Script) -> Vec<String> {
         notes.push(format!("{name} needs {capacity} because in that {note}"));
     }
     notes
+}
+
+/// What came of plans that were made while the job ran. Nothing where there were none and another note says why.
+fn about_auto(result: &Result, auto: &AutoPlans) -> Option<String> {
+    let Some(from) = auto.from_iteration else {
+        let (made, refused) = (counted(auto.made, "plan"), auto.refused);
+        let is_said = result.done.note.is_some();
+        return (!is_said).then(|| format!("it ran without a plan: {made} made while it ran, {refused} refused"));
+    };
+    let held = show::at_least(auto.peak_held);
+    let given_back = if auto.peak_held < result.done.run.peak_reserved {
+        "; what it gave back is the daemon's, and counts as reserved"
+    } else {
+        ""
+    };
+    Some(format!("by its own plan from iteration {from} on, the job has held at most {held} since{given_back}"))
 }

@@ -36,6 +36,26 @@ const KEYS: [(&str, &str); 15] = [
     ("caching.OPTION", "any option of PyTorch's, such as caching.max_split_size_mb=128; expandable has it, too"),
 ];
 
+/// Settings of the pools before this version, and what has their place. They are read for one version.
+const OLD_KEYS: [(&str, Option<&str>); 3] = [
+    ("stitchd.fragmentation_limit", Some("stitchd.stitch_min")),
+    ("stitchd.packed_below", None),
+    ("stitchd.stitch_limit", None),
+];
+
+/// What there is to say of old settings among some, given as `KEY=…`.
+pub(super) fn about_old_keys<'a>(given: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let old = |text: &str| {
+        let key = text.split('=').next().unwrap_or_default().trim();
+        let (old, new) = OLD_KEYS.iter().find(|(old, _)| *old == key)?;
+        Some(match new {
+            Some(new) => format!("{old} is called {new} now; the next version will not know it"),
+            None => format!("{old} changes nothing: the pool that had it is gone; the next version will not know it"),
+        })
+    };
+    given.filter_map(old).collect()
+}
+
 /// Says what can be set.
 pub(super) fn print_keys() {
     let mut table = Table::new(&["setting", "what it is"]);
@@ -74,6 +94,11 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
     let wrong = |why: String| Failure::Usage(format!("{key}={value}: {why}"));
     let bytes = || value.parse::<Bytes>().map_err(|error| wrong(error.to_string()));
     let number = || value.parse::<usize>().map_err(|_| wrong("not a number".to_owned()));
+    let key = match OLD_KEYS.iter().find(|(old, _)| *old == key) {
+        Some((_, Some(new))) => new,
+        Some((_, None)) => return bytes().map(|_| setup.clone()),
+        None => key,
+    };
     match key {
         "capacity" => setup.capacity = Some(bytes()?),
         "gmlake.frag_limit" => setup.gmlake.frag_limit = bytes()?,

@@ -119,7 +119,11 @@ impl Reports {
         let there: Vec<String> =
             self.iter().flat_map(of).filter(|path| path.is_file()).map(|path| path.display().to_string()).collect();
         if there.is_empty() {
-            "stitchd: nothing was recorded\n".to_owned()
+            let like = crate::session::locate::recording_path(name, std::process::id(), 0);
+            let like = like.display();
+            format!(
+                "stitchd: no process that uses PyTorch has recorded anything; files of others are named as {like}\n"
+            )
         } else {
             format!("stitchd: recorded {}\n", there.join(", "))
         }
@@ -131,8 +135,14 @@ impl Reports {
             self.iter().flat_map(|report| report.devices.iter().map(move |of| (report, of))).collect();
         if used.is_empty() {
             let reason = self.iter().find_map(|report| report.reason.as_deref());
-            let why = reason.unwrap_or("no process of it has used a GPU through a PyTorch that finds this package (`pip install client/python`)");
-            return format!("stitchd: nothing was served: {why}\n");
+            return match reason {
+                Some(why) => format!("stitchd: nothing was served: {why}\n"),
+                None => {
+                    "stitchd: no figures: no process of it has used a GPU through a PyTorch that finds this package \
+                         (`pip install client/python`); what others take shows `stitchd sessions` while they run\n"
+                        .to_owned()
+                }
+            };
         }
         let mut table = Table::new(&[
             "process",
@@ -294,7 +304,7 @@ mod tests {
         let mut reports = Reports::new(place.path(), true);
         reports.look();
         assert_eq!(reports.iter().map(|report| report.pid).collect::<Vec<_>>(), [4]);
-        assert!(reports.summary(&[]).starts_with("stitchd: nothing was served: no process of it has used a GPU"));
+        assert!(reports.summary(&[]).starts_with("stitchd: no figures: no process of it has used a GPU"));
     }
 
     #[test]
