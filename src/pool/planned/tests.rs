@@ -338,3 +338,18 @@ fn what_the_plan_does_not_know_goes_where_nobody_comes_for_long_if_it_must() {
     assert!((0..199).all(|n| bench.ask(1) == Some(1032 + n)));
     assert_eq!(bench.pool.alloc_anywhere(&request), None);
 }
+
+#[test]
+fn of_the_parts_that_are_free_the_one_that_the_plan_needs_last_is_lent() {
+    // Three parts of a hundred units and more: the shortest comes next, then the middle, then the longest.
+    let mut bench = Bench::new(&[(8, 0), (100, 8), (110, 108), (120, 218)], 1);
+    bench.ask(8);
+    let request = Request { context: ContextKey(9999), ..Request::of(Bytes::new(90 * UNIT)) };
+    let of =
+        |bench: &Bench| bench.pool.left_alone_longest(&request, request.bytes).map(|part| part.start().get() / UNIT);
+    assert_eq!(of(&bench), Some(218));
+    assert_eq!((bench.ask(100), of(&bench)), (Some(8), Some(218)));
+    assert_eq!((bench.ask(110), bench.ask(120), of(&bench)), (Some(108), Some(218), None), "nothing is free");
+    assert!(bench.free(108));
+    assert_eq!(of(&bench), Some(108));
+}
