@@ -37,7 +37,7 @@ fn selftest_shows_every_check_and_what_calls_cost() {
 }
 
 /// A machine on which a chunk costs the same, whatever its size: then each step is eight times the last, as far as the device is large enough. What else runs on the machine of the test is little beside it.
-const CONSTANT: &str = "devices = 1073741824\nlatency_us = 2000";
+const CONSTANT: &str = "devices = 1073741824\nlatency_us = 5000";
 
 #[test]
 fn the_ladder_that_follows_from_costs_can_be_pasted_into_a_configuration() {
