@@ -56,8 +56,13 @@ impl Runtime {
         if !is_refused && held.checked_add(lacks).is_some_and(|after| after <= installed.usual) {
             return Ok(Outcome::Nothing);
         }
-        // What other streams have freed is theirs before the device was waited for.
-        let mut parts = if installed.has_other_streams() { Vec::new() } else { installed.pool.idle_parts() };
+        // What other streams have freed is theirs before the device was waited for. A late plan of several
+        // streams is never suspended, and holds more for good where its parts are lent.
+        let mut parts = match (installed.has_other_streams(), installed.is_late()) {
+            (false, _) => installed.pool.idle_parts(),
+            (true, false) => installed.pool.idle_parts_of(request.stream),
+            (true, true) => Vec::new(),
+        };
         if let Some(shortest) = first_of_shortest(&parts, len) {
             // A late plan is suspended instead where memory lacks: then what is free is to lie together.
             let longest = if installed.is_late() { None } else { installed.pool.left_alone_longest(request, len) };

@@ -9,6 +9,7 @@
 use super::relocate::AHEAD_MAX;
 use super::tenants::LENT;
 use super::{PlannedPool, Request, Served};
+use crate::ids::StreamId;
 use crate::units::{self, Bytes, DeviceAddress, PlanOffset, PlanSpan, Span};
 
 /// A request of which nothing is known is expected to be freed after so many entries.
@@ -70,6 +71,12 @@ impl PlannedPool {
     /// All parts that are free and the pool's own.
     pub fn idle_parts(&self) -> Vec<PlanSpan> {
         self.free_within(0, self.span.len().get(), 1).into_iter().filter_map(span_of).collect()
+    }
+
+    /// The same of the lanes of one stream: what is free there was freed by what that stream does.
+    pub fn idle_parts_of(&self, stream: StreamId) -> Vec<PlanSpan> {
+        let lanes = (0..self.lanes.count()).filter(|lane| self.lanes.bound_stream(*lane) == Some(stream));
+        lanes.flat_map(|lane| self.room_now(1, lane)).filter_map(span_of).collect()
     }
 
     /// A free part is the page pool's from now on.

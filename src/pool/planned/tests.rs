@@ -353,3 +353,17 @@ fn of_the_parts_that_are_free_the_one_that_the_plan_needs_last_is_lent() {
     assert!(bench.free(108));
     assert_eq!(of(&bench), Some(108));
 }
+
+#[test]
+fn what_is_idle_of_one_stream_is_told_from_what_another_has_freed() {
+    let mut plan = plan(&[(4, 0), (8, 4), (6, 12), (5, 18)], 0);
+    (2..4).for_each(|entry| plan.entries[entry].lane = Lane::on(StreamId(7)));
+    let mut bench = Bench::of(&plan);
+    let of = |bench: &Bench, stream| {
+        let parts = bench.pool.idle_parts_of(StreamId(stream)).into_iter();
+        parts.map(|part| (part.start().get() / UNIT, part.len().get() / UNIT)).collect::<Vec<_>>()
+    };
+    assert_eq!((of(&bench, 0), of(&bench, 9)), (vec![(0, 12)], vec![]), "no lane is of stream 9 yet");
+    assert_eq!((bench.ask(4), bench.ask_on(6, StreamId(9))), (Some(0), Some(12)));
+    assert_eq!((of(&bench, 0), of(&bench, 9)), (vec![(4, 8)], vec![(18, 5)]));
+}
