@@ -172,7 +172,8 @@ impl Runtime {
         }
     }
 
-    /// False where it cannot be: then the plan that is there stays.
+    /// False where it cannot be: then the plan that is there stays, unless it had ended by then to make
+    /// room for one whose addresses could not be had after all.
     fn install(&self, pools: &mut Pools, offer: Offer) -> bool {
         let Offer { ready, has_streams, adds, .. } = offer;
         let Some(need) = ready.need(&pools.pages) else { return false };
