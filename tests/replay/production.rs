@@ -47,13 +47,14 @@ fn planned(name: &str) -> (Plan, Trace) {
 }
 
 /// With the one that leaves least idle: layers are gathered and dropped again, as many as there is room for.
-const DISTURBED: [&str; 6] =
-    ["gpt2-345m-VR", "opt-13b-Z3-RO", "qwen-moe-V-last", "resnet50-olla", "gpt2-medium-hf", "models/llama7b-zero3"];
+fn disturbed() -> impl Iterator<Item = &'static str> {
+    TRACES.into_iter().chain(["models/llama7b-zero3"])
+}
 
 /// A hundredth of all requests does not come, comes twice, comes late or has another size, in every iteration behind the planned one.
 #[test]
 fn requests_that_are_not_as_planned_cost_little_memory() {
-    for name in DISTURBED {
+    for name in disturbed() {
         let (plan, longer) = planned(name);
         let per_iteration = plan.entries.len() as u64;
         for kind in ["dropped", "inserted", "swapped", "resized"] {
@@ -77,7 +78,7 @@ fn requests_that_are_not_as_planned_cost_little_memory() {
 /// A micro-batch more or less and an evaluation cost what they are, and the next iteration nothing.
 #[test]
 fn iterations_of_another_kind_that_nobody_knows_cost_little_memory_and_the_next_one_nothing() {
-    for name in DISTURBED {
+    for name in disturbed() {
         let (plan, longer) = planned(name);
         let undisturbed = run(PoolName::Stitchd, &longer, Some(&plan), &setup(false)).deviations;
         for kind in ["one-more", "one-less", "evaluation"] {
@@ -127,7 +128,7 @@ fn surprises_cost_little_memory_and_the_iteration_behind_them_goes_by_the_plan()
                 if is_once {
                     // What varies may have been served elsewhere, and be in the way once more.
                     let (last, usual) = (done.deviations[4], undisturbed[4]);
-                    let in_the_way = if name == "qwen-moe-V-last" { done.deviations[3] / 2 } else { 0 };
+                    let in_the_way = if name == "qwen-moe-V-last" { done.deviations[3] / 3 } else { 0 };
                     assert!(last <= usual + in_the_way, "{name}, {seed}: {:?}, {usual}", done.deviations);
                 }
             }

@@ -43,11 +43,15 @@ const OLD_KEYS: [(&str, Option<&str>); 3] = [
     ("stitchd.stitch_limit", None),
 ];
 
+/// An old setting by its key.
+fn of_old(key: &str) -> Option<&'static (&'static str, Option<&'static str>)> {
+    OLD_KEYS.iter().find(|(old, _)| *old == key)
+}
+
 /// What there is to say of old settings among some, given as `KEY=…`.
 pub(super) fn about_old_keys<'a>(given: impl Iterator<Item = &'a str>) -> Vec<String> {
     let old = |text: &str| {
-        let key = text.split('=').next().unwrap_or_default().trim();
-        let (old, new) = OLD_KEYS.iter().find(|(old, _)| *old == key)?;
+        let (old, new) = of_old(text.split_once('=')?.0.trim())?;
         Some(match new {
             Some(new) => format!("{old} is called {new} now; the next version will not know it"),
             None => format!("{old} changes nothing: the pool that had it is gone; the next version will not know it"),
@@ -94,7 +98,7 @@ fn with(setup: &Setup, key: &str, value: &str) -> Result<Setup, Failure> {
     let wrong = |why: String| Failure::Usage(format!("{key}={value}: {why}"));
     let bytes = || value.parse::<Bytes>().map_err(|error| wrong(error.to_string()));
     let number = || value.parse::<usize>().map_err(|_| wrong("not a number".to_owned()));
-    let key = match OLD_KEYS.iter().find(|(old, _)| *old == key) {
+    let key = match of_old(key) {
         Some((_, Some(new))) => new,
         Some((_, None)) => return bytes().map(|_| setup.clone()),
         None => key,

@@ -123,13 +123,14 @@ impl PlannedPool {
     /// Where a lane's part of the pool is free for `len` bytes and the plan sends something last, and how
     /// many entries come before that.
     pub(super) fn last_reached(&self, lane: usize, len: Bytes) -> Option<(PlanSpan, usize)> {
+        let shortest = |room: &[(u64, u64)]| room.iter().copied().min_by_key(|(start, end)| end - start);
         let mut room = self.room_now(len.get(), lane);
-        let (mut last, mut left_alone) = (room.iter().copied().min_by_key(|(start, end)| end - start), 0);
+        let (mut last, mut left_alone) = (shortest(&room), 0);
         for span in self.coming(lane).take(AHEAD_MAX) {
             if room.is_empty() {
                 break;
             }
-            last = room.iter().copied().min_by_key(|(start, end)| end - start);
+            last = shortest(&room);
             cut(&mut room, span.start().get(), span.end().get(), len.get());
             left_alone += 1;
         }
