@@ -19,15 +19,17 @@
 
 mod deviations;
 mod in_place;
+mod over;
 mod recorded;
 
 use crate::error::chain;
 use crate::limits;
 use crate::plan::{Fingerprint, Plan, PlanError, Watch};
-use crate::runtime::{Counter, PlanInstallError, Runtime};
+use crate::runtime::{Counter, Runtime};
 use crate::units::Bytes;
 use deviations::Deviations;
 use in_place::{InPlace, Living};
+pub use over::Over;
 use recorded::{Ended, Recorded};
 
 /// Where plans of earlier runs of a job are, and where those of this one go.
@@ -119,35 +121,6 @@ struct Watching {
     iterations: usize,
 }
 
-/// Why no more plans are made.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Over {
-    /// Nothing repeats in what was recorded.
-    #[error("nothing repeats in the first {0} events of the job")]
-    NoPeriod(usize),
-    /// A plan would be of one iteration alone.
-    #[error("no two iterations in a row ask for the same")]
-    Unlike,
-    /// Most of an iteration's peak are dynamic requests, which no plan has.
-    #[error("most of what an iteration holds at its peak has other sizes in the next")]
-    Dynamic,
-    /// The recording lacked events, again and again.
-    #[error("events were made faster than they could be recorded")]
-    TooFast,
-    /// No plan can be made.
-    #[error("no plan can be made of what was recorded")]
-    Plan(#[from] PlanError),
-    /// It cannot be served from.
-    #[error("the plan cannot be served from")]
-    Install(#[from] PlanInstallError),
-    /// Installing it would have taken more memory than the job ever held.
-    #[error("the plan would take more memory than the job held without one")]
-    NoMemory,
-    /// Nobody marks iterations, and none was seen to begin.
-    #[error("no iteration was seen to begin since the plan was made")]
-    NoMoment,
-}
-
 /// A plan that the runtime has been offered.
 #[derive(Debug)]
 struct Offered {
@@ -163,8 +136,10 @@ struct Offered {
 
 /// A recording that lacks events is begun again so often.
 const TORN_MAX: u32 = 4;
-/// A job whose iterations have little in common is recorded again so often.
-const UNLIKE_MAX: u32 = 3;
+/// Of a job whose iterations differ so many more are recorded.
+const UNLIKE_MAX: u32 = 6;
+/// A recording is begun again up to so many of them: it takes two whole iterations and a part.
+const AGAIN_MAX: u32 = 3;
 /// A plan is of no use where dynamic requests have more than so many hundredths of the peak: they are
 /// served beside it. The traces with experts have at most 64 (moe-top2).
 const DYNAMIC_PERCENT_MAX: u64 = 75;
@@ -265,7 +240,7 @@ impl AutoPlanner {
                 }
                 match ended {
                     None => Stage::Recording(recorded),
-                    Some(ended) => self.plan(*recorded, ended, runtime, shelf)?,
+                    Some(ended) => self.plan(recorded, ended, runtime, shelf)?,
                 }
             }
             Stage::Offered(offered) => self.wait(offered, runtime)?,
@@ -363,30 +338,40 @@ impl AutoPlanner {
     }
 
     /// The recording is a whole, or never will be: makes a plan of it and offers that.
-    fn plan(&mut self, recorded: Recorded, ended: Ended, runtime: &Runtime, shelf: &impl Shelf) -> Result<Stage, Over> {
-        let (is_later, live_at_begin) = (recorded.is_later(), recorded.live_at_begin());
+    fn plan(
+        &mut self,
+        mut recorded: Box<Recorded>,
+        ended: Ended,
+        runtime: &Runtime,
+        shelf: &impl Shelf,
+    ) -> Result<Stage, Over> {
         let is_unmarked = matches!(ended, Ended::Repeats(_));
+        if matches!(ended, Ended::Marked) {
+            let alike = recorded.alike();
+            if alike < self.unlike.max(1) {
+                return self.record_more(recorded, alike, runtime);
+            }
+        }
         let alive = recorded.alive(runtime);
-        let trace = if is_unmarked {
-            let trace = recorded.trace().clone();
-            self.unmarked = Some(Box::new(recorded));
-            trace
-        } else {
-            recorded.end(runtime)
-        };
-        let (trace, iteration) = match ended {
-            Ended::Marked => recorded::marked(trace, is_later),
-            Ended::Repeats(period) => recorded::repeating(trace, &period),
-            Ended::NoPeriod => return Err(Over::NoPeriod(trace.events.len())),
-            Ended::Torn if self.torn == TORN_MAX => return Err(Over::TooFast),
+        let (trace, iteration, live) = match ended {
+            Ended::Marked => recorded.end_marked(runtime),
+            Ended::Repeats(period) => {
+                let trace = recorded.trace().clone();
+                let (trace, iteration) = recorded::repeating(trace, &period);
+                let live = recorded.live_before(&trace, iteration);
+                self.unmarked = Some(recorded);
+                (trace, iteration, live)
+            }
+            Ended::NoPeriod => return Err(Over::NoPeriod(recorded.end(runtime).events.len())),
             Ended::Torn => {
+                drop(recorded.end(runtime));
                 self.torn += 1;
-                return Ok(self.record(runtime, true));
+                return if self.torn > TORN_MAX { Err(Over::TooFast) } else { Ok(self.record(runtime, true)) };
             }
         };
         self.torn = 0;
         self.is_unmarked = is_unmarked;
-        if !recorded::repeats(&trace, iteration) {
+        if is_unmarked && !recorded::repeats(&trace, iteration) {
             return self.record_unlike(Over::Unlike, runtime);
         }
         let living = Living::of(&alive, &trace, iteration);
@@ -396,7 +381,7 @@ impl AutoPlanner {
             }
             // Of two iterations that have little in common the later may be like those that follow.
             Ok((plan, problem)) if problem.irregular_requests <= plan.entries.len() as u64 => (plan, problem),
-            Ok(_) | Err(PlanError::NothingStatic) if self.unlike < UNLIKE_MAX => {
+            Ok(_) | Err(PlanError::NothingStatic) if self.unlike < AGAIN_MAX => {
                 return self.record_unlike(Over::Unlike, runtime);
             }
             other => other?,
@@ -406,15 +391,26 @@ impl AutoPlanner {
             plan.job.fingerprint = fingerprint;
             shelf.keep(&plan);
         }
-        // What was freed of the time before is not known, so this may be too much, which is the safe side.
-        self.begins_at = live_at_begin.checked_add(recorded::live_before(&trace, iteration)).unwrap_or(Bytes::MAX);
+        self.begins_at = live;
         let placed = self.work(|| InPlace::around(plan, problem, &living, runtime))?;
         self.offer_first(None, placed, false, runtime)
     }
 
+    /// Two iterations differ: the next may be like the last. Where several did, as many in a row have to be
+    /// alike: two of a job whose lengths change may be so by chance.
+    fn record_more(&mut self, mut recorded: Box<Recorded>, alike: u32, runtime: &Runtime) -> Result<Stage, Over> {
+        let differs = alike == 0;
+        if recorded.go_on(self.events_max) && !(differs && self.unlike == UNLIKE_MAX) {
+            self.unlike += u32::from(differs);
+            return Ok(Stage::Recording(recorded));
+        }
+        drop(recorded.end(runtime));
+        self.record_unlike(Over::Unlike, runtime)
+    }
+
     /// Two iterations have little in common: later ones may have more.
     fn record_unlike(&mut self, over: Over, runtime: &Runtime) -> Result<Stage, Over> {
-        if self.unlike == UNLIKE_MAX {
+        if self.unlike >= AGAIN_MAX {
             return Err(over);
         }
         self.unlike += 1;

@@ -2,6 +2,7 @@
 //!
 //! With marks that is when two whole iterations are there: one that repeats, and one before it that
 //! says what varies and where things are freed. Marked iterations are believed, however long they are.
+//! Where the two differ, as a first step does from others, the recording goes on.
 //!
 //! Without marks the recording is searched for what repeats, each time that it has doubled. A job that
 //! says in which context its requests are made marks its iterations, too: there a repetition without
@@ -34,6 +35,10 @@ pub(super) struct Recorded {
     /// As many events as there were when it was last looked for what repeats.
     searched: usize,
     is_later: bool,
+    /// Whole iterations that are wanted.
+    wanted: u32,
+    /// The last so many of them repeat the one before.
+    alike: u32,
     /// Requests name their contexts, so marks will come.
     has_contexts: bool,
     /// Bytes that were live when it began.
@@ -68,9 +73,10 @@ pub(super) enum Ended {
 
 /// Fewer events are not looked through for what repeats: a mark may come, and what repeats before the first of them are the micro-batches of an iteration.
 const SEARCHED_MIN: usize = 1 << 16;
-/// An iteration does not repeat the one before where more than one request in so many is new.
-const NEW_PART: u32 = 10;
-/// Whole iterations that are wanted.
+/// An iteration does not repeat the one before where more than one request is new and one in so many:
+/// the next would differ as much, and a plan that is left in each iteration takes more memory than none.
+const NEW_PART: u32 = 256;
+/// Whole iterations that are wanted at first.
 const WHOLE: u32 = 2;
 
 impl Recorded {
@@ -93,17 +99,17 @@ impl Recorded {
             marks: 0,
             searched: SEARCHED_MIN / 2,
             is_later,
+            wanted: WHOLE,
+            alike: 0,
             has_contexts: false,
             live_at_begin,
         }
     }
 
-    pub(super) fn is_later(&self) -> bool {
-        self.is_later
-    }
-
-    pub(super) fn live_at_begin(&self) -> Bytes {
-        self.live_at_begin
+    /// Bytes that are live where an iteration of its trace begins. What was freed of the time before is not
+    /// known, so this may be too much, which is the safe side.
+    pub(super) fn live_before(&self, trace: &Trace, iteration: u32) -> Bytes {
+        self.live_at_begin.saturating_add(live_before(trace, iteration))
     }
 
     /// What there is so far.
@@ -134,7 +140,10 @@ impl Recorded {
         self.has_contexts |= has_contexts;
         self.marks += marks as u32;
         self.seen = count;
-        if self.marks >= WHOLE + u32::from(self.is_later) {
+        if self.is_later && self.marks > 0 {
+            self.drop_part();
+        }
+        if self.whole() >= self.wanted {
             return Some(Ended::Marked);
         }
         if self.marks == 0
@@ -144,6 +153,35 @@ impl Recorded {
             return Some(Ended::Repeats(period));
         }
         (!goes_on).then_some(Ended::NoPeriod)
+    }
+
+    /// What is later begins with a part of an iteration, which says nothing of a whole one.
+    fn drop_part(&mut self) {
+        let count = self.trace().events.partition_point(|event| event.iteration == 0);
+        if count > 0 {
+            let part = self.recorder.sink_mut().take_first(count);
+            let live = live_after(&part.events);
+            self.live_at_begin = self.live_at_begin.saturating_add(live);
+            self.seen = self.trace().events.len();
+        }
+    }
+
+    /// Whole iterations that it has.
+    fn whole(&self) -> u32 {
+        self.marks.saturating_sub(u32::from(self.is_later))
+    }
+
+    /// So many iterations in a row repeat the one before, now that one more has ended.
+    pub(super) fn alike(&mut self) -> u32 {
+        let repeats = repeats(self.trace(), self.marks.saturating_sub(1));
+        self.alike = if repeats { self.alike + 1 } else { 0 };
+        self.alike
+    }
+
+    /// One more iteration is wanted. False where there is no room for it.
+    pub(super) fn go_on(&mut self, events_max: usize) -> bool {
+        self.wanted = self.whole() + 1;
+        self.seen / self.marks.max(1) as usize <= events_max.saturating_sub(self.seen)
     }
 
     /// Takes what has come, for a recording that goes on beside a plan. False once nothing more can
@@ -188,20 +226,22 @@ impl Recorded {
         runtime.live_spans().into_iter().filter_map(alive).collect()
     }
 
+    /// Ends it: the iterations that are alike, which of them is planned, and what is live where that begins.
+    /// What came before those says nothing of them.
+    pub(super) fn end_marked(self, runtime: &Runtime) -> (Trace, u32, Bytes) {
+        let (alike, last) = (self.alike, self.marks.saturating_sub(1));
+        let (first, live) = (last.saturating_sub(alike), self.live_before(self.trace(), last));
+        let mut trace = self.end(runtime);
+        trace.events.drain(..trace.events.partition_point(|event| event.iteration < first));
+        trace.events.iter_mut().for_each(|event| event.iteration = event.iteration.saturating_sub(first));
+        (trace, alike, live)
+    }
+
     /// Ends it.
     pub(super) fn end(self, runtime: &Runtime) -> Trace {
         runtime.stop_recording(self.tap);
         self.recorder.finish().0.into_trace()
     }
-}
-
-/// The trace and the iteration of it that is planned, by its marks. What is later begins with a part of an iteration, which goes.
-pub(super) fn marked(mut trace: Trace, is_later: bool) -> (Trace, u32) {
-    if is_later {
-        trace.events.retain(|event| event.iteration > 0);
-        trace.events.iter_mut().for_each(|event| event.iteration -= 1);
-    }
-    (trace, WHOLE - 1)
 }
 
 /// The same by what repeats: the last iteration may be cut.
@@ -211,19 +251,20 @@ pub(super) fn repeating(mut trace: Trace, period: &Period) -> (Trace, u32) {
     (trace, last.saturating_sub(1))
 }
 
-/// Nine in ten requests of an iteration are as in the one before: it repeats. Dynamic requests do not
-/// count.
+/// Nearly all requests of an iteration were made in the one before, with the same size and from the same
+/// place of the job, in whatever order. Dynamic requests do not count, nor does what the one before has
+/// alone: a first step makes gradients and an optimizer's states.
 pub(super) fn repeats(trace: &Trace, iteration: u32) -> bool {
     let Some(before) = iteration.checked_sub(1) else { return true };
     let dynamic = DynamicModules::between_iterations(trace, iteration);
     let is_static = |event: &Event| !event.is_dynamic && !dynamic.contains(&event.context);
     let requests = |of: u32| {
         let allocs = trace.events.iter().filter(move |event| event.iteration == of && is_static(event));
-        allocs.filter(|event| event.kind == EventKind::Alloc).map(|event| (event.bytes, event.stream))
+        allocs.filter(|event| event.kind == EventKind::Alloc).map(|event| (event.bytes, event.stream, event.context))
     };
-    let mut left: HashMap<(Bytes, StreamId), u32> = HashMap::new();
+    let mut left: HashMap<(Bytes, StreamId, Context), u32> = HashMap::new();
     requests(before).for_each(|request| *left.entry(request).or_default() += 1);
-    let mut had = |request: (Bytes, StreamId)| match left.get_mut(&request).filter(|count| **count > 0) {
+    let mut had = |request: (Bytes, StreamId, Context)| match left.get_mut(&request).filter(|count| **count > 0) {
         Some(count) => {
             *count -= 1;
             true
@@ -231,7 +272,7 @@ pub(super) fn repeats(trace: &Trace, iteration: u32) -> bool {
         None => false,
     };
     let (all, new) = requests(iteration).fold((0, 0), |(all, new), one| (all + 1, new + u32::from(!had(one))));
-    new * NEW_PART <= all
+    new <= 1 + all / NEW_PART
 }
 
 /// Bytes that are live where an iteration begins, of what the trace has.

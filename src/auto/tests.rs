@@ -157,6 +157,44 @@ fn what_the_planned_iteration_leaves_for_good_is_in_no_place_of_the_plan() {
 }
 
 #[test]
+fn a_first_iteration_that_differs_delays_the_plan_by_one() {
+    let mut job = Job::new(true);
+    job.iteration(20, 3);
+    for made in [0, 1, 1] {
+        job.iteration(20, 1);
+        assert_eq!(job.planner.made(), made);
+    }
+    let before = job.stats();
+    job.iteration(20, 1);
+    assert_eq!(job.stats().served.planned - before.served.planned, 60);
+}
+
+#[test]
+fn a_job_that_differs_a_little_in_every_iteration_has_no_plan() {
+    let mut job = Job::new(true);
+    for n in 0..10 {
+        job.layers(20, 1);
+        let [one, other] = [2 * n, 2 * n + 1].map(|n| job.alloc((7 << 20) + (n << 12)));
+        job.free(one);
+        job.free(other);
+        job.end_iteration();
+    }
+    assert!(matches!(job.planner.over(), Some(Over::Unlike)), "{:?}", job.planner.over());
+    assert_eq!(job.planner.made(), 0);
+}
+
+#[test]
+fn where_iterations_differed_as_many_in_a_row_have_to_be_alike() {
+    let mut job = Job::new(true);
+    for scale in [1, 2, 3, 3, 1, 4, 4, 4] {
+        job.iteration(20, scale);
+    }
+    assert_eq!(job.planner.made(), 0, "two of three lengths were alike, by chance");
+    (0..3).for_each(|_| job.iteration(20, 4));
+    assert_eq!(job.planner.made(), 1);
+}
+
+#[test]
 fn what_is_idle_once_the_plan_is_there_is_given_back() {
     let mut job = Job::new(true);
     // A first iteration that takes much more than the others.

@@ -176,6 +176,26 @@ fn dynamic_modules_are_found_without_the_column() {
     assert!(done.more.served.planned > Bytes::gib(100), "{:?}", done.more.served);
 }
 
+/// Where the iterations themselves differ, each from the other, no plan comes that would be left in each.
+#[test]
+fn a_job_that_differs_a_little_in_every_iteration_takes_no_more_with_auto_than_without_a_plan() {
+    let mut setup = setup(true);
+    setup.auto.contexts_end = true;
+    for name in disturbed() {
+        let longer = repeat(&trace(name), 2);
+        for kind in ["dropped", "inserted", "resized"] {
+            let how: Perturbation = format!("1:{kind}").parse().unwrap();
+            let disturbed = perturb(&longer, &how, 0);
+            let [none, auto] = [PoolName::Stitchd, PoolName::StitchdAuto].map(|pool| {
+                let setup = Setup { is_auto: pool == PoolName::StitchdAuto, ..setup.clone() };
+                run(pool, &disturbed, None, &setup).peak_reserved.get() as f64
+            });
+            println!("{name}, {kind}: {:.4} times what it takes without a plan", auto / none);
+            assert!(auto <= 1.006 * none, "{name}, {kind}: {auto} {none}");
+        }
+    }
+}
+
 /// Without a profiling run: two iterations are recorded, the third is served from a plan.
 #[test]
 fn a_job_that_gets_its_plan_while_it_runs_holds_little_more_than_it_needs_from_then_on() {

@@ -77,8 +77,8 @@ fn auto_takes_no_more_than_expandable_segments() {
         planned += u32::from(installed > 0);
         assert!(auto.peak_reserved.max(without.peak_reserved) <= expandable.peak_reserved, "{name}");
     }
-    // No two iterations of the other four ask for the same.
-    assert_eq!(planned, 16);
+    // Of the other six no two iterations ask for the same, or one pair by chance.
+    assert_eq!(planned, 14);
 }
 
 /// A later run finds the plan of the first when its first iteration is over, and goes by it from then on.
@@ -100,7 +100,7 @@ fn a_later_run_goes_by_the_plan_of_the_first_from_its_second_iteration_on() {
         assert!(of_none <= 1.0025, "{name}: {of_none}");
     }
     // That of moe-top2 needs more than its second iteration.
-    assert_eq!((planned, from_second), (16, 15));
+    assert_eq!((planned, from_second), (14, 13));
 }
 
 /// The smallest device on which a job runs, by its peak live bytes: not below this, and at most a
