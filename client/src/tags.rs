@@ -82,12 +82,13 @@ pub(crate) fn push(name: &str, keeps: bool) -> Result<(), String> {
         }
     };
     USED.store(true, Ordering::Release);
-    UNDER.with_borrow_mut(|under| under.push(at));
-    Ok(())
+    let pushed = UNDER.try_with(|under| under.borrow_mut().push(at));
+    pushed.map_err(|_| "this thread is at its end, where it can be under no tag any more".to_owned())
 }
 
 pub(crate) fn pop() -> Result<(), String> {
-    UNDER.with_borrow_mut(Vec::pop).map(drop).ok_or_else(|| "this thread is under no tag".to_owned())
+    let popped = UNDER.try_with(|under| under.borrow_mut().pop()).ok().flatten();
+    popped.map(drop).ok_or_else(|| "this thread is under no tag".to_owned())
 }
 
 /// The runtime that this thread allocates from on a device.

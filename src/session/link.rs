@@ -7,8 +7,8 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -113,7 +113,8 @@ impl Link {
 
     /// Leases chunks: all that is wanted, or none and why.
     pub(super) fn acquire(&self, wanted: WantedChunks) -> Result<Vec<Leased>, SessionError> {
-        let mut receiving = self.receiving.lock().expect("nothing panics while it holds this lock");
+        // After a panic in the middle of an answer that request is one of those that were given up.
+        let mut receiving = self.receiving.lock().unwrap_or_else(PoisonError::into_inner);
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         let wait = if self.says_working { Duration::ZERO } else { Duration::from_millis(wanted.wait_ms) };
         let patience = self.patience + wait;
@@ -227,7 +228,11 @@ impl Link {
     pub(super) fn settle(&self) {
         const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         // Whoever receives now does the same.
-        let Ok(mut receiving) = self.receiving.try_lock() else { return };
+        let mut receiving = match self.receiving.try_lock() {
+            Ok(receiving) => receiving,
+            Err(TryLockError::Poisoned(panicked)) => panicked.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
         let mut has_come = false;
         while !receiving.given_up.is_empty() {
             match self.channel.receive_now::<v1::DaemonFrame>() {
@@ -357,6 +362,23 @@ mod tests {
         assert!(link.receiving.lock().unwrap().given_up.is_empty(), "it was answered");
         // The release was request 2.
         there.send(&batch(3, &[9]), &[file.as_fd()]).unwrap();
+        assert_eq!(link.acquire(wanted(2)).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_panic_while_an_answer_is_awaited_stops_no_later_request() {
+        let (here, there) = FdChannel::pair().unwrap();
+        let link = link(here, Duration::from_secs(5));
+        let panics = || {
+            let _held = link.receiving.lock();
+            std::panic::resume_unwind(Box::new("in the middle of an answer"));
+        };
+        assert!(std::thread::scope(|scope| scope.spawn(panics).join()).is_err());
+        link.settle();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let chunks = vec![v1::ChunkInfo { chunk_id: 7, len_bytes: 2 << 20 }];
+        let batch = daemon_frame::What::Batch(v1::Batch { request: 1, chunks, is_last: true });
+        there.send(&v1::DaemonFrame { what: Some(batch) }, &[file.as_fd()]).unwrap();
         assert_eq!(link.acquire(wanted(2)).unwrap().len(), 1);
     }
 

@@ -209,13 +209,15 @@ impl<S: AsFd> FdChannel<S> {
     }
 
     fn receive_message<M: Message + Default>(&self, waits: bool) -> Result<(M, Vec<OwnedFd>, bool), ChannelError> {
-        PACKET.with_borrow_mut(|bytes| {
+        let receive = |bytes: &mut Vec<u8>| {
             // One byte more than allowed shows a message that is too long.
             bytes.resize(limits::CHUNK_MESSAGE_LEN_MAX + 1, 0);
             let (len, fds, is_cut) = self.receive_bytes(bytes, waits)?;
             let message = M::decode(&bytes[..len]).map_err(|error| ChannelError::Garbage(error.to_string()))?;
             Ok((message, fds, is_cut))
-        })
+        };
+        // At the very end of a thread, which may allocate and free there, its room is gone.
+        PACKET.try_with(|bytes| receive(&mut bytes.borrow_mut())).unwrap_or_else(|_| receive(&mut Vec::new()))
     }
 
     fn receive_bytes(&self, bytes: &mut [u8], waits: bool) -> Result<(usize, Vec<OwnedFd>, bool), ChannelError> {

@@ -79,6 +79,50 @@ static void signals(void) {
     }
 }
 
+/* All that a thread may call, in a destructor that runs when the library's own thread-locals are gone. */
+static void use_late(void *rounds) {
+    struct stitch_block block;
+    void *got, *more;
+    if (stitch_context_push(STITCH_PHASE_FORWARD, -1, -1, "late", 0), stitch_tag_push("late", 0) != 0) stitch_tag_pop();
+    got = ask((size_t)rounds * 24 * MIB);
+    memset(got, 1, 4096);
+    more = ask(2 * MIB);
+    stitch_free(more, 2 * MIB, 0, NULL);
+    block = stitch_block_of(got);
+    if (block.address != got) die("a block that is found");
+    stitch_free(got, (size_t)rounds * 24 * MIB, 0, NULL);
+    stitch_free(got, 0, 0, NULL);
+    if (!stitch_last_error()) die("an error");
+    stitch_context_pop();
+    stitch_tag_pop();
+    stitch_iteration_mark(0);
+    if (stitch_memory_stat(0, "allocated_bytes.all.current") < 0) die("statistics");
+}
+
+static void use_at_exit(void) { use_late((void *)3); }
+
+static pthread_key_t late;
+
+static void *end_late(void *uses) {
+    if (uses) stitch_free(ask(MIB), MIB, 0, NULL);
+    stitch_context_push(STITCH_PHASE_BACKWARD, 0, 0, "early", 0);
+    pthread_setspecific(late, uses ? (void *)2 : (void *)1);
+    return NULL;
+}
+
+/* Threads that grow the process in their last moments, those that have used the library before and others. */
+static void ends(void) {
+    pthread_t thread;
+    size_t uses;
+    atexit(use_at_exit);
+    if (pthread_key_create(&late, use_late)) die("a key");
+    for (uses = 0; uses < 2; uses++) {
+        if (pthread_create(&thread, NULL, end_late, (void *)uses)) die("a thread");
+        pthread_join(thread, NULL);
+    }
+    stitch_free(ask(60 * MIB), 60 * MIB, 0, NULL);
+}
+
 static void *wait_for_memory(void *unused) {
     stitch_malloc(40 * MIB, 0, NULL);
     return unused;
@@ -92,6 +136,7 @@ int main(int count, char **words) {
     if (!strcmp(what, "live")) atexit(free_late);
     if (!strcmp(what, "threads")) threads();
     if (!strcmp(what, "signals")) signals();
+    if (!strcmp(what, "ends")) ends();
     if (!strcmp(what, "pending")) {
         printf("ready\n");
         fflush(stdout);

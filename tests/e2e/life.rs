@@ -43,6 +43,17 @@ fn a_thousand_threads_and_signals_all_the_time_change_nothing() {
     }
 }
 
+/// In destructors that run when the library's own thread-locals are gone, and in a handler at the end of the process.
+#[test]
+fn threads_and_the_process_allocate_in_their_last_moments() {
+    let daemon = TestDaemon::start(128);
+    let Some(program) = life(&daemon) else { return };
+    let output = run(&program, &daemon, &["ends"], &[]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{output:?}");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    daemon.wait_for_device("leased_bytes", 0);
+}
+
 #[test]
 fn a_process_ends_at_once_while_one_of_its_threads_waits_for_a_lease() {
     let daemon = TestDaemon::start(128);
