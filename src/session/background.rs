@@ -10,6 +10,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::Thread;
 use std::time::Duration;
 
+use super::signals;
+
 /// Such a thread, which ends with a `T`. It goes on where this is dropped.
 #[derive(Debug)]
 pub(super) struct Background<T> {
@@ -24,10 +26,11 @@ impl<T: Send + 'static> Background<T> {
         let is_over = Arc::new(AtomicBool::new(false));
         let (tell, ended) = mpsc::channel();
         let over = Arc::clone(&is_over);
-        let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+        let work = move || {
             // Whoever began it may not want to hear of it any more.
             let _ = tell.send(work(&over));
-        })?;
+        };
+        let thread = signals::begin(|| std::thread::Builder::new().name(name.into()).spawn(work))?;
         Ok(Background { is_over, thread: thread.thread().clone(), ended })
     }
 

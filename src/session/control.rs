@@ -19,7 +19,7 @@ use super::holdings::RangeHold;
 use super::line::Line;
 use super::quiet_stream::QuietStream;
 use super::returning::{self, Returned};
-use super::{RemoteDevice, SessionConfig, SessionError};
+use super::{RemoteDevice, SessionConfig, SessionError, signals};
 use crate::clock::{Clock as _, SystemClock};
 use crate::driver::layers::metered::Metered;
 use crate::error::root;
@@ -112,10 +112,9 @@ impl Control {
             commands: receive,
         };
         let no_thread = |error: std::io::Error| SessionError::no_daemon(&config.socket, error.to_string());
-        let thread = std::thread::Builder::new()
-            .name("stitchd-control".into())
-            .spawn(move || worker.run(&send))
-            .map_err(no_thread)?;
+        let work = move || worker.run(&send);
+        let thread = signals::begin(|| std::thread::Builder::new().name("stitchd-control".into()).spawn(work));
+        let thread = thread.map_err(no_thread)?;
         let patience = config.patience;
         // The thread gives up after its own patience; twice that only if it is starved.
         let answer = opened.recv_timeout(patience * 2);

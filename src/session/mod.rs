@@ -27,6 +27,7 @@ pub mod recording;
 mod returning;
 pub mod shared;
 mod showing;
+mod signals;
 mod source;
 mod stats_page;
 

@@ -8,6 +8,7 @@ use std::sync::mpsc::{RecvTimeoutError, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::signals;
 use crate::driver::OpenError;
 
 /// How long a library may take to start where nobody says: on a node of eight GPUs that nobody has used it takes half a minute.
@@ -58,13 +59,14 @@ pub fn in_time<T: Send + 'static>(
     }
     let given_up = Arc::new(AtomicBool::new(false));
     let back = Back { driver: name.to_owned(), given_up: Arc::clone(&given_up) };
-    let opening = std::thread::Builder::new().name("stitchd-open".into()).spawn(move || {
+    let work = move || {
         // In this order: what it has to say is there, or never will be, before it is back.
         let _back = back;
         let send = send;
         // If it has been given up nobody listens any more.
         drop(send.send(open()));
-    });
+    };
+    let opening = signals::begin(|| std::thread::Builder::new().name("stitchd-open".into()).spawn(work));
     opening.map_err(|error| failed(format!("a thread cannot be started: {error}")))?;
     match receive.recv_timeout(limit) {
         Ok(opened) => opened,

@@ -123,6 +123,28 @@ static void ends(void) {
     stitch_free(ask(60 * MIB), 60 * MIB, 0, NULL);
 }
 
+/* Who waits for signals in a place of its own blocks them elsewhere, and gets all of them. */
+static void awaits(void) {
+    const struct timespec moment = {0, 300000000};
+    int numbers[] = {SIGUSR1, SIGTERM, SIGHUP, SIGCHLD}, i;
+    sigset_t all, waiting;
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = ring;
+    sigemptyset(&all);
+    for (i = 0; i < 4; i++) {
+        sigaction(numbers[i], &action, NULL);
+        sigaddset(&all, numbers[i]);
+    }
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
+    for (i = 0; i < 4; i++) kill(getpid(), numbers[i]);
+    nanosleep(&moment, NULL);
+    sigpending(&waiting);
+    for (i = 0; i < 4; i++)
+        if (!sigismember(&waiting, numbers[i])) die("a signal that another thread took");
+    stitch_free(ask(20 * MIB), 20 * MIB, 0, NULL);
+}
+
 static void *wait_for_memory(void *unused) {
     stitch_malloc(40 * MIB, 0, NULL);
     return unused;
@@ -137,6 +159,7 @@ int main(int count, char **words) {
     if (!strcmp(what, "threads")) threads();
     if (!strcmp(what, "signals")) signals();
     if (!strcmp(what, "ends")) ends();
+    if (!strcmp(what, "awaits")) awaits();
     if (!strcmp(what, "pending")) {
         printf("ready\n");
         fflush(stdout);

@@ -54,6 +54,19 @@ fn threads_and_the_process_allocate_in_their_last_moments() {
     daemon.wait_for_device("leased_bytes", 0);
 }
 
+/// With every thread that the library may begin: of the session, of plans made meanwhile, of a recording.
+#[test]
+fn signals_of_the_program_are_left_to_its_own_threads() {
+    let daemon = TestDaemon::start(128);
+    let Some(program) = life(&daemon) else { return };
+    let recording = daemon.path().join("run.stitchtrace");
+    for environment in [&[][..], &[("STITCHD_PLAN", "auto"), ("STITCHD_RECORD", recording.to_str().unwrap())]] {
+        let output = run(&program, &daemon, &["awaits"], environment);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{environment:?}: {output:?}");
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    }
+}
+
 #[test]
 fn a_process_ends_at_once_while_one_of_its_threads_waits_for_a_lease() {
     let daemon = TestDaemon::start(128);

@@ -1,0 +1,71 @@
+//! Threads of the library take no signal of the program that it is loaded into: they begin with all of
+//! them blocked, and the program's own threads are left to hear them, wherever it waits for them.
+//!
+//! Not for: signals that a thread raises itself by what it does wrong (SIGSEGV and its like): blocked they
+//! would end the process without whoever handles them.
+
+#![expect(unsafe_code, reason = "sets the mask of signals of a thread")]
+
+use std::mem::MaybeUninit;
+
+/// Raised by an instruction of the thread itself.
+const OWN: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
+/// The mask that a thread had, which it gets back.
+struct Before(libc::sigset_t);
+
+impl Before {
+    /// Blocks the signals of this thread. `None` where that fails.
+    fn block() -> Option<Before> {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: it writes all of the set, which has room for it.
+        unsafe { libc::sigfillset(all.as_mut_ptr()) };
+        // SAFETY: it was filled.
+        let mut all = unsafe { all.assume_init() };
+        for signal in OWN {
+            // SAFETY: the set is one, and the number is a signal's.
+            unsafe { libc::sigdelset(&raw mut all, signal) };
+        }
+        // SAFETY: both are sets of this thread's stack; it reads one and writes the other.
+        let refused = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, before.as_mut_ptr()) };
+        // SAFETY: it was written where nothing failed.
+        (refused == 0).then(|| Before(unsafe { before.assume_init() }))
+    }
+}
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        // SAFETY: it is the set that this thread had, and nothing is to be written.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// Begins a thread, which inherits the mask of who begins it. A signal that comes meanwhile is heard behind it.
+pub(super) fn begin<T>(spawn: impl FnOnce() -> T) -> T {
+    let _before = Before::block();
+    spawn()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocked(signal: libc::c_int) -> bool {
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: nothing is set, and the set has room for what is written.
+        let refused = unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), set.as_mut_ptr()) };
+        assert_eq!(refused, 0);
+        // SAFETY: it was written.
+        unsafe { libc::sigismember(set.as_ptr(), signal) == 1 }
+    }
+
+    #[test]
+    fn a_thread_of_ours_hears_none_and_whoever_begins_it_what_it_heard_before() {
+        let all = || [libc::SIGTERM, libc::SIGALRM, libc::SIGUSR1, libc::SIGSEGV].map(blocked);
+        let before = all();
+        let inside = begin(|| std::thread::spawn(all)).join().unwrap();
+        assert_eq!(inside, [true, true, true, before[3]]);
+        assert_eq!(all(), before);
+    }
+}
