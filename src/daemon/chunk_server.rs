@@ -24,7 +24,7 @@ use super::Daemon;
 use super::connections::Seat;
 use super::listener::AcceptFailures;
 use super::refusals::Refused;
-use super::registry::{Claim, Entry, Good};
+use super::registry::{Entry, Good};
 use super::watched::watch;
 use crate::error::{ErrorKind, chain};
 use crate::ids::{ChunkId, RequestId, SessionId};
@@ -309,17 +309,32 @@ async fn greet(
             None => connection.refuse(0, ErrorKind::NotFound, format!("{session} is over")).await,
         },
         (Ok(Good::Claim(claim)), Some(client_frame::What::Claim(_))) => {
-            let Some(range) = claim.range else { return hand_over(daemon, connection, claim).await };
-            let view = daemon.steward.range(range).filter(|view| view.holders.contains(&claim.session));
-            if let Some(view) = view {
-                return hand_over(daemon, connection, Claim { chunks: view.chunks, ..claim }).await;
+            let Some(entry) = daemon.registry.get(claim.session) else {
+                return connection.refuse(0, ErrorKind::NotFound, format!("{} is over", claim.session)).await;
+            };
+            let (chunks, gone) = match claim.range {
+                None => (entry.claims.lease(&claim), "the session has released what this ticket was for"),
+                Some(range) => {
+                    let view = daemon.steward.range(range).filter(|view| view.holders.contains(&claim.session));
+                    (
+                        view.map_or_else(Vec::new, |view| view.chunks),
+                        "the session does not hold this shared range any more",
+                    )
+                }
+            };
+            if chunks.is_empty() {
+                return connection.refuse(0, ErrorKind::NotFound, gone.into()).await;
             }
-            connection
-                .refuse(0, ErrorKind::NotFound, "the session does not hold this shared range any more".into())
-                .await
+            let handed_over = hand_over(connection, daemon, chunks).await;
+            match &handed_over {
+                Ok(()) => entry.claims.close(&claim),
+                // What is not surely with the process is the daemon's again; what is may be imported, and is never another's.
+                Err(_) => daemon.take_back(&claim),
+            }
+            handed_over
         }
         (Ok(Good::Claim(claim)), _) => {
-            take_back(daemon, &claim);
+            daemon.take_back(&claim);
             connection.refuse(0, ErrorKind::Invalid, "this ticket is for a claim".into()).await
         }
         (Ok(Good::Link(_)), _) => connection.refuse(0, ErrorKind::Invalid, "this ticket is for a hello".into()).await,
@@ -343,18 +358,6 @@ fn check_no_descriptors(fds: &[OwnedFd]) -> Result<(), ChannelError> {
     Err(ChannelError::Garbage(format!("{} descriptors came with a message that has none", fds.len())))
 }
 
-/// Nobody has fetched what a claim is for: leased chunks go back, and a shared range is held once less.
-pub(super) fn take_back(daemon: &Daemon, claim: &Claim) {
-    match claim.range {
-        None => give_back(daemon, claim.session, &claim.chunks),
-        Some(range) => {
-            if let Err(error) = daemon.steward.leave(claim.session, range) {
-                tracing::debug!(session = %claim.session, error = %chain(&error), "a shared range is held no more already");
-            }
-        }
-    }
-}
-
 /// Releases what of `chunks` the session still has.
 pub(super) fn give_back(daemon: &Daemon, session: SessionId, chunks: &[(ChunkId, Bytes)]) {
     let all = chunks.iter().map(|(chunk, _)| *chunk).collect();
@@ -370,33 +373,21 @@ pub(super) fn give_back(daemon: &Daemon, session: SessionId, chunks: &[(ChunkId,
 }
 
 /// Sends what was leased or attached over gRPC, and ends.
-async fn hand_over(daemon: &Daemon, connection: &mut Connection, claim: Claim) -> Result<(), ChannelError> {
-    let mut delivery = Delivery { request: 0, left: claim.chunks.clone().into(), is_acknowledged: true };
+async fn hand_over(
+    connection: &mut Connection,
+    daemon: &Daemon,
+    chunks: Vec<(ChunkId, Bytes)>,
+) -> Result<(), ChannelError> {
+    let mut delivery = Delivery { request: 0, left: chunks.into(), is_acknowledged: true };
     while let Some(batch) = delivery.next_batch() {
-        let sent = send_batch(daemon, connection, &delivery, &batch).await;
-        let acknowledged = match sent {
-            Ok(()) => tokio::time::timeout(PATIENCE, connection.receive()).await.unwrap_or(Err(ChannelError::TimedOut)),
-            Err(error) => Err(error),
-        };
-        let is_ack = |frame: &v1::ClientFrame| matches!(frame.what, Some(client_frame::What::Ack(_)));
-        match acknowledged {
-            Ok((frame, fds)) if is_ack(&frame) && fds.is_empty() => match connection.check_read() {
-                Ok(()) => delivery.is_acknowledged = true,
-                Err(error) => {
-                    take_back(daemon, &claim);
-                    return Err(error);
-                }
-            },
-            // What is not surely with the process is the daemon's again; what is may be imported, and is never another's.
-            Ok(_) => {
-                take_back(daemon, &claim);
-                return Err(ChannelError::Garbage("a batch was answered with something else than an ack".into()));
-            }
-            Err(error) => {
-                take_back(daemon, &claim);
-                return Err(error);
-            }
+        send_batch(daemon, connection, &delivery, &batch).await?;
+        let acknowledged = tokio::time::timeout(PATIENCE, connection.receive()).await;
+        let (frame, fds) = acknowledged.unwrap_or(Err(ChannelError::TimedOut))?;
+        if !matches!(frame.what, Some(client_frame::What::Ack(_))) || !fds.is_empty() {
+            return Err(ChannelError::Garbage("a batch was answered with something else than an ack".into()));
         }
+        connection.check_read()?;
+        delivery.is_acknowledged = true;
     }
     Ok(())
 }
@@ -595,9 +586,7 @@ impl<'a> Served<'a> {
 
     async fn release(&mut self, release: &v1::Release) -> Result<(), ChannelError> {
         let released = match convert::chunk_ids("chunk_ids", &release.chunk_ids) {
-            Ok(chunks) => {
-                self.daemon.steward.release(self.entry.id, chunks).map_err(|error| (error.kind(), error.to_string()))
-            }
+            Ok(chunks) => self.daemon.release(&self.entry, chunks).map_err(|error| (error.kind(), error.to_string())),
             Err(error) => Err((ErrorKind::Invalid, error.to_string())),
         };
         match released {

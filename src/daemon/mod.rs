@@ -27,6 +27,7 @@
 
 mod admin;
 mod chunk_server;
+mod claims;
 pub mod config;
 mod connections;
 mod deadline;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tonic::{Request, Response, Status};
 
 use super::refusals::Refused;
-use super::registry::{Claim, Entry, Good};
+use super::registry::{Entry, Good};
 use super::service::{Service, from_ledger, refused};
 use super::tenants::Wish;
 use super::{Daemon, NodeDevice};
@@ -237,11 +237,11 @@ impl Service {
         entry: &Entry,
         view: &RangeView,
     ) -> Result<(Vec<u8>, Vec<v1::ChunkInfo>), Status> {
-        let claim = Claim { session: entry.id, chunks: Vec::new(), range: Some(view.range) };
+        let claim = entry.claims.of_hold(entry, view.range);
         let peer = Self::peer(request)?;
         let ticket = self.0.registry.issue(Good::Claim(claim), peer.identity, self.0.clock.now());
         let ticket = ticket.map_err(|error| {
-            let _ = self.0.steward.leave(entry.id, view.range);
+            let _ = self.0.detach(entry, view.range);
             status(ErrorKind::Broken, chain(&error))
         })?;
         Ok((ticket.to_vec(), convert::chunk_infos(&view.chunks)))
@@ -316,7 +316,8 @@ impl Ranges for Service {
                 chunks,
             })
         };
-        let published = daemon.steward.publish_as(entry.id, chunks.clone(), linger_ms, record);
+        let publish = || daemon.steward.publish_as(entry.id, chunks.clone(), linger_ms, record);
+        let published = daemon.publish_chunks(&entry, &chunks, publish);
         let range = published.map_err(|error| from_ledger(&error))?;
         moment();
         // Nobody finds it before it has a name: until then it is not attached.
@@ -391,7 +392,7 @@ impl Ranges for Service {
     async fn detach(&self, request: Request<v1::DetachRequest>) -> Result<Response<v1::DetachReply>, Status> {
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
         let range = RangeId(request.get_ref().range_id);
-        self.0.steward.leave(entry.id, range).map_err(|error| from_ledger(&error))?;
+        self.0.detach(&entry, range).map_err(|error| from_ledger(&error))?;
         Ok(Response::new(v1::DetachReply {}))
     }
 

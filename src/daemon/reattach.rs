@@ -13,6 +13,7 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 
 use super::Daemon;
+use super::claims::OpenClaims;
 use super::live::maps::Maps;
 use super::registry::{Entry, Good};
 use super::service::{Service, from_ledger, refused};
@@ -267,6 +268,7 @@ impl Daemon {
             tenant: of.tenant.clone(),
             pod: OnceLock::new(),
             guarantee_max: of.guarantee_max,
+            claims: OpenClaims::default(),
             questions: tokio::sync::watch::Sender::default(),
             maps: Maps::default(),
             unanswered: AtomicU64::new(0),

@@ -14,6 +14,7 @@ use tokio::io::Interest;
 use tokio::sync::{Semaphore, watch};
 
 use super::Daemon;
+use super::claims::OpenClaims;
 use super::connections::Seat;
 use super::live::maps::Maps;
 use super::pods::PodNames;
@@ -21,7 +22,7 @@ use super::reattach::Told;
 use super::revocations::Questions;
 use super::watched;
 use crate::error::chain;
-use crate::ids::{ChunkId, RangeId, SessionId};
+use crate::ids::{RangeId, SessionId};
 use crate::keeper::Key;
 use crate::ledger::EndReason;
 use crate::limits;
@@ -45,6 +46,8 @@ pub(super) struct Entry {
     pub(super) pod: OnceLock<PodNames>,
     /// The most that it can be guaranteed of a device.
     pub(super) guarantee_max: Bytes,
+    /// What it has leased and attached and not fetched.
+    pub(super) claims: OpenClaims,
     /// What it is asked for.
     pub(super) questions: Questions,
     /// Where its memory lies.
@@ -106,12 +109,12 @@ pub(super) enum Good {
     Claim(Claim),
 }
 
-/// A lease, or a shared range, whose descriptors nobody has fetched yet.
+/// A lease, or a hold of a shared range, whose descriptors nobody has fetched yet: one of the session's [`OpenClaims`].
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) session: SessionId,
-    pub(super) chunks: Vec<(ChunkId, Bytes)>,
-    /// Or all those of a shared range, which the session holds for it.
+    pub(super) number: u64,
+    /// The shared range, if it is of a hold.
     pub(super) range: Option<RangeId>,
 }
 
@@ -387,6 +390,7 @@ mod tests {
             tenant: String::new(),
             pod: OnceLock::new(),
             guarantee_max: Bytes::ZERO,
+            claims: OpenClaims::default(),
             questions: Questions::default(),
             maps: Maps::default(),
             unanswered: AtomicU64::new(0),
@@ -408,8 +412,8 @@ mod tests {
         id
     }
 
-    fn claim(session: SessionId, chunk: u64) -> Good {
-        Good::Claim(Claim { session, chunks: vec![(ChunkId(chunk), Bytes::mib(2))], range: None })
+    fn claim(session: SessionId, number: u64) -> Good {
+        Good::Claim(Claim { session, number, range: None })
     }
 
     fn count(registry: &Registry) -> usize {
@@ -446,7 +450,7 @@ mod tests {
         let thief = Peer { identity: Identity::Pidfs(8), ..peer() };
         registry.redeem(&stolen, &thief, NOW).unwrap_err();
         let given_back =
-            |now| -> Vec<_> { registry.expired_claims(now).into_iter().map(|claim| claim.chunks[0].0.0).collect() };
+            |now| -> Vec<_> { registry.expired_claims(now).into_iter().map(|claim| claim.number).collect() };
         assert_eq!(given_back(NOW), [9]);
         assert_eq!(given_back(NOW + Duration::from_millis(limits::TICKET_MS_MAX)), [0; 0]);
         assert_eq!(given_back(NOW + Duration::from_millis(limits::TICKET_MS_MAX + 1)), [8]);

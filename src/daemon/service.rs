@@ -13,13 +13,14 @@ use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 
 use super::chunk_server::give_back;
+use super::claims::OpenClaims;
 use super::gate::Gate;
 use super::listener::{AcceptFailures, CHUNK_SOCKET_NAME, PeerInfo, PeerStream};
 use super::live::maps::Maps;
 use super::plans::{PlanStore, PlanStoreError, Stored};
 use super::reattach::process_of;
 use super::refusals::Refused;
-use super::registry::{Claim, Entry, Good, NotGood, random_token};
+use super::registry::{Entry, Good, NotGood, random_token};
 use super::tenants::{Wish, over_guarantee};
 use super::{Daemon, DaemonError, NodeDevice};
 use crate::clock::unix_seconds;
@@ -389,6 +390,7 @@ impl Sessions for Service {
             tenant: seated.tenant,
             pod: OnceLock::new(),
             guarantee_max: seated.guarantee_max,
+            claims: OpenClaims::default(),
             questions: tokio::sync::watch::Sender::default(),
             maps: Maps::default(),
             unanswered: AtomicU64::new(0),
@@ -572,7 +574,7 @@ impl Leases for Service {
         let chunks = self.acquire(self.0.ask_for(entry.id, want)?).await?;
         entry.has_leased.store(true, Ordering::Relaxed);
         let infos = convert::chunk_infos(&chunks);
-        let claim = Good::Claim(Claim { session: entry.id, chunks, range: None });
+        let claim = Good::Claim(entry.claims.of_lease(&entry, chunks));
         let ticket = self.0.registry.issue(claim, peer.identity, self.0.clock.now());
         let ticket = ticket.map_err(|error| status(ErrorKind::Broken, chain(&error)))?;
         Ok(Response::new(v1::AcquireReply { ticket: ticket.to_vec(), chunks: infos }))
@@ -581,7 +583,7 @@ impl Leases for Service {
     async fn release(&self, request: Request<v1::ReleaseRequest>) -> Result<Response<v1::ReleaseReply>, Status> {
         let entry = self.authorise(&request, request.get_ref().session_id, &request.get_ref().secret)?;
         let chunks = convert::chunk_ids("chunk_ids", &request.get_ref().chunk_ids).map_err(|error| refused(&error))?;
-        self.0.steward.release(entry.id, chunks).map_err(|error| from_ledger(&error))?;
+        self.0.release(&entry, chunks).map_err(|error| from_ledger(&error))?;
         Ok(Response::new(v1::ReleaseReply {}))
     }
 }

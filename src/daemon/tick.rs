@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::listener::{Ousted, RuntimeLock};
-use super::{Daemon, chunk_server, or_abort};
+use super::{Daemon, or_abort};
 use crate::error::chain;
 use crate::keeper::manager;
 use crate::ledger::AccountView;
@@ -197,7 +197,7 @@ impl Ticks {
             daemon.look_for_parked(account.device);
         }
         for expired in daemon.registry.expired_claims(daemon.clock.now()) {
-            chunk_server::take_back(&daemon, &expired);
+            daemon.take_back(&expired);
         }
         // Behind the rest: whoever cannot take the ledger's lock any more is not well.
         if self.watched.is_some_and(|every| now.saturating_sub(self.said_alive) >= every) {

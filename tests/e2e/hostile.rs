@@ -1,7 +1,10 @@
 //! Clients that mean no good: what they are refused is counted, and nobody else notices.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::time::Duration;
 
+use stitchd::limits;
 use stitchd::wire::v1::{self, client_frame, daemon_frame};
 
 use crate::raw::{self, Grpc};
@@ -90,6 +93,48 @@ fn a_ticket_of_a_shared_range_is_good_once_and_only_while_it_is_held() {
     raw::acquire(&link, 2, raw::want(&one, 8)).unwrap();
     grpc.detach(&one, range).unwrap();
     daemon.wait_for_device("shared_bytes", 0);
+}
+
+/// What a session has given up it may get again, under the same numbers, while the ticket that came with it the first time is good still.
+#[test]
+fn a_ticket_that_nobody_shows_takes_away_nothing_that_came_later() {
+    let daemon = TestDaemon::with(&["--device=0=64MiB", "--http=127.0.0.1:0"]);
+    let grpc = Grpc::connect(&daemon);
+    let session = grpc.open("forgetful", 1).unwrap();
+    let ids = |lease: &v1::AcquireReply| lease.chunks.iter().map(|chunk| chunk.chunk_id).collect::<Vec<u64>>();
+    let lease = || grpc.acquire(&session, raw::want(&session, 8)).unwrap();
+    let first = lease();
+    grpc.release(&session, ids(&first)).unwrap();
+    let second = lease();
+    assert_eq!(ids(&first), ids(&second), "a session gets its own chunks again");
+    assert!(claim(&daemon, &first.ticket).unwrap_err().message.contains("has released"));
+    // Another that goes the same way, and is never shown.
+    let third = lease();
+    grpc.release(&session, ids(&third)).unwrap();
+    let fourth = lease();
+    assert_eq!((claim(&daemon, &second.ticket), claim(&daemon, &fourth.ticket)), (Ok(4), Ok(4)));
+    // The same of shared ranges.
+    let range = |name: &str| {
+        let request =
+            v1::PublishRequest { name: name.into(), chunk_ids: ids(&lease()), ..v1::PublishRequest::default() };
+        let published = grpc.publish(&session, request).unwrap();
+        (published.range.unwrap().range_id, published.ticket)
+    };
+    let (weights, ticket) = range("weights");
+    assert_eq!(claim(&daemon, &ticket), Ok(4));
+    let attached = grpc.attach(&session, "weights").unwrap();
+    grpc.detach(&session, weights).unwrap();
+    let again = grpc.attach(&session, "weights").unwrap();
+    assert_ne!(attached.ticket, again.ticket);
+    assert_eq!(claim(&daemon, &again.ticket), Ok(4));
+    std::thread::sleep(Duration::from_millis(limits::TICKET_MS_MAX + 2_000));
+    assert_eq!(daemon.device("leased_bytes"), 16 * MIB, "the second and the fourth lease");
+    let held: BTreeSet<u64> = ids(&second).into_iter().chain(ids(&fourth)).collect();
+    assert!(ids(&lease()).iter().all(|chunk| !held.contains(chunk)), "no chunk is leased twice");
+    // Held by whoever published, and attached once more.
+    grpc.detach(&session, weights).unwrap();
+    grpc.detach(&session, weights).unwrap();
+    assert!(grpc.detach(&session, weights).is_err());
 }
 
 #[test]
