@@ -136,10 +136,8 @@ struct Offered {
 
 /// A recording that lacks events is begun again so often.
 const TORN_MAX: u32 = 4;
-/// Of a job whose iterations differ so many more are recorded.
+/// So many iterations of a job may differ from the one before until none is planned.
 const UNLIKE_MAX: u32 = 6;
-/// A recording is begun again up to so many of them: it takes two whole iterations and a part.
-const AGAIN_MAX: u32 = 3;
 /// A plan is of no use where dynamic requests have more than so many hundredths of the peak: they are
 /// served beside it. The traces with experts have at most 64 (moe-top2).
 const DYNAMIC_PERCENT_MAX: u64 = 75;
@@ -259,9 +257,17 @@ impl AutoPlanner {
         let has_marks = self.is_unmarked && runtime.counters().get(Counter::Iterations) > 0;
         let is_lost = deviations.look(runtime) || has_marks;
         let is_surprised = deviations.has_surprise(runtime);
+        if runtime.plan().is_none() {
+            // The runtime has ended it: the job took more memory with it than without.
+            Stage::Following(following).end(runtime);
+            self.unmarked.take().into_iter().for_each(|recorded| recorded.stop(runtime));
+            return Err(Over::NoMemory);
+        }
         if is_lost {
             Stage::Following(following).end(runtime);
-            self.unmarked.take().into_iter().for_each(|recorded| drop(recorded.end(runtime)));
+            self.unmarked.take().into_iter().for_each(|recorded| recorded.stop(runtime));
+            // How it was before says nothing of how it is now.
+            self.unlike = 0;
             return Ok(self.record(runtime, true));
         }
         if let Some(watching) = following.watching.take() {
@@ -346,20 +352,19 @@ impl AutoPlanner {
         shelf: &impl Shelf,
     ) -> Result<Stage, Over> {
         let is_unmarked = matches!(ended, Ended::Repeats(_));
+        self.is_unmarked = is_unmarked;
         if matches!(ended, Ended::Marked) {
-            let alike = recorded.alike();
-            if alike < self.unlike.max(1) {
-                return self.record_more(recorded, alike, runtime);
+            self.unlike += self.work(|| recorded.compare());
+            if recorded.alike() < self.unlike.div_ceil(2).max(1) {
+                return self.record_more(recorded, Over::Unlike, runtime);
             }
         }
         let alive = recorded.alive(runtime);
         let (trace, iteration, live) = match ended {
-            Ended::Marked => recorded.end_marked(runtime),
+            Ended::Marked => recorded.last_alike(),
             Ended::Repeats(period) => {
-                let trace = recorded.trace().clone();
-                let (trace, iteration) = recorded::repeating(trace, &period);
+                let (trace, iteration) = recorded::repeating(recorded.trace().clone(), &period);
                 let live = recorded.live_before(&trace, iteration);
-                self.unmarked = Some(recorded);
                 (trace, iteration, live)
             }
             Ended::NoPeriod => return Err(Over::NoPeriod(recorded.end(runtime).events.len())),
@@ -370,22 +375,29 @@ impl AutoPlanner {
             }
         };
         self.torn = 0;
-        self.is_unmarked = is_unmarked;
         if is_unmarked && !recorded::repeats(&trace, iteration) {
-            return self.record_unlike(Over::Unlike, runtime);
+            self.unlike += 2;
+            return self.record_more(recorded, Over::Unlike, runtime);
         }
         let living = Living::of(&alive, &trace, iteration);
         let (mut plan, problem) = match self.work(|| Plan::of_cycle(&trace, iteration)) {
             Ok((_, problem)) if problem.dynamic_percent > DYNAMIC_PERCENT_MAX => {
-                return self.record_unlike(Over::Dynamic, runtime);
+                self.unlike += 2;
+                return self.record_more(recorded, Over::Dynamic, runtime);
             }
             // Of two iterations that have little in common the later may be like those that follow.
             Ok((plan, problem)) if problem.irregular_requests <= plan.entries.len() as u64 => (plan, problem),
-            Ok(_) | Err(PlanError::NothingStatic) if self.unlike < AGAIN_MAX => {
-                return self.record_unlike(Over::Unlike, runtime);
+            Ok(_) | Err(PlanError::NothingStatic) if self.unlike < UNLIKE_MAX => {
+                self.unlike += 2;
+                return self.record_more(recorded, Over::Unlike, runtime);
             }
-            other => other?,
+            other => other.inspect_err(|_| recorded.stop(runtime))?,
         };
+        if is_unmarked {
+            self.unmarked = Some(recorded);
+        } else {
+            drop(recorded.end(runtime));
+        }
         self.made += 1;
         if let Some(fingerprint) = self.fingerprint {
             plan.job.fingerprint = fingerprint;
@@ -396,25 +408,15 @@ impl AutoPlanner {
         self.offer_first(None, placed, false, runtime)
     }
 
-    /// Two iterations differ: the next may be like the last. Where several did, as many in a row have to be
-    /// alike: two of a job whose lengths change may be so by chance.
-    fn record_more(&mut self, mut recorded: Box<Recorded>, alike: u32, runtime: &Runtime) -> Result<Stage, Over> {
-        let differs = alike == 0;
-        if recorded.go_on(self.events_max) && !(differs && self.unlike == UNLIKE_MAX) {
-            self.unlike += u32::from(differs);
+    /// Two iterations differ, or have too little in common: the next may be like the last. Where several did,
+    /// half as many in a row have to be alike: two of a job whose lengths change may be so by chance.
+    fn record_more(&mut self, mut recorded: Box<Recorded>, over: Over, runtime: &Runtime) -> Result<Stage, Over> {
+        let may_go_on = self.unlike <= UNLIKE_MAX;
+        if may_go_on && !self.is_unmarked && recorded.go_on(self.events_max) {
             return Ok(Stage::Recording(recorded));
         }
-        drop(recorded.end(runtime));
-        self.record_unlike(Over::Unlike, runtime)
-    }
-
-    /// Two iterations have little in common: later ones may have more.
-    fn record_unlike(&mut self, over: Over, runtime: &Runtime) -> Result<Stage, Over> {
-        if self.unlike >= AGAIN_MAX {
-            return Err(over);
-        }
-        self.unlike += 1;
-        Ok(self.record(runtime, true))
+        recorded.stop(runtime);
+        if may_go_on { Ok(self.record(runtime, true)) } else { Err(over) }
     }
 
     fn offer(&self, mut offered: Box<Offered>, runtime: &Runtime) -> Result<Stage, Over> {

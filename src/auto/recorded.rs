@@ -37,7 +37,8 @@ pub(super) struct Recorded {
     is_later: bool,
     /// Whole iterations that are wanted.
     wanted: u32,
-    /// The last so many of them repeat the one before.
+    /// The last that was compared with the one before, and how many in a row up to that repeat the one before.
+    compared: u32,
     alike: u32,
     /// Requests name their contexts, so marks will come.
     has_contexts: bool,
@@ -100,6 +101,7 @@ impl Recorded {
             searched: SEARCHED_MIN / 2,
             is_later,
             wanted: WHOLE,
+            compared: 0,
             alike: 0,
             has_contexts: false,
             live_at_begin,
@@ -171,17 +173,39 @@ impl Recorded {
         self.marks.saturating_sub(u32::from(self.is_later))
     }
 
-    /// So many iterations in a row repeat the one before, now that one more has ended.
-    pub(super) fn alike(&mut self) -> u32 {
-        let repeats = repeats(self.trace(), self.marks.saturating_sub(1));
-        self.alike = if repeats { self.alike + 1 } else { 0 };
+    /// Compares the iterations that have ended since with those before them, and says how many differ.
+    pub(super) fn compare(&mut self) -> u32 {
+        let last = self.marks.saturating_sub(1);
+        let from = self.compared.max(u32::from(self.is_later)) + 1;
+        let mut differ = 0;
+        for iteration in from..=last {
+            let is_alike = repeats(self.trace(), iteration);
+            self.alike = if is_alike { self.alike + 1 } else { 0 };
+            differ += u32::from(!is_alike);
+        }
+        self.compared = last;
+        differ
+    }
+
+    /// So many iterations in a row, up to the last whole one, repeat the one before.
+    pub(super) fn alike(&self) -> u32 {
         self.alike
     }
 
     /// One more iteration is wanted. False where there is no room for it.
     pub(super) fn go_on(&mut self, events_max: usize) -> bool {
         self.wanted = self.whole() + 1;
-        self.seen / self.marks.max(1) as usize <= events_max.saturating_sub(self.seen)
+        self.seen / self.whole().max(1) as usize <= events_max.saturating_sub(self.seen)
+    }
+
+    /// The iterations that are alike, with what has come since; which of them is planned, and what is live where that begins.
+    /// What came before those says nothing of them.
+    pub(super) fn last_alike(&self) -> (Trace, u32, Bytes) {
+        let (all, last) = (self.trace(), self.marks.saturating_sub(1));
+        let first = last.saturating_sub(self.alike);
+        let mut events = all.events[all.events.partition_point(|event| event.iteration < first)..].to_vec();
+        events.iter_mut().for_each(|event| event.iteration = event.iteration.saturating_sub(first));
+        (Trace { events, modules: all.modules.clone() }, last - first, self.live_before(all, last))
     }
 
     /// Takes what has come, for a recording that goes on beside a plan. False once nothing more can
@@ -226,15 +250,9 @@ impl Recorded {
         runtime.live_spans().into_iter().filter_map(alive).collect()
     }
 
-    /// Ends it: the iterations that are alike, which of them is planned, and what is live where that begins.
-    /// What came before those says nothing of them.
-    pub(super) fn end_marked(self, runtime: &Runtime) -> (Trace, u32, Bytes) {
-        let (alike, last) = (self.alike, self.marks.saturating_sub(1));
-        let (first, live) = (last.saturating_sub(alike), self.live_before(self.trace(), last));
-        let mut trace = self.end(runtime);
-        trace.events.drain(..trace.events.partition_point(|event| event.iteration < first));
-        trace.events.iter_mut().for_each(|event| event.iteration = event.iteration.saturating_sub(first));
-        (trace, alike, live)
+    /// No more is recorded.
+    pub(super) fn stop(&self, runtime: &Runtime) {
+        runtime.stop_recording(self.tap);
     }
 
     /// Ends it.
@@ -252,11 +270,11 @@ pub(super) fn repeating(mut trace: Trace, period: &Period) -> (Trace, u32) {
 }
 
 /// Nearly all requests of an iteration were made in the one before, with the same size and from the same
-/// place of the job, in whatever order. Dynamic requests do not count, nor does what the one before has
-/// alone: a first step makes gradients and an optimizer's states.
+/// place of the job, in whatever order, and the other way round. Dynamic requests do not count, nor does what
+/// the first iteration has alone: a first step makes gradients and an optimizer's states.
 pub(super) fn repeats(trace: &Trace, iteration: u32) -> bool {
     let Some(before) = iteration.checked_sub(1) else { return true };
-    let dynamic = DynamicModules::between_iterations(trace, iteration);
+    let dynamic = DynamicModules::between(trace, before..=iteration);
     let is_static = |event: &Event| !event.is_dynamic && !dynamic.contains(&event.context);
     let requests = |of: u32| {
         let allocs = trace.events.iter().filter(move |event| event.iteration == of && is_static(event));
@@ -264,15 +282,16 @@ pub(super) fn repeats(trace: &Trace, iteration: u32) -> bool {
     };
     let mut left: HashMap<(Bytes, StreamId, Context), u32> = HashMap::new();
     requests(before).for_each(|request| *left.entry(request).or_default() += 1);
-    let mut had = |request: (Bytes, StreamId, Context)| match left.get_mut(&request).filter(|count| **count > 0) {
-        Some(count) => {
-            *count -= 1;
-            true
+    let (mut all, mut new) = (0, 0);
+    for request in requests(iteration) {
+        all += 1;
+        match left.get_mut(&request).filter(|count| **count > 0) {
+            Some(count) => *count -= 1,
+            None => new += 1,
         }
-        None => false,
-    };
-    let (all, new) = requests(iteration).fold((0, 0), |(all, new), one| (all + 1, new + u32::from(!had(one))));
-    new <= 1 + all / NEW_PART
+    }
+    let gone = if before == 0 { 0 } else { left.values().sum() };
+    all > 0 && new.max(gone) <= 1 + all / NEW_PART
 }
 
 /// Bytes that are live where an iteration begins, of what the trace has.

@@ -60,8 +60,14 @@ struct Classes(Vec<u32>);
 impl DynamicModules {
     /// Compares `iteration` with those before it, as far back as iteration variants are looked for.
     pub(crate) fn between_iterations(trace: &Trace, iteration: u32) -> DynamicModules {
-        let mut by_iteration = sizes_by_iteration(trace, iteration.saturating_sub(LOOKED_AT as u32)..=iteration);
-        let planned = by_iteration.remove(&iteration).unwrap_or_default();
+        DynamicModules::between(trace, iteration.saturating_sub(LOOKED_AT as u32)..=iteration)
+    }
+
+    /// Compares the last of some iterations with the others.
+    pub(crate) fn between(trace: &Trace, iterations: RangeInclusive<u32>) -> DynamicModules {
+        let last = *iterations.end();
+        let mut by_iteration = sizes_by_iteration(trace, iterations);
+        let planned = by_iteration.remove(&last).unwrap_or_default();
         let classes = Classes::from_paths(&trace.modules);
         let compared = by_iteration.values().map(|other| {
             let both = planned.iter().filter_map(|(context, sizes)| Some((context, sizes, other.get(context)?)));

@@ -30,7 +30,8 @@ pub(super) enum Fallback {
     Lend,
     /// With a plan that came while the job ran: ends it until the next mark, where the process would
     /// hold more than it did without. No call. Skipped without marks, which say when to go on, and for
-    /// other streams than the plan's, which have no use for what is idle there.
+    /// other streams than the plan's, which have no use for what is idle there. A plan of several streams
+    /// ends for good, for a request of any of them: waits for the device, and unmaps. Skipped during a capture.
     Suspend,
     /// New chunks at the end of the stream's addresses, while little is idle. A lease. Skipped after
     /// a refusal.

@@ -87,12 +87,16 @@ impl Runtime {
 
     pub(super) fn may_suspend(&self, request: &Request) -> bool {
         let pools = self.lock();
-        let may = |plan: &Installed| plan.is_late() && !plan.is_suspended() && plan.site.stream() == request.stream;
+        let may = |plan: &Installed| {
+            let is_for = plan.site.stream() == request.stream || plan.has_other_streams();
+            plan.is_late() && !plan.is_suspended() && is_for
+        };
         self.counters.get(Counter::Iterations) > 0 && pools.planned.as_ref().is_some_and(may)
     }
 
-    /// Suspends the plan where a lease for the request would make the process hold more than it did
-    /// without one: the page pool needs less once it has what the plan leaves idle.
+    /// Suspends the plan, or ends one of several streams, where a lease for the request would make the
+    /// process hold more than it did without one: the page pool needs less once it has what the plan
+    /// leaves idle.
     pub(super) fn suspend_plan(&self, request: &Request) -> Outcome {
         let mut pools = match self.pages_now(request) {
             Ok(address) => return Outcome::Served(address),
@@ -104,7 +108,21 @@ impl Runtime {
             return Outcome::Nothing;
         }
         let Pools { planned: Some(installed), pages, .. } = &mut *pools else { return Outcome::Nothing };
-        if installed.suspend(pages) { Outcome::From(Fallback::Extend) } else { Outcome::Nothing }
+        if !installed.has_other_streams() {
+            return if installed.suspend(pages) { Outcome::From(Fallback::Extend) } else { Outcome::Nothing };
+        }
+        // What its streams have freed is each stream's until the device was waited for, which is not to be in
+        // each iteration: the plan ends. What it had for others lies in the addresses of one stream, and goes
+        // back, as the others get their own.
+        let of_others = installed.pool.bytes_of_others(installed.site.stream());
+        if pools.private.is_open() || !self.retire_plan(&mut pools) {
+            return Outcome::Nothing;
+        }
+        let idle = pools.pages.trim(of_others);
+        self.note_held(&mut pools);
+        drop(pools);
+        self.give_back(idle);
+        Outcome::From(Fallback::Extend)
     }
 
     /// There is no memory left: serves a request where the planned pool is free now, or lends all that

@@ -60,6 +60,13 @@ impl PlannedPool {
         (0..self.lanes.count()).any(|lane| self.lanes.bound_stream(lane) != Some(stream))
     }
 
+    /// Bytes of the parts of lanes that are of other streams than this, or may come to be.
+    pub fn bytes_of_others(&self, stream: StreamId) -> Bytes {
+        let is_other = |lane: u32| self.lanes.bound_stream(lane as usize) != Some(stream);
+        let others = self.parts.iter().filter(|(_, lane)| is_other(*lane));
+        Bytes::new(others.map(|(part, _)| part.end - part.start).sum())
+    }
+
     /// Bytes that an allocation at `address` has, if it is a live one of this pool's.
     pub fn len_of(&self, address: DeviceAddress) -> Option<Bytes> {
         let offset = self.offset_of(address)?;

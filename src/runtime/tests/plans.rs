@@ -155,3 +155,34 @@ fn a_late_plan_is_suspended_before_the_process_holds_more_than_without_it() {
     bench.free(planned);
     bench.runtime.invariants().unwrap();
 }
+
+#[test]
+fn a_late_plan_of_several_streams_ends_before_the_process_holds_more_than_without_it() {
+    const HELD: Bytes = Bytes::mib(300);
+    let bench = Bench::new(600, RuntimeConfig::default());
+    let other = bench.host.create_stream(DeviceId(0)).unwrap();
+    for (mib, stream) in [(200, STREAM), (100, other)] {
+        let block = bench.alloc_on(Bytes::mib(mib), stream).unwrap();
+        bench.runtime.free(block, stream).unwrap();
+    }
+    let mut plan = plan();
+    let (large, of_other) = (Bytes::mib(190), Bytes::mib(90));
+    plan.entries[0].bytes = large;
+    plan.entries[1] =
+        Entry { bytes: of_other, offset: PlanOffset::new(large.get()), lane: Lane::on(other), ..plan.entries[1] };
+    plan.pool_len = large + of_other;
+    bench.runtime.offer(Some(bench.runtime.prepare(&plan, Bytes::ZERO).unwrap()));
+    bench.runtime.mark_iteration();
+    let planned = bench.alloc_on(of_other, other).unwrap();
+    assert_eq!((bench.runtime.stats().served.planned, bench.runtime.plan().is_some()), (1, true));
+    // More than is idle beside the plan and there.
+    let dynamic = Request { is_dynamic: true, ..Request::of(Bytes::mib(195)) };
+    let served = bench.runtime.alloc(&dynamic).unwrap();
+    bench.runtime.invariants().unwrap();
+    let stats = bench.runtime.stats();
+    assert_eq!(bench.runtime.plan(), None);
+    assert!(stats.held <= HELD + Bytes::mib(8), "{stats:?}");
+    bench.free(served);
+    bench.runtime.free(planned, other).unwrap();
+    bench.runtime.invariants().unwrap();
+}
