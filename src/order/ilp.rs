@@ -296,7 +296,7 @@ mod tests {
             let described = random(&mut rng, len);
             let graph = Graph::of(&described).unwrap();
             let mut best = u64::MAX;
-            least(&mut Walk::of(&graph), &mut best);
+            least(&Walk::of(&graph), &mut best);
             let solved = order(&graph, false, PATIENT).unwrap();
             assert!(solved.is_proven && solved.peak == best, "{} and not {best}: {described:?}", solved.peak);
             // Anchors leave orders out, and with some graphs all.
@@ -318,7 +318,7 @@ mod tests {
             described.nodes.iter_mut().for_each(|node| node.workspace = 0);
             let graph = Graph::of(&described).unwrap();
             let mut best = u64::MAX;
-            least(&mut Walk::of(&graph), &mut best);
+            least(&Walk::of(&graph), &mut best);
             let joint = joint(&graph, PATIENT).unwrap();
             assert!(joint.is_proven && joint.peak >= best);
             let found = super::super::order(&graph, &crate::work::Budget::of(1_000_000), |_| {});

@@ -204,15 +204,15 @@ impl Reached<'_> {
         if chain.len() < CHAIN_MAX {
             let next: Vec<u32> = self.walk.would_be_ready(node).collect();
             let (before, peak) = (self.walk.live, self.walk.peak);
-            self.walk.run(node);
+            self.walk.try_out(node);
             for next in next {
                 let found = self.chain(next, live, limit, chain, work);
                 if found != Some(false) {
-                    self.walk.undo(node, before, peak);
+                    self.walk.take_back(node, before, peak);
                     return found;
                 }
             }
-            self.walk.undo(node, before, peak);
+            self.walk.take_back(node, before, peak);
         }
         chain.pop();
         Some(false)

@@ -116,17 +116,16 @@ pub(super) fn random(rng: &mut Rng, len: usize) -> Described {
 }
 
 /// The lowest peak of all orders.
-pub(super) fn least(walk: &mut Walk<'_>, best: &mut u64) {
+pub(super) fn least(walk: &Walk<'_>, best: &mut u64) {
     if walk.is_over() {
         *best = walk.peak.min(*best);
     }
-    for node in walk.ready.clone() {
-        let (live, peak) = (walk.live, walk.peak);
-        walk.run(node);
-        if walk.peak < *best {
-            least(walk, best);
+    for node in &walk.ready {
+        let mut next = walk.clone();
+        next.run(*node);
+        if next.peak < *best {
+            least(&next, best);
         }
-        walk.undo(node, live, peak);
     }
 }
 
@@ -140,7 +139,7 @@ fn the_search_finds_what_trying_every_order_finds() {
         let graph = Graph::of(&described).unwrap();
         let found = order(&graph, &PATIENT, |_| {});
         let mut best = u64::MAX;
-        least(&mut Walk::of(&graph), &mut best);
+        least(&Walk::of(&graph), &mut best);
         assert_eq!((found.peak, found.lower_bound), (best, best), "graph {number}: {described:?}");
         assert_eq!(counted(&described, &found.order), (found.peak, true), "graph {number}: {described:?}");
         assert_eq!(counted(&described, graph.given()).0, found.initial_peak, "graph {number}: {described:?}");
@@ -166,11 +165,16 @@ fn a_walk_goes_back_to_where_it_was() {
             let before = format!("{walk:?}");
             let (node, live, peak) = (walk.ready[rng.index(walk.ready.len())], walk.live, walk.peak);
             let cost = walk.cost(node);
-            walk.run(node);
+            let next = walk.would_be_ready(node).next();
+            walk.try_out(node);
             assert_eq!((walk.live, walk.peak), (cost.after, cost.during.max(peak)));
-            walk.undo(node, live, peak);
+            let then = next.map(|next| (next, walk.live, walk.peak));
+            then.iter().for_each(|(next, ..)| walk.try_out(*next));
+            then.iter().for_each(|(next, live, peak)| walk.take_back(*next, *live, *peak));
+            walk.take_back(node, live, peak);
             assert_eq!(format!("{walk:?}"), before);
             walk.run(node);
+            assert_eq!((walk.live, walk.peak), (cost.after, cost.during.max(peak)));
         }
     }
 }

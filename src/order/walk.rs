@@ -63,18 +63,13 @@ impl<'a> Walk<'a> {
 
     /// Runs one that is ready.
     pub(super) fn run(&mut self, node: u32) {
-        let Cost { during, after } = self.cost(node);
-        self.peak = self.peak.max(during);
-        self.live = after;
+        self.try_out(node);
         let at = self.ready.binary_search(&node).expect("who runs is ready");
         self.ready.remove(at);
-        for storage in &self.graph.nodes[node as usize].storages {
-            self.left[*storage as usize] -= 1;
-        }
         for next in &self.graph.nodes[node as usize].next {
-            self.waits[*next as usize] -= 1;
-            if self.waits[*next as usize] == 0 {
-                let at = self.ready.binary_search(next).unwrap_or_else(|at| at);
+            if self.waits[*next as usize] == 0
+                && let Err(at) = self.ready.binary_search(next)
+            {
                 self.ready.insert(at, *next);
             }
         }
@@ -82,22 +77,28 @@ impl<'a> Walk<'a> {
         self.done += 1;
     }
 
-    /// Takes back the last that ran.
-    pub(super) fn undo(&mut self, node: u32, live: u64, peak: u64) {
+    /// Runs one that is ready, or would be, for as long as [`Walk::take_back`] is not called: who is ready
+    /// stays as it was, as thousands may be.
+    pub(super) fn try_out(&mut self, node: u32) {
+        let Cost { during, after } = self.cost(node);
+        self.peak = self.peak.max(during);
+        self.live = after;
+        for storage in &self.graph.nodes[node as usize].storages {
+            self.left[*storage as usize] -= 1;
+        }
         for next in &self.graph.nodes[node as usize].next {
-            if self.waits[*next as usize] == 0 {
-                let at = self.ready.binary_search(next).expect("nobody ran after it");
-                self.ready.remove(at);
-            }
+            self.waits[*next as usize] -= 1;
+        }
+    }
+
+    /// Takes back the last that was tried out.
+    pub(super) fn take_back(&mut self, node: u32, live: u64, peak: u64) {
+        for next in &self.graph.nodes[node as usize].next {
             self.waits[*next as usize] += 1;
         }
         for storage in &self.graph.nodes[node as usize].storages {
             self.left[*storage as usize] += 1;
         }
-        let at = self.ready.binary_search(&node).unwrap_or_else(|at| at);
-        self.ready.insert(at, node);
-        self.place ^= hash(node);
-        self.done -= 1;
         (self.live, self.peak) = (live, peak);
     }
 
