@@ -99,7 +99,7 @@ impl Stage {
             Stage::Following(following) => following.watching.map(|watching| watching.recorded),
             Stage::Offered(_) | Stage::Over(_) => None,
         };
-        recorded.into_iter().for_each(|recorded| drop(recorded.end(runtime)));
+        recorded.into_iter().for_each(|recorded| recorded.stop(runtime));
     }
 }
 
@@ -227,7 +227,7 @@ impl AutoPlanner {
             if recorded.keep_up() {
                 self.unmarked = Some(recorded);
             } else {
-                drop(recorded.end(runtime));
+                recorded.stop(runtime);
             }
         }
         Ok(match stage {
@@ -296,7 +296,7 @@ impl AutoPlanner {
             following.watching = Some(watching);
             return Stage::Following(following);
         }
-        drop(watching.recorded.end(runtime));
+        watching.recorded.stop(runtime);
         let Some(Ok(plan)) = found.map(|kinds| self.work(|| following.plan.with_kinds(kinds))) else {
             return Stage::Following(following);
         };
@@ -367,9 +367,12 @@ impl AutoPlanner {
                 let live = recorded.live_before(&trace, iteration);
                 (trace, iteration, live)
             }
-            Ended::NoPeriod => return Err(Over::NoPeriod(recorded.end(runtime).events.len())),
+            Ended::NoPeriod => {
+                recorded.stop(runtime);
+                return Err(Over::NoPeriod(recorded.trace().events.len()));
+            }
             Ended::Torn => {
-                drop(recorded.end(runtime));
+                recorded.stop(runtime);
                 self.torn += 1;
                 return if self.torn > TORN_MAX { Err(Over::TooFast) } else { Ok(self.record(runtime, true)) };
             }
@@ -396,7 +399,7 @@ impl AutoPlanner {
         if is_unmarked {
             self.unmarked = Some(recorded);
         } else {
-            drop(recorded.end(runtime));
+            recorded.stop(runtime);
         }
         self.made += 1;
         if let Some(fingerprint) = self.fingerprint {

@@ -27,7 +27,7 @@ pub enum Over {
     /// Installing it would have taken more memory than the job ever held.
     #[error("the plan would take more memory than the job held without one")]
     NoMemory,
-    /// Nobody marks iterations, and none was seen to begin.
+    /// Iterations are not marked, and none was seen to begin.
     #[error("no iteration was seen to begin since the plan was made")]
     NoMoment,
 }

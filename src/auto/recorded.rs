@@ -198,8 +198,8 @@ impl Recorded {
         self.seen / self.whole().max(1) as usize <= events_max.saturating_sub(self.seen)
     }
 
-    /// The iterations that are alike, with what has come since; which of them is planned, and what is live where that begins.
-    /// What came before those says nothing of them.
+    /// The iterations that are alike, with what has come since; which of them is planned, and what is live
+    /// where that begins. What came before those says nothing of them.
     pub(super) fn last_alike(&self) -> (Trace, u32, Bytes) {
         let (all, last) = (self.trace(), self.marks.saturating_sub(1));
         let first = last.saturating_sub(self.alike);
@@ -255,9 +255,9 @@ impl Recorded {
         runtime.stop_recording(self.tap);
     }
 
-    /// Ends it.
+    /// Ends it: with what has come since it was last looked.
     pub(super) fn end(self, runtime: &Runtime) -> Trace {
-        runtime.stop_recording(self.tap);
+        self.stop(runtime);
         self.recorder.finish().0.into_trace()
     }
 }

@@ -325,10 +325,11 @@ async fn greet(
             if chunks.is_empty() {
                 return connection.refuse(0, ErrorKind::NotFound, gone.into()).await;
             }
-            let handed_over = hand_over(connection, daemon, chunks).await;
+            let handed_over = hand_over(daemon, connection, chunks).await;
             match &handed_over {
                 Ok(()) => entry.claims.close(&claim),
-                // What is not surely with the process is the daemon's again; what is may be imported, and is never another's.
+                // What is not surely with the process is the daemon's again; what is may be imported, and is
+                // never another's.
                 Err(_) => daemon.take_back(&claim),
             }
             handed_over
@@ -374,8 +375,8 @@ pub(super) fn give_back(daemon: &Daemon, session: SessionId, chunks: &[(ChunkId,
 
 /// Sends what was leased or attached over gRPC, and ends.
 async fn hand_over(
-    connection: &mut Connection,
     daemon: &Daemon,
+    connection: &mut Connection,
     chunks: Vec<(ChunkId, Bytes)>,
 ) -> Result<(), ChannelError> {
     let mut delivery = Delivery { request: 0, left: chunks.into(), is_acknowledged: true };

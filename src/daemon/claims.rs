@@ -1,6 +1,7 @@
-//! Open claims: what was leased or attached over gRPC, and whose descriptors nobody has fetched yet.
+//! Open claims: what was leased or attached over gRPC, and whose descriptors were not fetched yet.
 //!
-//! What nobody fetches goes back. But a chunk that a session has released it may get again, under the same number: so a claim has only what the session has not given up since. A release, a publication and a
+//! What is not fetched goes back. But a chunk that a session has released it may get again, under the same
+//! number: so a claim has only what the session has not given up since. A release, a publication and a
 //! detach take that out of it, under one lock with the ledger's step, and what goes back is what is left.
 //!
 //! Invariant: whatever an open claim has, its session still has from the lease that the claim is of.
@@ -28,11 +29,17 @@ struct Open {
 }
 
 impl Open {
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
     fn forget(&mut self, chunks: &[ChunkId]) {
         self.leases.values_mut().for_each(|lease| lease.retain(|(chunk, _)| !chunks.contains(chunk)));
     }
 
-    /// The oldest claim of a range ends, if there is one: whoever detaches has no use for what it has not fetched.
+    /// The oldest claim of a range ends, if there is one: a session that detaches has no use
+    /// for what it has not fetched.
     fn end_one(&mut self, range: RangeId) {
         let oldest = self.holds.iter().find(|(_, held)| **held == range).map(|(number, _)| *number);
         oldest.map(|number| self.holds.remove(&number));
@@ -47,8 +54,7 @@ impl OpenClaims {
     /// A claim of chunks that were just leased.
     pub(super) fn of_lease(&self, entry: &Entry, chunks: Vec<(ChunkId, Bytes)>) -> Claim {
         let mut open = self.lock();
-        open.last += 1;
-        let number = open.last;
+        let number = open.next();
         open.leases.insert(number, chunks);
         Claim { session: entry.id, number, range: None }
     }
@@ -56,8 +62,7 @@ impl OpenClaims {
     /// A claim of a hold of a range, which was just attached or published.
     pub(super) fn of_hold(&self, entry: &Entry, range: RangeId) -> Claim {
         let mut open = self.lock();
-        open.last += 1;
-        let number = open.last;
+        let number = open.next();
         open.holds.insert(number, range);
         Claim { session: entry.id, number, range: Some(range) }
     }
@@ -65,6 +70,13 @@ impl OpenClaims {
     /// The chunks that a claim of a lease still has.
     pub(super) fn lease(&self, claim: &Claim) -> Vec<(ChunkId, Bytes)> {
         self.lock().leases.get(&claim.number).cloned().unwrap_or_default()
+    }
+
+    /// All end: their tickets are gone, and what they had goes back otherwise.
+    pub(super) fn end_all(&self) {
+        let mut open = self.lock();
+        open.leases.clear();
+        open.holds.clear();
     }
 
     /// All of it was fetched.
@@ -106,7 +118,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Nobody has fetched what a claim is for: what is left of the lease goes back, and a shared range is held once less.
+    /// What a claim is for was not fetched: what is left of the lease goes back, and a shared range is held
+    /// once less.
     pub(super) fn take_back(&self, claim: &Claim) {
         // Of a session that is over everything has gone back.
         let Some(entry) = self.registry.get(claim.session) else { return };

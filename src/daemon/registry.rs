@@ -109,7 +109,8 @@ pub(super) enum Good {
     Claim(Claim),
 }
 
-/// A lease, or a hold of a shared range, whose descriptors nobody has fetched yet: one of the session's [`OpenClaims`].
+/// A lease, or a hold of a shared range, whose descriptors were not fetched yet: one of the session's
+/// [`OpenClaims`].
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) session: SessionId,
@@ -230,9 +231,12 @@ impl Registry {
         all
     }
 
-    /// What was leased for tickets that nobody has shown goes back otherwise.
+    /// What was leased for tickets that were not shown goes back otherwise.
     pub(super) fn drop_tickets_of(&self, session: SessionId) {
         self.tickets().drop_those_of(session);
+        if let Some(entry) = self.get(session) {
+            entry.claims.end_all();
+        }
     }
 
     /// The session that a call is for, if the caller can prove that it is its own.

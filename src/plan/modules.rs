@@ -188,8 +188,8 @@ impl Compared {
             let (all, differing) = counts.entry(class).or_default();
             (*all, *differing) = (*all + 1, *differing + usize::from(differs));
         }
-        let differing = counts.iter().filter(|(_, (all, differing))| differing * ACCIDENT_PART >= *all);
-        let differing = differing.filter(|(_, (_, differing))| *differing > 0).map(|(class, _)| *class).collect();
+        let differs = |(all, differing): &(usize, usize)| *differing > 0 && differing * ACCIDENT_PART >= *all;
+        let differing = counts.iter().filter(|(_, counts)| differs(counts)).map(|(class, _)| *class).collect();
         let compared = Compared { all: counts.keys().copied().collect(), differing };
         let (share, of_all) = DIFFERING_MAX;
         let is_one_variant = compared.differing.len() * of_all <= compared.all.len() * share;

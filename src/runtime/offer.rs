@@ -129,12 +129,13 @@ impl Runtime {
     /// was before. One that was there before the job stays. Says whether one ended.
     #[cold]
     pub(super) fn give_up_plan(&self) -> bool {
-        let mut pools = self.lock();
+        self.end_late_plan(&mut self.lock())
+    }
+
+    /// The same under the lock.
+    pub(super) fn end_late_plan(&self, pools: &mut Pools) -> bool {
         let is_late = pools.planned.as_ref().is_some_and(Installed::is_late);
-        if !is_late || pools.private.is_open() {
-            return false;
-        }
-        self.retire_plan(&mut pools)
+        is_late && !pools.private.is_open() && self.retire_plan(pools)
     }
 
     /// Serves from the plan no more: what it served stays where it is until it is freed. False where

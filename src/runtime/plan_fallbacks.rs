@@ -57,7 +57,7 @@ impl Runtime {
             return Ok(Outcome::Nothing);
         }
         // What other streams have freed is theirs before the device was waited for. A late plan of several
-        // streams is never suspended, and holds more for good where its parts are lent.
+        // streams ends where memory lacks, and lends nothing before.
         let mut parts = match (installed.has_other_streams(), installed.is_late()) {
             (false, _) => installed.pool.idle_parts(),
             (true, false) => installed.pool.idle_parts_of(request.stream),
@@ -115,13 +115,11 @@ impl Runtime {
         // each iteration: the plan ends. What it had for others lies in the addresses of one stream, and goes
         // back, as the others get their own.
         let of_others = installed.pool.bytes_of_others(installed.site.stream());
-        if pools.private.is_open() || !self.retire_plan(&mut pools) {
+        if !self.end_late_plan(&mut pools) {
             return Outcome::Nothing;
         }
-        let idle = pools.pages.trim(of_others);
-        self.note_held(&mut pools);
         drop(pools);
-        self.give_back(idle);
+        self.trim(of_others);
         Outcome::From(Fallback::Extend)
     }
 

@@ -30,7 +30,7 @@ impl<T: Send + 'static> Background<T> {
             // Whoever began it may not want to hear of it any more.
             let _ = tell.send(work(&over));
         };
-        let thread = signals::begin(|| std::thread::Builder::new().name(name.into()).spawn(work))?;
+        let thread = signals::begin(name, work)?;
         Ok(Background { is_over, thread: thread.thread().clone(), ended })
     }
 

@@ -112,9 +112,7 @@ impl Control {
             commands: receive,
         };
         let no_thread = |error: std::io::Error| SessionError::no_daemon(&config.socket, error.to_string());
-        let work = move || worker.run(&send);
-        let thread = signals::begin(|| std::thread::Builder::new().name("stitchd-control".into()).spawn(work));
-        let thread = thread.map_err(no_thread)?;
+        let thread = signals::begin("stitchd-control", move || worker.run(&send)).map_err(no_thread)?;
         let patience = config.patience;
         // The thread gives up after its own patience; twice that only if it is starved.
         let answer = opened.recv_timeout(patience * 2);

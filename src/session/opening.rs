@@ -66,7 +66,7 @@ pub fn in_time<T: Send + 'static>(
         // If it has been given up nobody listens any more.
         drop(send.send(open()));
     };
-    let opening = signals::begin(|| std::thread::Builder::new().name("stitchd-open".into()).spawn(work));
+    let opening = signals::begin("stitchd-open", work);
     opening.map_err(|error| failed(format!("a thread cannot be started: {error}")))?;
     match receive.recv_timeout(limit) {
         Ok(opened) => opened,

@@ -2,11 +2,12 @@
 //! them blocked, and the program's own threads are left to hear them, wherever it waits for them.
 //!
 //! Not for: signals that a thread raises itself by what it does wrong (SIGSEGV and its like): blocked they
-//! would end the process without whoever handles them.
+//! would end the process, and no handler of it would hear.
 
 #![expect(unsafe_code, reason = "sets the mask of signals of a thread")]
 
 use std::mem::MaybeUninit;
+use std::thread::{Builder, JoinHandle};
 
 /// Raised by an instruction of the thread itself.
 const OWN: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
@@ -41,10 +42,18 @@ impl Drop for Before {
     }
 }
 
-/// Begins a thread, which inherits the mask of who begins it. A signal that comes meanwhile is heard behind it.
-pub(super) fn begin<T>(spawn: impl FnOnce() -> T) -> T {
+/// Begins a thread of this name, which inherits the mask of the one that begins it. A signal that comes
+/// meanwhile is heard behind it.
+///
+/// # Errors
+///
+/// The system has no more threads.
+pub(super) fn begin<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<JoinHandle<T>> {
     let _before = Before::block();
-    spawn()
+    Builder::new().name(name.to_owned()).spawn(work)
 }
 
 #[cfg(test)]
@@ -64,7 +73,7 @@ mod tests {
     fn a_thread_of_ours_hears_none_and_whoever_begins_it_what_it_heard_before() {
         let all = || [libc::SIGTERM, libc::SIGALRM, libc::SIGUSR1, libc::SIGSEGV].map(blocked);
         let before = all();
-        let inside = begin(|| std::thread::spawn(all)).join().unwrap();
+        let inside = begin("stitchd-test", all).unwrap().join().unwrap();
         assert_eq!(inside, [true, true, true, before[3]]);
         assert_eq!(all(), before);
     }

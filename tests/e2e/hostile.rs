@@ -95,7 +95,8 @@ fn a_ticket_of_a_shared_range_is_good_once_and_only_while_it_is_held() {
     daemon.wait_for_device("shared_bytes", 0);
 }
 
-/// What a session has given up it may get again, under the same numbers, while the ticket that came with it the first time is good still.
+/// What a session has given up it may get again, under the same numbers, while the ticket that came with it
+/// the first time is good still.
 #[test]
 fn a_ticket_that_nobody_shows_takes_away_nothing_that_came_later() {
     let daemon = TestDaemon::with(&["--device=0=64MiB", "--http=127.0.0.1:0"]);
@@ -131,7 +132,7 @@ fn a_ticket_that_nobody_shows_takes_away_nothing_that_came_later() {
     assert_eq!(daemon.device("leased_bytes"), 16 * MIB, "the second and the fourth lease");
     let held: BTreeSet<u64> = ids(&second).into_iter().chain(ids(&fourth)).collect();
     assert!(ids(&lease()).iter().all(|chunk| !held.contains(chunk)), "no chunk is leased twice");
-    // Held by whoever published, and attached once more.
+    // Held since it was published, and attached once more.
     grpc.detach(&session, weights).unwrap();
     grpc.detach(&session, weights).unwrap();
     assert!(grpc.detach(&session, weights).is_err());

@@ -1,7 +1,7 @@
 //! Processes that end in the middle of something, many threads, signals, want of memory, and life without a daemon: through the C border.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use stitchd::clock::{Clock as _, SystemClock};
@@ -17,6 +17,12 @@ fn life(daemon: &TestDaemon) -> Option<std::path::PathBuf> {
         return None;
     }
     compiled(Language::C, "tests/e2e/life.c", daemon.path().join("life"), &[])
+}
+
+/// The program has said that all was well, and ended so, without a word of the library.
+fn assert_fine(output: &Output, words: &str) {
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{words}: {output:?}");
+    assert!(output.status.success() && output.stderr.is_empty(), "{words}: {output:?}");
 }
 
 #[test]
@@ -37,8 +43,7 @@ fn a_thousand_threads_and_signals_all_the_time_change_nothing() {
     let Some(program) = life(&daemon) else { return };
     for words in ["threads", "signals"] {
         let output = run(&program, &daemon, &[words], &[]);
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{words}: {output:?}");
-        assert!(output.status.success() && output.stderr.is_empty(), "{words}: {output:?}");
+        assert_fine(&output, words);
         daemon.wait_for_device("leased_bytes", 0);
     }
 }
@@ -49,8 +54,7 @@ fn threads_and_the_process_allocate_in_their_last_moments() {
     let daemon = TestDaemon::start(128);
     let Some(program) = life(&daemon) else { return };
     let output = run(&program, &daemon, &["ends"], &[]);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{output:?}");
-    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert_fine(&output, "ends");
     daemon.wait_for_device("leased_bytes", 0);
 }
 
@@ -62,8 +66,7 @@ fn signals_of_the_program_are_left_to_its_own_threads() {
     let recording = daemon.path().join("run.stitchtrace");
     for environment in [&[][..], &[("STITCHD_PLAN", "auto"), ("STITCHD_RECORD", recording.to_str().unwrap())]] {
         let output = run(&program, &daemon, &["awaits"], environment);
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "fine\n", "{environment:?}: {output:?}");
-        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        assert_fine(&output, &format!("awaits, {environment:?}"));
     }
 }
 
